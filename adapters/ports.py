@@ -1,0 +1,62 @@
+"""What the driver needs of the world. No decision is taken behind these: they do what they are told and report what they saw.
+
+An adapter turns exceptions of the world into events where they happen; none of these calls raises for the world's sake.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from reknit.core.commands import StartWorkers, StopWorkers
+from reknit.core.entries import Entry
+from reknit.core.events import Event
+
+
+class Journal(Protocol):
+    """An append-only, totally ordered sequence of entries. At-least-once; the order is the store's."""
+
+    def append(self, entry: Entry) -> None: ...
+
+    def read(self, after: int, wait_s: float = 0.0) -> Sequence[Entry]:
+        """The entries from position `after` on, waiting up to `wait_s` seconds for the first of them."""
+        ...
+
+
+class Workers(Protocol):
+    """The workers of this node, of one round at a time."""
+
+    def start(self, command: StartWorkers) -> None: ...
+
+    def stop(self, command: StopWorkers) -> None: ...
+
+    def reserve_port(self) -> int:
+        """A bootstrap port on this host, kept until the next round has ended."""
+        ...
+
+    def events(self, now: float) -> list[Event]:
+        """What has happened to the workers since the last call. Never waits."""
+        ...
+
+    @property
+    def wakes_at(self) -> float | None:
+        """When `events` must be called at the latest, on the clock's time: the end of a grace."""
+        ...
+
+    def close(self) -> None:
+        """Leave nothing behind, whatever state the workers are in. Bounded in time."""
+        ...
+
+
+class Clock(Protocol):
+    def now(self) -> float:
+        """Monotonic seconds."""
+        ...
+
+    def wait(self, until: float | None) -> None:
+        """Sleep until a watched file descriptor is ready, a signal came, or `until`. May return early."""
+        ...
+
+    def watch(self, fd: int) -> None: ...
+
+    def unwatch(self, fd: int) -> None: ...

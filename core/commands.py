@@ -1,0 +1,81 @@
+"""What an agent wants done. The counterpart of `events`.
+
+1. A command is carried out in the order given, and answered by events, if at all. None of them can fail:
+   what goes wrong comes back as an event.
+2. A command that stops or ends something says why.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from attrs import field, frozen
+
+from .entries import Entry, Node, WorkerFailure
+from .ranks import Assignment
+from .reasons import Reason
+from .states import WorkerState
+
+# The core must not import `signal`; these two numbers are the same on every POSIX system.
+SIGTERM = 15
+SIGKILL = 9
+
+
+@frozen
+class Append:
+    """Say this in the journal. May be lost or doubled: the agent looks for it in what it reads."""
+
+    entry: Entry
+
+
+@frozen
+class StartWorkers:
+    """Start all workers of a round. Answered by `WorkersStarted`, then `WorkersExited` as they end; those that could not
+    be started are reported in `WorkersExited` likewise."""
+
+    round: int
+    assignment: Assignment
+
+
+@frozen
+class StopWorkers:
+    """End every process of the round: `signal`, then SIGKILL after `grace_s`. Answered by `WorkersStopped`.
+
+    Given again for the same round, the earlier of the two SIGKILLs counts: the grace can only become shorter.
+    """
+
+    round: int
+    signal: int
+    grace_s: float
+    why: Reason
+
+
+@frozen
+class Beat:
+    """Raise this node's counter and read it together with those of `watch`. Answered by `Counters`."""
+
+    node: Node
+    watch: tuple[Node, ...]
+
+
+@frozen
+class Result:
+    """How the agent's run ended on this node; all or nothing, keyed by global rank (torchelastic's `RunResult`)."""
+
+    state: WorkerState
+    """SUCCEEDED, FAILED, or STOPPED when the node left before the job ended."""
+    why: Reason
+    return_values: Mapping[int, object] = field(factory=dict)
+    """This node's ranks if the job succeeded, else empty."""
+    failures: Mapping[int, WorkerFailure] = field(factory=dict)
+    """The workers of the last round that failed, as far as the journal tells, else empty."""
+
+
+@frozen
+class Finish:
+    """The agent is done: nothing follows, and it has no workers."""
+
+    result: Result
+
+
+Command = Append | StartWorkers | StopWorkers | Beat | Finish

@@ -1,0 +1,91 @@
+"""What the agent waits for, as data: which timers run, and when the next one is due.
+
+A timer runs while its condition holds and is forgotten when it does not: nothing is ever cancelled, and early, late or
+repeated wake-ups change nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import islice
+
+from attrs import evolve
+
+from .agent import Agent, Timer
+from .entries import Admission
+from .job import Gathering, Running, admissible, can_seal, coming
+from .restart import backoff_s
+from .watching import beat_at, fence_at, is_beating
+
+STAGGER_S = 0.2
+STAGGERED = 4
+"""Deadlines that any agent may announce are staggered over the first live nodes, so that usually one speaks."""
+
+
+def run_timers(agent: Agent) -> Agent:
+    """Start the timers whose condition has come to hold, forget the others."""
+    since = {key: agent.since.get(key, agent.at) for key in _conditions(agent)}
+    return agent if since == agent.since else evolve(agent, since=since)
+
+
+def is_due(agent: Agent, timer: Timer) -> bool:
+    """Whether the timer runs and has run out."""
+    at = _due_at(agent, timer)
+    return at is not None and agent.at >= at
+
+
+def next_wake(agent: Agent) -> float | None:
+    """When the agent must be woken at the latest. None: only an event can change anything."""
+    if agent.result is not None:
+        return None
+    times = [_due_at(agent, timer) for timer, _ in agent.since]
+    times += [at + agent.spec.resay_s for at in agent.said.values()]
+    if is_beating(agent):
+        times += [beat_at(agent), fence_at(agent)]
+    # What has passed without effect (a timer held back by something else) must not make the driver spin.
+    return min((at for at in times if at is not None and at > agent.at), default=None)
+
+
+def _conditions(agent: Agent) -> Iterator[tuple[Timer, int]]:
+    job = agent.job
+    if agent.outage is not None:
+        yield Timer.OUTAGE, 0
+    is_over = agent.outcome is not None or agent.leaving is not None or agent.workers.stuck
+    if is_over and not agent.workers.alive:
+        yield Timer.LINGER, 0
+    if agent.epoch != job.epoch:
+        return
+    if isinstance(job.phase, Gathering):
+        if coming(job) < job.terms.min_nodes:
+            yield Timer.GIVE_UP, job.round
+        elif can_seal(job):
+            yield Timer.LAST_CALL, job.round
+        if agent.me in job.phase.expected:
+            yield Timer.BACKOFF, job.round
+    elif isinstance(job.phase, Running) and job.terms.admission is Admission.SOON and admissible(job):
+        yield Timer.ADMIT, job.round
+
+
+def _due_at(agent: Agent, timer: Timer) -> float | None:
+    since = agent.since.get((timer, 0 if timer in (Timer.OUTAGE, Timer.LINGER) else agent.job.round))
+    return None if since is None else since + _delay_s(agent, timer)
+
+
+def _delay_s(agent: Agent, timer: Timer) -> float:
+    terms = agent.job.terms
+    match timer:
+        case Timer.LAST_CALL:
+            return terms.last_call_s + _stagger_s(agent)
+        case Timer.GIVE_UP:
+            return terms.join_timeout_s + _stagger_s(agent)
+        case Timer.ADMIT:
+            return terms.settle_s + _stagger_s(agent)
+        case Timer.BACKOFF:
+            return backoff_s(agent.job)
+        case Timer.OUTAGE | Timer.LINGER:
+            return agent.spec.store_timeout_s
+
+
+def _stagger_s(agent: Agent) -> float:
+    first = islice(agent.job.live, STAGGERED)
+    return STAGGER_S * next((i for i, node_id in enumerate(first) if node_id == agent.me.id), STAGGERED)

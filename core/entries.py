@@ -1,0 +1,202 @@
+"""What is written in a job's journal: the only thing that agents share.
+
+An entry is a fact in the past tense, small, immutable and said by one node. The union `Entry` is closed:
+a reader that meets another kind must end (see `codec`), because two folds that differ are two jobs.
+
+1. Entries are idempotent by (kind, node, incarnation, round): the journal is at-least-once.
+2. No entry holds a time. A deadline that matters to the job becomes an entry of its own (`LastCall`, `Admit`,
+   `GaveUp`, `Lost`), and the fold decides whether its condition still holds when it is reached.
+3. What an entry means is decided in `job.fold` alone.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import NewType
+
+from attrs import frozen
+
+NodeId = NewType("NodeId", str)
+
+FORMAT = 1
+"""Version of the entries and of the fold. Agents of one job must agree on it."""
+
+
+@frozen(order=True)
+class Node:
+    """One incarnation of an agent's host. Every new agent process on the host is a new incarnation."""
+
+    id: NodeId
+    incarnation: int = 0
+
+    def __str__(self) -> str:
+        return f"{self.id}.{self.incarnation}" if self.incarnation else self.id
+
+
+class Admission(Enum):
+    """When a node that joins a running job gets its place."""
+
+    SOON = "soon"
+    """A new round starts `Terms.settle_s` after it joined."""
+    AT_FAILURE = "at-failure"
+    """It takes part when the running round ends by itself."""
+    NEVER = "never"
+    """Only as a replacement: after the first round, no round is larger than the one before."""
+
+
+@frozen
+class RestartPolicy:
+    """How often a job may be knit together again."""
+
+    max_restarts: int = 0
+    """Failures that the whole job survives. A round that ends because of one spends 1, whatever the number of workers."""
+    max_unspent: int = 1000
+    """Rounds that may end for another reason (nodes lost, leaving, admitted): what stops a flapping node."""
+    backoff_s: float = 0.0
+    """Wait before joining again after the first restart; doubles with each restart spent."""
+    backoff_max_s: float = 60.0
+
+
+@frozen
+class Terms:
+    """What all agents of a job must agree on. Fixed by `Opened`."""
+
+    min_nodes: int = 1
+    max_nodes: int = 1
+    restarts: RestartPolicy = RestartPolicy()
+    admission: Admission = Admission.SOON
+    join_timeout_s: float = 600.0
+    """A round that has too few nodes for that long is given up."""
+    last_call_s: float = 30.0
+    """Wait for newcomers once the minimum has joined the first round."""
+    settle_s: float = 1.0
+    """Wait between a node's joining a running job and the round that admits it, so that ten arrivals cost one round."""
+    beat_s: float = 1.0
+    silence_s: float = 4.0
+    """A node whose counter stands still for that long is lost."""
+    fence_s: float | None = None
+    """Without an acknowledged beat for that long an agent kills its own workers. None: never."""
+    format: int = FORMAT
+
+
+@frozen
+class WorkerFailure:
+    """How one worker failed, as its own agent saw it."""
+
+    local_rank: int
+    rank: int
+    exitcode: int
+    """Negative: killed by that signal (torchelastic's convention). 126, 127, 71: it could not be started."""
+    pid: int = 0
+    message: str = ""
+    """`Type: text` of the exception from the worker's error file, or why it could not be started."""
+    traceback: str = ""
+    stderr: tuple[str, ...] = ()
+    """Its last lines."""
+    log: str = ""
+    """Folder or file with its output; empty if there is none."""
+
+
+@frozen
+class Opened:
+    """The job's terms. Ignored unless it opens exactly the `epoch` that the fold waits for."""
+
+    terms: Terms
+    journal: str
+    """Identity of this journal: an empty successor after an outage has another, and is refused."""
+    epoch: int = 0
+
+
+@frozen
+class Joined:
+    """`node` has no workers running on its host and offers these places for `round`."""
+
+    node: Node
+    nonce: str
+    """Drawn by the agent process: tells a repetition from a second agent with the same id."""
+    round: int
+    address: str
+    port: int
+    """Reserved on this node: MASTER_PORT of the round if the node becomes group rank 0."""
+    role: str = "default"
+    local_world_size: int = 1
+    rank_hint: int | None = None
+    """Wished group rank in the first round."""
+
+
+@frozen
+class LastCall:
+    """Newcomers have been waited for long enough."""
+
+    round: int
+
+
+@frozen
+class Admit:
+    """Standbys have waited long enough for `round` to be formed with them."""
+
+    round: int
+
+
+@frozen
+class GaveUp:
+    """Too few nodes for too long."""
+
+    round: int
+
+
+@frozen
+class Failed:
+    """Workers of `node` failed. Says nothing about the job: the fold judges."""
+
+    node: Node
+    round: int
+    failures: tuple[WorkerFailure, ...]
+
+
+@frozen
+class Succeeded:
+    """All workers of `node` exited with 0."""
+
+    node: Node
+    round: int
+
+
+@frozen
+class Lost:
+    """`node` fell silent, says `by`. That incarnation is gone for ever."""
+
+    node: Node
+    by: Node
+
+
+@frozen
+class Leaving:
+    """`node` was told to leave. Its workers may still run."""
+
+    node: Node
+
+
+@frozen
+class Left:
+    """`node` says goodbye: no worker of it runs, but for the processes in `stuck`, which could not be killed."""
+
+    node: Node
+    stuck: tuple[int, ...] = ()
+
+
+@frozen
+class Aborted:
+    """An operator ended the job."""
+
+    why: str
+
+
+@frozen
+class Filler:
+    """Said by a reader in place of a writer that died between reserving a slot and writing it."""
+
+
+Entry = (
+    Opened | Joined | LastCall | Admit | GaveUp | Failed | Succeeded | Lost | Leaving | Left | Aborted | Filler
+)

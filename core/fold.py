@@ -1,0 +1,296 @@
+"""fold(job, entry) -> job: what an entry of the journal means.
+
+1. Total: it never raises. What is stale, repeated or said by the gone returns the same job, with a comment that says
+   why that is sound.
+2. Every test of membership compares incarnations; only seats go by the stable id. A node that comes back is another
+   node in an old seat: by name alone it would *be* a member and run a round a second time.
+3. Nobody is sealed while anyone is expected: the maximum being reached, or a last call, must not start a round over
+   members whose workers still run.
+4. There is no time here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from functools import reduce
+from typing import assert_never
+
+from attrs import evolve
+
+from .entries import (
+    Aborted,
+    Admit,
+    Entry,
+    Failed,
+    Filler,
+    GaveUp,
+    Joined,
+    LastCall,
+    Leaving,
+    Left,
+    Lost,
+    Node,
+    NodeId,
+    Opened,
+    Succeeded,
+)
+from .job import Closed, Gathering, Job, Outcome, Running, Unopened, Verdict, admissible, can_seal, coming, ready, room
+from .reasons import (
+    AbortedByOperator,
+    AllSucceeded,
+    NodeGone,
+    NodesAdmitted,
+    Reason,
+    TooFewNodes,
+)
+from .restart import judge, root_cause
+
+
+def fold(job: Job, entry: Entry) -> Job:
+    """The job after one more entry."""
+    if isinstance(entry, Opened):
+        return _opened(job, entry)
+    if isinstance(job.phase, Unopened):
+        return job  # said before the terms were fixed: its speaker joins again after it has read them
+    match entry:
+        case Joined():
+            job = _joined(job, entry)
+        case LastCall():
+            # Void while anyone is expected, or below the minimum: it leaves no mark, and is said again.
+            return _sealed(job) if entry.round == job.round and can_seal(job) else job
+        case Admit():
+            job = _admitted(job, entry)
+        case GaveUp():
+            job = _given_up(job, entry)
+        case Failed():
+            job = _failed(job, entry)
+        case Succeeded():
+            job = _succeeded(job, entry)
+        case Lost():
+            # The gone accuse nobody: of two that accuse each other, the first in the journal stays.
+            if job.is_live(entry.by) and entry.by != entry.node:
+                job = _departed(job, entry.node, NodeGone(entry.node, "lost", entry.by))
+        case Leaving():
+            job = _leaving(job, entry.node)
+        case Left():
+            job = _departed(job, entry.node, NodeGone(entry.node, "left"))
+        case Aborted():
+            job = _closed(job, Verdict.ABORTED, AbortedByOperator(entry.why))
+        case Filler():
+            return job
+        case _:
+            assert_never(entry)
+    return _settled(job)
+
+
+def fold_all(job: Job, entries: Iterable[Entry]) -> Job:
+    return reduce(fold, entries, job)
+
+
+def _opened(job: Job, entry: Opened) -> Job:
+    first = isinstance(job.phase, Unopened) and entry.epoch == 0
+    outcome = job.outcome
+    again = outcome is not None and outcome.verdict is not Verdict.SUCCEEDED and entry.epoch == job.epoch + 1
+    if not (first or again):
+        return job  # the second of two that opened at once, or a late copy: agents compare the terms themselves
+    gone = dict(job.gone) | {node_id: joined.node.incarnation for node_id, joined in job.live.items()}
+    return Job(
+        phase=Gathering(round=0, judged=True, short=True),
+        terms=entry.terms,
+        journal=job.journal or entry.journal,
+        epoch=entry.epoch,
+        past=job.past if outcome is None else (*job.past, outcome),
+        gone=gone,
+    )
+
+
+def _joined(job: Job, entry: Joined) -> Job:
+    if isinstance(job.phase, Closed) or job.is_gone(entry.node):
+        return job  # nothing to join; or an incarnation that is gone for ever: its agent sees itself out, and renews
+    known = job.live.get(entry.node.id)
+    if known is None:
+        return evolve(job, live={**job.live, entry.node.id: entry})
+    if entry.node.incarnation > known.node.incarnation:
+        # The host has a new agent, so the old one's workers are gone (swept before the first `Joined`).
+        job = _departed(job, known.node, NodeGone(known.node, "replaced"))
+        return evolve(job, live={**job.live, entry.node.id: entry})
+    phase = job.phase
+    if (
+        entry.node == known.node
+        and entry.nonce == known.nonce
+        and isinstance(phase, Gathering)
+        and entry.round == phase.round
+        and entry.node in phase.expected
+    ):
+        phase = evolve(phase, expected=phase.expected - {entry.node})
+        return evolve(job, phase=phase, live={**job.live, entry.node.id: entry})
+    return job  # a repetition, or a second agent of that name: the latter sees itself out, and takes over or ends
+
+
+def _admitted(job: Job, entry: Admit) -> Job:
+    nodes = admissible(job)
+    if not nodes or entry.round != job.round + 1:
+        return job  # the standbys went, or another round took them in meanwhile
+    return _ended(job, NodesAdmitted(nodes))
+
+
+def _given_up(job: Job, entry: GaveUp) -> Job:
+    phase = job.phase
+    if not isinstance(phase, Gathering) or entry.round != phase.round:
+        return job
+    have = coming(job)
+    if have >= job.terms.min_nodes:
+        return job  # the missing node joined while this was on its way
+    return _closed(job, Verdict.FAILED, TooFewNodes(have=have, need=job.terms.min_nodes), phase.ledger)
+
+
+def _failed(job: Job, entry: Failed) -> Job:
+    phase = job.phase
+    if not entry.failures or not job.is_live(entry.node):
+        return job  # the gone report nothing
+    if isinstance(phase, Running) and entry.round == phase.round and _is_working(job, entry.node):
+        return _ended(job, root_cause((entry,)), ledger=(entry,))
+    if isinstance(phase, Gathering) and entry.round == phase.round - 1 and entry.node in phase.expected:
+        if any(f.node == entry.node for f in phase.ledger):
+            return job
+        return evolve(job, phase=evolve(phase, ledger=(*phase.ledger, entry)))
+    return job  # of a round whose end is judged already
+
+
+def _succeeded(job: Job, entry: Succeeded) -> Job:
+    phase = job.phase
+    last = phase.round if isinstance(phase, Running) else phase.round - 1 if isinstance(phase, Gathering) else None
+    if entry.round != last or entry.node not in job.member_nodes or not job.is_live(entry.node):
+        return job
+    if isinstance(phase, Gathering) and entry.node not in phase.expected:
+        return job  # it has joined the next round already: a late copy
+    job = evolve(job, succeeded=job.succeeded | {entry.node})
+    if job.succeeded == job.member_nodes:
+        return _closed(job, Verdict.SUCCEEDED, AllSucceeded())
+    return job
+
+
+def _leaving(job: Job, node: Node) -> Job:
+    if not job.is_live(node) or node in job.leaving:
+        return job
+    working = _is_working(job, node)
+    job = evolve(job, leaving=job.leaving | {node})
+    match job.phase:
+        case Running() if working:
+            # It stays expected: its workers may be in their grace, and only `Left` says that they are gone.
+            return _ended(job, NodeGone(node, "leaving"), excused=True)
+        case Gathering() as phase if node in phase.expected:
+            return evolve(job, phase=evolve(phase, excused=phase.excused or not _has_failed(phase, node)))
+        case _:
+            return job  # a standby, or one whose work is done: no round changes
+
+
+def _departed(job: Job, node: Node, why: NodeGone) -> Job:
+    """`node` is gone for ever, whether or not anybody has heard of it (its `Joined` may come late)."""
+    if job.is_gone(node):
+        return job
+    if not job.is_live(node):
+        known = job.live.get(node.id)
+        if why.how != "left" or (known is not None and known.node.incarnation > node.incarnation):
+            return job  # an accusation of nobody
+        if known is None:
+            return evolve(job, gone={**job.gone, node.id: node.incarnation})
+        return job  # a second agent of that name that never got in
+    working = _is_working(job, node)
+    job = evolve(
+        job,
+        live={k: v for k, v in job.live.items() if k != node.id},
+        gone={**job.gone, node.id: node.incarnation},
+        leaving=job.leaving - {node},
+    )
+    match job.phase:
+        case Running() if working:
+            return _ended(job, why, excused=True)
+        case Gathering() as phase if node in phase.expected:
+            phase = evolve(
+                phase,
+                expected=phase.expected - {node},
+                excused=phase.excused or not _has_failed(phase, node),
+            )
+            return evolve(job, phase=phase)
+        case _:
+            return job
+
+
+def _ended(job: Job, why: Reason, *, ledger: tuple[Failed, ...] = (), excused: bool = False) -> Job:
+    """The running round is over; its live members are expected back."""
+    expected = frozenset(m.node for m in job.members if job.is_live(m.node))
+    phase = Gathering(round=job.round + 1, expected=expected, ledger=ledger, excused=excused)
+    return evolve(job, phase=phase, why=why)
+
+
+def _settled(job: Job) -> Job:
+    """Draw the conclusions of an entry while gathering: too few? judge? seal?"""
+    phase = job.phase
+    if not isinstance(phase, Gathering):
+        return job
+    if not phase.short and coming(job) < job.terms.min_nodes:
+        phase = evolve(phase, short=True)
+        job = evolve(job, phase=phase)
+    if phase.expected:
+        return job
+    if not phase.judged:
+        verdict = judge(job, phase)
+        if not isinstance(verdict, Job):
+            return _closed(job, Verdict.FAILED, verdict, phase.ledger)
+        job = verdict
+    count = coming(job)
+    if count >= room(job) or (not phase.short and count >= job.terms.min_nodes):
+        return _sealed(job)
+    return job
+
+
+def _sealed(job: Job) -> Job:
+    """Start the gathered round with the nodes that are ready: old members first, then old seats, then the journal's order."""
+    candidates = ready(job)
+    candidates.sort(key=lambda j: (j.node not in job.member_nodes, j.node.id not in job.seats))
+    chosen = candidates[: room(job)]
+    seats = _seated(job.seats, chosen)
+    members = tuple(sorted(chosen, key=lambda j: seats[j.node.id]))
+    return evolve(
+        job,
+        phase=Running(round=job.round),
+        members=members,
+        member_nodes=frozenset(m.node for m in members),
+        succeeded=frozenset(),
+        seats=seats,
+        size=job.size or len(members),
+    )
+
+
+def _seated(seats: Mapping[NodeId, int], chosen: list[Joined]) -> Mapping[NodeId, int]:
+    """Seats for all of `chosen`. Those that have one keep it; in the first round `rank_hint` is a wish."""
+    newcomers = [j for j in chosen if j.node.id not in seats]
+    if not newcomers:
+        return seats
+    first = len(seats)
+    places: dict[int, NodeId] = {}
+    if not seats:
+        for joined in newcomers:
+            hint = joined.rank_hint
+            if hint is not None and 0 <= hint < len(newcomers):
+                places.setdefault(hint, joined.node.id)
+    placed = set(places.values())
+    free = (i for i in range(len(newcomers)) if i not in places)
+    rest = {next(free): j.node.id for j in newcomers if j.node.id not in placed}
+    return {**seats, **{node_id: first + i for i, node_id in sorted((places | rest).items())}}
+
+
+def _closed(job: Job, verdict: Verdict, why: Reason, failures: tuple[Failed, ...] = ()) -> Job:
+    if isinstance(job.phase, Closed):
+        return job  # closed is for ever
+    return evolve(job, phase=Closed(round=job.round, outcome=Outcome(verdict, why, failures)))
+
+
+def _is_working(job: Job, node: Node) -> bool:
+    """A member of the running round that has not succeeded: without it the round cannot go on."""
+    return isinstance(job.phase, Running) and node in job.member_nodes and node not in job.succeeded
+
+
+def _has_failed(phase: Gathering, node: Node) -> bool:
+    return any(f.node == node for f in phase.ledger)

@@ -1,0 +1,107 @@
+"""Which incarnation this agent speaks as (rules 4 and 5 of the protocol).
+
+1. The first read of the journal decides: one more than the highest ever seen of this node.
+2. An agent that sees itself counted out comes back as a new incarnation, once its workers are gone. The old one is
+   gone for ever, so a `Lost` of it that is still on its way, or said again, harms nobody.
+3. An agent that was in, and sees another nonce in its place, ends: two agents have one id, and the newer has it.
+"""
+
+from __future__ import annotations
+
+from attrs import evolve, fields
+
+from .agent import Agent, Pulse
+from .entries import Node, Terms
+from .events import EntriesRead
+from .fold import fold_all
+from .job import Closed, Running, Unopened, Verdict
+from .reasons import AlreadyFinished, Replaced, TermsDiffer
+from .states import WorkerState
+from .wanted import owed
+
+
+def read(agent: Agent, event: EntriesRead) -> Agent:
+    """Take in a fresh read of the journal: fold the whole batch, then see where this agent stands in it."""
+    first = not agent.was_read
+    job = fold_all(agent.job, event.entries)
+    agent = evolve(agent, job=job, was_read=True, outage=None)
+    if first:
+        agent = _renewed(agent)
+    agent = _after_gap(_taking_part(agent))
+    return _identified(agent)
+
+
+def after_private_loss(agent: Agent) -> Agent:
+    """Come back as another if this node's workers are gone for a reason that the journal does not show."""
+    job, workers = agent.job, agent.workers
+    if workers.alive or workers.state is not WorkerState.STOPPED or agent.leaving is not None or agent.end is not None:
+        return agent
+    same_round = isinstance(job.phase, Running) and (workers.epoch, workers.round) == (job.epoch, job.round)
+    return _renewed(agent) if same_round and workers.node == agent.me else agent
+
+
+def _taking_part(agent: Agent) -> Agent:
+    """Accept the terms, once; or find that there is nothing to take part in."""
+    job = agent.job
+    if agent.epoch is not None or isinstance(job.phase, Unopened):
+        return agent
+    if isinstance(job.phase, Closed):
+        if job.phase.outcome.verdict is Verdict.SUCCEEDED:
+            return evolve(agent, end=AlreadyFinished())
+        return agent  # the next epoch is opened, by this agent or another
+    differences = _differences(agent)
+    if differences:
+        return evolve(agent, end=TermsDiffer(differences))
+    return evolve(agent, epoch=job.epoch)
+
+
+def _differences(agent: Agent) -> tuple[tuple[str, str, str], ...]:
+    theirs, ours = agent.job.terms, agent.spec.terms
+    if theirs == ours:
+        return ()
+    pairs = [(a.name, getattr(theirs, a.name), getattr(ours, a.name)) for a in fields(Terms)]
+    return tuple((name, str(a), str(b)) for name, a, b in pairs if a != b)
+
+
+def _identified(agent: Agent) -> Agent:
+    job, me = agent.job, agent.me
+    known = job.live.get(me.id)
+    if known is not None and known.node == me and known.nonce == agent.nonce:
+        return agent if agent.was_live else evolve(agent, was_live=True)
+    if _is_over(agent):
+        return agent
+    if known is not None and known.node.incarnation >= me.incarnation:
+        if agent.was_live:
+            return evolve(agent, end=Replaced(known.node))
+        return _renewed(agent)
+    return _renewed(agent) if job.is_gone(me) else agent
+
+
+def _after_gap(agent: Agent) -> Agent:
+    """The read that ends a gap in this node's beats.
+
+    Without workers it comes back as another: a `Lost` of it may be on its way, and must not meet workers that it has
+    started meanwhile. With workers it stays: an outage of the store is nobody's failure, and if it was counted out
+    the journal says so.
+    """
+    pulse = agent.pulse
+    if not pulse.gap or pulse.acked_at is None or agent.at - pulse.acked_at > agent.job.terms.silence_s:
+        return agent
+    agent = evolve(agent, pulse=evolve(pulse, gap=False))
+    if agent.workers.alive or _is_over(agent) or owed(agent) is not None:
+        return agent
+    return _renewed(agent)
+
+
+def _is_over(agent: Agent) -> bool:
+    """This agent is on its way out: to be gone in the journal is its wish."""
+    return bool(
+        agent.leaving is not None or agent.end is not None or agent.outcome is not None or agent.workers.stuck
+    )
+
+
+def _renewed(agent: Agent) -> Agent:
+    # A `Joined` of this agent that is still on its way may be higher than what the journal shows.
+    own = agent.me.incarnation + agent.joined
+    me = Node(agent.me.id, max(agent.job.highest_incarnation(agent.me.id) + 1, own))
+    return evolve(agent, me=me, was_live=False, joined=False, said={}, pulse=Pulse())

@@ -1,0 +1,87 @@
+"""Who gets which rank: a function of the sealed round alone.
+
+1. The members of a round stand in group rank order. Nothing else is needed: each brought its `local_world_size`
+   and `role` in its `Joined`, so every agent computes the same ranks with no second exchange.
+2. Global ranks are contiguous per node, in group rank order.
+3. Role ranks count the workers of one role in the same order.
+
+The numbers equal torchelastic's (`torchelastic-contract.md`, section 4.2); the tests ask torch itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from attrs import frozen
+
+from .entries import Joined, Node
+
+
+@frozen
+class WorkerRanks:
+    """The ranks of one worker: what its environment says."""
+
+    local_rank: int
+    rank: int
+    role_rank: int
+
+
+@frozen
+class Assignment:
+    """All that one node needs to start its workers of one round."""
+
+    round: int
+    group_rank: int
+    group_world_size: int
+    world_size: int
+    role: str
+    role_world_size: int
+    master_addr: str
+    master_port: int
+    workers: tuple[WorkerRanks, ...]
+    restart_count: int = 0
+    """Restarts of the job's budget that were spent before this round."""
+    max_restarts: int = 0
+
+
+def assign(
+    members: Sequence[Joined],
+    node: Node,
+    *,
+    round: int = 0,
+    restart_count: int = 0,
+    max_restarts: int = 0,
+) -> Assignment:
+    """The assignment of `node`, which must be one of `members` (in group rank order).
+
+    The bootstrap address and port of the round are those of group rank 0.
+    """
+    group_rank, me = next((i, m) for i, m in enumerate(members) if m.node == node)
+    peers = [m for m in members if m.role == me.role]
+    base = sum(m.local_world_size for m in members[:group_rank])
+    role_base = sum(m.local_world_size for m in members[:group_rank] if m.role == me.role)
+    return Assignment(
+        round=round,
+        group_rank=group_rank,
+        group_world_size=len(members),
+        world_size=sum(m.local_world_size for m in members),
+        role=me.role,
+        role_world_size=sum(m.local_world_size for m in peers),
+        master_addr=members[0].address,
+        master_port=members[0].port,
+        workers=tuple(
+            WorkerRanks(local_rank=i, rank=base + i, role_rank=role_base + i)
+            for i in range(me.local_world_size)
+        ),
+        restart_count=restart_count,
+        max_restarts=max_restarts,
+    )
+
+
+def node_of_rank(members: Sequence[Joined], rank: int) -> Joined:
+    """The member that holds a global rank. Raises `IndexError` if the round has no such rank."""
+    for member in members:
+        if rank < member.local_world_size:
+            return member
+        rank -= member.local_world_size
+    raise IndexError(rank)

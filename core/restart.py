@@ -1,0 +1,71 @@
+"""What the end of a round costs, and who is to blame.
+
+1. A round's end is judged once, when nobody is expected any more: by then all failures are in the ledger.
+2. It spends a restart iff a failure ended the round and no member went without having failed itself. When a node
+   dies, its peers' collectives crash first and their failures may be journalled before the loss: its echo.
+3. Whatever spends nothing counts as unspent, which is capped: a node that dies every round would go on for ever.
+4. The root cause is the first failure in the journal that does not look like an echo of another.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from attrs import evolve
+
+from .entries import Failed, WorkerFailure
+from .job import Gathering, Job
+from .reasons import BudgetSpent, Reason, Unstable, WorkerFailed
+
+ECHOES = (
+    "connection reset",
+    "connection closed by peer",
+    "connection aborted",
+    "broken pipe",
+    "recvvalue failed",
+    "sendbytes failed",
+    "remote process exited",
+    "ncclremoteerror",
+    "communicator was aborted",
+    "collective operation timeout",
+    "socket closed",
+)
+"""What the exception of a worker whose peer died says, in lower case. Seen in gloo, NCCL and TCPStore."""
+
+
+def is_echo(failure: WorkerFailure) -> bool:
+    """Whether the failure looks like the consequence of another worker's death."""
+    text = (failure.message or "\n".join(failure.stderr[-5:])).lower()
+    return any(echo in text for echo in ECHOES)
+
+
+def root_cause_of(failures: Sequence[WorkerFailure]) -> WorkerFailure:
+    """The first that does not look like an echo, else the first. `failures` must not be empty."""
+    return next((f for f in failures if not is_echo(f)), failures[0])
+
+
+def root_cause(ledger: Sequence[Failed]) -> WorkerFailed:
+    """Who is blamed for the failures in `ledger`, which must not be empty."""
+    failure = root_cause_of([w for f in ledger for w in f.failures])
+    return next(WorkerFailed(f.node, failure) for f in ledger if failure in f.failures)
+
+
+def judge(job: Job, phase: Gathering) -> Job | Reason:
+    """The job with the end of its last round counted, or why it must not go on."""
+    policy = job.terms.restarts
+    if isinstance(job.why, WorkerFailed) and not phase.excused:
+        if job.spent >= policy.max_restarts:
+            return BudgetSpent(max_restarts=policy.max_restarts, root=root_cause(phase.ledger))
+        return evolve(job, phase=evolve(phase, judged=True), spent=job.spent + 1)
+    if job.unspent >= policy.max_unspent:
+        return Unstable(max_unspent=policy.max_unspent)
+    return evolve(job, phase=evolve(phase, judged=True), unspent=job.unspent + 1)
+
+
+def backoff_s(job: Job) -> float:
+    """How long a member withholds its `Joined` from the round that is gathered."""
+    policy, restart = job.terms.restarts, job.spent + 1
+    if not isinstance(job.why, WorkerFailed) or restart > policy.max_restarts:
+        return 0.0  # nothing is spent, or nothing is left to wait for
+    # The exponent is capped so that no policy overflows a float.
+    return float(min(policy.backoff_s * 2 ** min(restart - 1, 64), policy.backoff_max_s))

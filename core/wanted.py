@@ -1,0 +1,144 @@
+"""What this agent wants to have said: derived from its state at every step and compared with what the journal shows.
+
+1. Nothing remembers "already said" as a fact: an entry is wanted until the journal shows its effect, and said again
+   if it does not within `Spec.resay_s`. So a lost append costs time, never the job.
+2. One thing at a time where order matters: `Failed` and `Succeeded` must be seen before the next `Joined` is said.
+3. `Joined` promises that no worker runs on this host.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from attrs import evolve
+
+from .agent import Agent, Timer
+from .commands import Append, Command
+from .deadlines import is_due
+from .entries import (
+    Admit,
+    Entry,
+    Failed,
+    GaveUp,
+    Joined,
+    LastCall,
+    Leaving,
+    Left,
+    Lost,
+    Opened,
+    Succeeded,
+)
+from .job import Closed, Gathering, Running, Unopened, Verdict
+from .states import WorkerState
+from .working import failures
+
+
+def drive_sayings(agent: Agent, accusations: tuple[Lost, ...]) -> tuple[Agent, list[Command]]:
+    """Say what is wanted and was not said lately."""
+    if not agent.was_read or agent.pulse.gap:
+        return agent, []
+    said: dict[Entry, float] = {}
+    commands: list[Command] = []
+    for entry in (*_wanted(agent), *accusations):
+        at = agent.said.get(entry)
+        if at is None or agent.at >= at + agent.spec.resay_s:
+            at = agent.at
+            commands.append(Append(entry))
+        said[entry] = at
+    if said == agent.said:
+        return agent, commands
+    joined = agent.joined or any(isinstance(e, Joined) for e in said)
+    return evolve(agent, said=said, joined=joined), commands
+
+
+def owed(agent: Agent) -> Failed | Succeeded | None:
+    """The report on its last round that this node still owes the others."""
+    job, workers, me = agent.job, agent.workers, agent.me
+    if workers.node != me or workers.epoch != job.epoch or not job.is_live(me) or me in job.succeeded:
+        return None
+    phase = job.phase
+    if isinstance(phase, Running):
+        in_time = phase.round == workers.round
+    else:
+        in_time = isinstance(phase, Gathering) and phase.round - 1 == workers.round and me in phase.expected
+    if not in_time:
+        return None
+    if workers.state is WorkerState.SUCCEEDED:
+        return Succeeded(me, workers.round)
+    failed = failures(workers)
+    if not failed or (isinstance(phase, Gathering) and any(f.node == me for f in phase.ledger)):
+        return None
+    return Failed(me, workers.round, failed)
+
+
+def farewell(agent: Agent) -> Left | None:
+    """The last word that the others need: this node is no longer waited for, nor watched."""
+    job, me = agent.job, agent.me
+    if agent.workers.alive or job.is_gone(me) or not agent.joined:
+        return None
+    if isinstance(job.phase, Closed):
+        # A `Joined` that is still on its way is ignored now, so an unseen node owes nothing.
+        others = len(job.live) > 1
+        if not job.is_live(me) or (agent.spec.hosts_journal and others and agent.leaving is None):
+            return None
+    return Left(me, agent.workers.stuck)
+
+
+def _wanted(agent: Agent) -> Iterator[Entry]:
+    job, me = agent.job, agent.me
+    if agent.end is not None:
+        return
+    if agent.leaving is not None or agent.outcome is not None or agent.workers.stuck:
+        if agent.leaving is not None and agent.outcome is None and job.is_live(me) and me not in job.leaving:
+            yield Leaving(me)
+        last = farewell(agent)
+        if last is not None:
+            yield last
+        return
+    if isinstance(job.phase, Unopened):
+        yield Opened(agent.spec.terms, agent.nonce)
+    elif isinstance(job.phase, Closed) and agent.epoch is None and job.phase.outcome.verdict is not Verdict.SUCCEEDED:
+        yield Opened(agent.spec.terms, agent.nonce, epoch=job.epoch + 1)
+    if agent.epoch is None or agent.epoch != job.epoch:
+        return
+    report = owed(agent)
+    if report is not None:
+        yield report
+    else:
+        yield from _joining(agent)
+    if agent.was_live:
+        yield from _announcements(agent)
+
+
+def _joining(agent: Agent) -> Iterator[Joined]:
+    job, me = agent.job, agent.me
+    if agent.workers.alive or not agent.port or job.is_gone(me):
+        return
+    phase = job.phase
+    if isinstance(phase, Gathering) and me in phase.expected:
+        if not is_due(agent, Timer.BACKOFF):
+            return
+    elif job.is_live(me):
+        return
+    spec = agent.spec
+    yield Joined(
+        node=me,
+        nonce=agent.nonce,
+        round=job.round + isinstance(phase, Running),
+        address=spec.address,
+        port=agent.port,
+        role=spec.role,
+        local_world_size=spec.local_world_size,
+        rank_hint=spec.rank_hint,
+    )
+
+
+def _announcements(agent: Agent) -> Iterator[Entry]:
+    """Deadlines of the job that have passed here."""
+    round = agent.job.round
+    if is_due(agent, Timer.LAST_CALL):
+        yield LastCall(round)
+    if is_due(agent, Timer.GIVE_UP):
+        yield GaveUp(round)
+    if is_due(agent, Timer.ADMIT):
+        yield Admit(round + 1)

@@ -1,0 +1,116 @@
+"""Beats and silence: how a node is found to be lost without comparing two clocks.
+
+1. Every node raises its own counter from its step loop, and reads it back with those it watches. A hung agent falls
+   silent; a thread would keep beating for it.
+2. A peer's silence grows only over reads in which this node's own counter had moved, and starts anew per incarnation.
+   So a stale reader, or an outage of the store, accuses nobody.
+3. `Lost` is said only in the step of such a read.
+4. The ring goes over all live nodes in every phase: members may all be dead, and while the first round gathers there
+   are none. While gathering everyone expected is watched too, so that k dead in a row are not found one by one.
+5. After a gap in its own beats longer than the silence limit an agent may have been counted out. It says and starts
+   nothing until it has read the journal.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from attrs import evolve
+
+from .agent import Agent
+from .commands import Beat, Command
+from .entries import Lost, Node
+from .events import Counters
+from .job import Gathering, Job
+
+NEIGHBOURS = 2
+"""Nodes that each watches: the cost per node stays constant."""
+
+
+def is_beating(agent: Agent) -> bool:
+    """A node of a job that can only ever have one has nobody to hear it."""
+    return agent.job.terms.max_nodes > 1 and agent.was_live and agent.result is None
+
+
+def is_fresh(agent: Agent) -> bool:
+    """This node has not been silent to the others for so long that they may have counted it out."""
+    if not is_beating(agent):
+        return True
+    acked_at = agent.pulse.acked_at
+    return acked_at is not None and not agent.pulse.gap and agent.at - acked_at <= agent.job.terms.silence_s
+
+
+def is_fenced(agent: Agent) -> bool:
+    at = fence_at(agent)
+    return at is not None and agent.at >= at
+
+
+def fence_at(agent: Agent) -> float | None:
+    """When this node must kill its workers for want of an acknowledged beat."""
+    fence_s, acked_at = agent.job.terms.fence_s, agent.pulse.acked_at
+    if fence_s is None or acked_at is None or not is_beating(agent) or not agent.workers.alive:
+        return None
+    return acked_at + fence_s
+
+
+def watched(job: Job, me: Node) -> tuple[Node, ...]:
+    """Whom `me` watches: the next two live nodes in seat order, and while gathering all expected."""
+    ring = sorted((j.node for j in job.live.values()), key=lambda n: (job.seats.get(n.id, len(job.seats)), n.id))
+    if me in ring:
+        i = ring.index(me)
+        ring = ring[i + 1 :] + ring[:i]
+    near = ring[:NEIGHBOURS]
+    if isinstance(job.phase, Gathering):
+        near += sorted(n for n in job.phase.expected if n != me and n not in near)
+    return tuple(near)
+
+
+def heard(agent: Agent, event: Counters) -> Agent:
+    """Take in a read of the counters."""
+    pulse, count = agent.pulse, event.counts.get(agent.me)
+    if count is None or count <= pulse.count:
+        return agent  # not a fresh read: nothing is known about anybody
+    # A pause of this agent is not the silence of another: no read counts for more than two beats.
+    since = pulse.acked_at if pulse.acked_at is not None else agent.at
+    elapsed = min(agent.at - since, 2 * agent.job.terms.beat_s)
+    news: dict[Node, tuple[int, float]] = {}
+    for node in pulse.watch:
+        now = event.counts.get(node, 0)
+        before, silent_s = pulse.heard.get(node, (-1, 0.0))
+        news[node] = (now, silent_s + elapsed if now == before else 0.0)
+    return evolve(agent, pulse=evolve(pulse, count=count, acked_at=agent.at, heard=news))
+
+
+def accusations(agent: Agent) -> Iterator[Lost]:
+    """Whom to call lost, in the step of a fresh read."""
+    for node, (_, silent_s) in agent.pulse.heard.items():
+        if silent_s >= agent.job.terms.silence_s and agent.job.is_live(node):
+            yield Lost(node, agent.me)
+
+
+def drive_beats(agent: Agent) -> tuple[Agent, list[Command]]:
+    """Beat if it is time."""
+    if not is_beating(agent):
+        return agent, []
+    at = beat_at(agent)
+    if at is not None and agent.at < at:
+        return agent, []
+    watch = watched(agent.job, agent.me)
+    return evolve(agent, pulse=evolve(agent.pulse, beat_at=agent.at, watch=watch)), [Beat(agent.me, watch)]
+
+
+def beat_at(agent: Agent) -> float | None:
+    """When the next beat is due. None: at once."""
+    if not is_beating(agent) or agent.pulse.beat_at is None:
+        return None
+    return agent.pulse.beat_at + agent.job.terms.beat_s
+
+
+def noticed_gap(agent: Agent) -> Agent:
+    """Mark a gap in this node's own beats, as soon as any event shows it."""
+    pulse = agent.pulse
+    if pulse.gap or pulse.acked_at is None or not is_beating(agent):
+        return agent
+    if agent.at - pulse.acked_at <= agent.job.terms.silence_s:
+        return agent
+    return evolve(agent, pulse=evolve(pulse, gap=True))

@@ -1,0 +1,141 @@
+"""What this node's workers should do: derived from the state at every step, never remembered.
+
+1. Workers run for the sealed round that this incarnation is a member of, once, and for nothing else.
+2. The next round's workers start only after `WorkersStopped`.
+3. When there are several reasons to stop, the first below is given.
+"""
+
+from __future__ import annotations
+
+from attrs import evolve
+
+from .agent import Agent, Workers
+from .commands import SIGKILL, SIGTERM, Command, StartWorkers, StopWorkers
+from .entries import WorkerFailure
+from .events import WorkersExited, WorkersStarted, WorkersStopped
+from .job import Running
+from .ranks import assign
+from .reasons import AllSucceeded, CutOff, DeclaredLost, Reason, SignalReceived, WorkerFailed
+from .restart import root_cause_of
+from .states import WorkerState
+from .watching import is_fresh, is_fenced
+
+
+def started(agent: Agent, event: WorkersStarted) -> Agent:
+    workers = agent.workers
+    if event.round != workers.round or workers.state is not WorkerState.INIT:
+        return agent
+    return evolve(agent, workers=evolve(workers, state=WorkerState.HEALTHY))
+
+
+def exited(agent: Agent, event: WorkersExited) -> Agent:
+    """Exits that follow the agent's own stop are its doing and blame nobody."""
+    workers = agent.workers
+    if event.round != workers.round or workers.stopping is not None or not workers.alive:
+        return agent
+    exits = dict(workers.exits) | {e.local_rank: e for e in event.exits}
+    if any(e.failure for e in exits.values()):
+        state = WorkerState.FAILED
+    elif len(exits) == agent.spec.local_world_size:
+        state = WorkerState.SUCCEEDED
+    else:
+        state = workers.state
+    return evolve(agent, workers=evolve(workers, exits=exits, state=state))
+
+
+def stopped(agent: Agent, event: WorkersStopped) -> Agent:
+    workers = agent.workers
+    if event.round != workers.round or not workers.alive:
+        return agent
+    state = workers.state
+    if event.stuck:
+        state = WorkerState.UNKNOWN
+    elif state not in (WorkerState.FAILED, WorkerState.SUCCEEDED):
+        state = WorkerState.STOPPED
+    workers = evolve(workers, alive=False, stopping=None, state=state, stuck=event.stuck)
+    return evolve(agent, workers=workers, port=event.port)
+
+
+def failures(workers: Workers) -> tuple[WorkerFailure, ...]:
+    return tuple(e.failure for _, e in sorted(workers.exits.items()) if e.failure is not None)
+
+
+def drive_workers(agent: Agent) -> tuple[Agent, list[Command]]:
+    """Bring the workers closer to what they should do, by at most one command."""
+    if agent.workers.alive:
+        return _stop(agent)
+    if _should_start(agent):
+        return _start(agent)
+    return agent, []
+
+
+def _should_start(agent: Agent) -> bool:
+    job, workers = agent.job, agent.workers
+    return (
+        isinstance(job.phase, Running)
+        and job.epoch == agent.epoch
+        and agent.me in job.member_nodes
+        and agent.me not in job.succeeded
+        and (workers.node, workers.epoch, workers.round) != (agent.me, job.epoch, job.round)
+        and agent.leaving is None
+        and agent.end is None
+        and is_fresh(agent)
+    )
+
+
+def _start(agent: Agent) -> tuple[Agent, list[Command]]:
+    job = agent.job
+    assignment = assign(
+        job.members,
+        agent.me,
+        round=job.round,
+        restart_count=job.spent,
+        max_restarts=job.terms.restarts.max_restarts,
+    )
+    workers = Workers(node=agent.me, epoch=job.epoch, round=job.round, alive=True, assignment=assignment)
+    # The port is in use from now on; `WorkersStopped` brings a fresh one.
+    return evolve(agent, workers=workers, port=0), [StartWorkers(job.round, assignment)]
+
+
+def _stop(agent: Agent) -> tuple[Agent, list[Command]]:
+    workers, request = agent.workers, agent.leaving
+    if workers.stopping is not None:
+        if request is None or request.kill_at >= workers.kill_at:
+            return agent, []
+        why, signal, kill_at = workers.stopping, request.signal, request.kill_at
+    else:
+        reason = _why_stop(agent)
+        if reason is None:
+            return agent, []
+        why, signal, kill_at = reason, SIGTERM, agent.at + agent.spec.grace_s
+        if isinstance(why, SignalReceived) and request is not None:
+            signal, kill_at = request.signal, request.kill_at
+        elif isinstance(why, CutOff):
+            signal, kill_at = SIGKILL, agent.at
+    state = WorkerState.UNHEALTHY if workers.state is WorkerState.HEALTHY else workers.state
+    workers = evolve(workers, stopping=why, kill_at=kill_at, state=state)
+    command = StopWorkers(workers.round, signal, max(0.0, kill_at - agent.at), why)
+    return evolve(agent, workers=workers), [command]
+
+
+def _why_stop(agent: Agent) -> Reason | None:
+    """Why workers that are alive must not be; None if they should run on."""
+    job, workers = agent.job, agent.workers
+    assert workers.node is not None, "workers are alive, so a node started them"
+    if agent.end is not None:
+        return agent.end
+    if workers.state is WorkerState.FAILED:
+        return WorkerFailed(workers.node, root_cause_of(failures(workers)))
+    if workers.state is WorkerState.SUCCEEDED:
+        return AllSucceeded()  # they are gone, but what they left behind may not be
+    if agent.leaving is not None:
+        return SignalReceived(agent.leaving.signal)
+    if agent.outcome is not None:
+        return agent.outcome.why
+    if job.is_gone(workers.node):
+        return DeclaredLost()
+    if is_fenced(agent):
+        return CutOff(job.terms.fence_s or 0.0)
+    if not isinstance(job.phase, Running) or job.round != workers.round:
+        return job.why
+    return None
