@@ -5,11 +5,11 @@ An adapter turns exceptions of the world into events where they happen; none of 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Protocol
 
 from reknit.core.commands import StartWorkers, StopWorkers
-from reknit.core.entries import Entry
+from reknit.core.entries import Entry, Node
 from reknit.core.events import Event
 
 
@@ -20,6 +20,24 @@ class Journal(Protocol):
 
     def read(self, after: int, wait_s: float = 0.0) -> Sequence[Entry]:
         """The entries from position `after` on, waiting up to `wait_s` seconds for the first of them."""
+        ...
+
+
+class Liveness(Protocol):
+    """One counter per incarnation of a node: counters, never clocks."""
+
+    def beat(self, node: Node) -> None: ...
+
+    def counters(self, nodes: Iterable[Node]) -> Mapping[Node, int]:
+        """The counters of these nodes; one that never beat is missing."""
+        ...
+
+
+class Requests(Protocol):
+    """Signals to this process, or an embedder's wish, that the node leaves."""
+
+    def taken(self) -> Sequence[int]:
+        """The signal numbers that came since the last call. Never waits."""
         ...
 
 

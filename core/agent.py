@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from enum import Enum
 
-from attrs import field, frozen
+from attrs import field
 
 from .commands import Result
 from .entries import Entry, Node, NodeId, Terms
@@ -14,6 +14,7 @@ from .job import Job, Outcome
 from .ranks import Assignment
 from .reasons import Reason
 from .states import WorkerState
+from .values import frozen
 
 
 @frozen
@@ -35,7 +36,7 @@ class Spec:
     resay_s: float = 2.0
     """An entry that does not show up in the journal is said again after this."""
     store_timeout_s: float = 300.0
-    """The longest outage of the journal that workers are kept through, and the longest wait for a last word to be seen."""
+    """The longest outage of the journal that workers are kept through, and the longest wait for a last word."""
 
 
 @frozen

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from attrs import field, frozen
+from attrs import field
 
 from .entries import Entry, Node, WorkerFailure
 from .ranks import Assignment
 from .reasons import Reason
 from .states import WorkerState
+from .values import frozen
 
 # The core must not import `signal`; these two numbers are the same on every POSIX system.
 SIGTERM = 15
@@ -30,8 +31,10 @@ class Append:
 
 @frozen
 class StartWorkers:
-    """Start all workers of a round. Answered by `WorkersStarted`, then `WorkersExited` as they end; those that could not
-    be started are reported in `WorkersExited` likewise."""
+    """Start all workers of a round. Answered by `WorkersStarted`, then `WorkersExited` as they end.
+
+    Those that could not be started are reported in `WorkersExited` likewise.
+    """
 
     round: int
     assignment: Assignment

@@ -9,12 +9,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import islice
 
-from attrs import evolve
-
 from .agent import Agent, Timer
 from .entries import Admission
 from .job import Gathering, Running, admissible, can_seal, coming
 from .restart import backoff_s
+from .values import evolve
 from .watching import beat_at, fence_at, is_beating
 
 STAGGER_S = 0.2

@@ -8,14 +8,13 @@
 
 from __future__ import annotations
 
-from attrs import evolve
-
 from .agent import Agent, Timer
 from .commands import Command, Finish, Result
 from .deadlines import is_due
 from .job import Outcome, Verdict
 from .reasons import CannotStop, SignalReceived
 from .states import WorkerState
+from .values import evolve
 from .wanted import farewell
 
 

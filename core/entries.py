@@ -14,7 +14,7 @@ from __future__ import annotations
 from enum import Enum
 from typing import NewType
 
-from attrs import frozen
+from .values import frozen
 
 NodeId = NewType("NodeId", str)
 
@@ -22,12 +22,15 @@ FORMAT = 1
 """Version of the entries and of the fold. Agents of one job must agree on it."""
 
 
-@frozen(order=True)
+@frozen
 class Node:
     """One incarnation of an agent's host. Every new agent process on the host is a new incarnation."""
 
     id: NodeId
     incarnation: int = 0
+
+    def __lt__(self, other: Node) -> bool:
+        return (self.id, self.incarnation) < (other.id, other.incarnation)
 
     def __str__(self) -> str:
         return f"{self.id}.{self.incarnation}" if self.incarnation else self.id
@@ -49,7 +52,7 @@ class RestartPolicy:
     """How often a job may be knit together again."""
 
     max_restarts: int = 0
-    """Failures that the whole job survives. A round that ends because of one spends 1, whatever the number of workers."""
+    """Failures that the whole job survives. A round that ends because of one or more spends 1."""
     max_unspent: int = 1000
     """Rounds that may end for another reason (nodes lost, leaving, admitted): what stops a flapping node."""
     backoff_s: float = 0.0
@@ -197,6 +200,4 @@ class Filler:
     """Said by a reader in place of a writer that died between reserving a slot and writing it."""
 
 
-Entry = (
-    Opened | Joined | LastCall | Admit | GaveUp | Failed | Succeeded | Lost | Leaving | Left | Aborted | Filler
-)
+Entry = Opened | Joined | LastCall | Admit | GaveUp | Failed | Succeeded | Lost | Leaving | Left | Aborted | Filler

@@ -10,9 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from attrs import frozen
-
 from .entries import Entry, Node, WorkerFailure
+from .values import frozen
 
 
 @frozen

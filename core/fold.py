@@ -15,8 +15,6 @@ from collections.abc import Iterable, Mapping
 from functools import reduce
 from typing import assert_never
 
-from attrs import evolve
-
 from .entries import (
     Aborted,
     Admit,
@@ -44,9 +42,10 @@ from .reasons import (
     TooFewNodes,
 )
 from .restart import judge, root_cause
+from .values import evolve
 
 
-def fold(job: Job, entry: Entry) -> Job:
+def fold(job: Job, entry: Entry) -> Job:  # noqa: C901  # a dispatcher: one arm per entry
     """The job after one more entry."""
     if isinstance(entry, Opened):
         return _opened(job, entry)
@@ -246,7 +245,7 @@ def _settled(job: Job) -> Job:
 
 
 def _sealed(job: Job) -> Job:
-    """Start the gathered round with the nodes that are ready: old members first, then old seats, then the journal's order."""
+    """Start the gathered round: of the ready, old members come first, then old seats, then the journal's order."""
     candidates = ready(job)
     candidates.sort(key=lambda j: (j.node not in job.member_nodes, j.node.id not in job.seats))
     chosen = candidates[: room(job)]

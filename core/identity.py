@@ -8,7 +8,7 @@
 
 from __future__ import annotations
 
-from attrs import evolve, fields
+from attrs import fields
 
 from .agent import Agent, Pulse
 from .entries import Node, Terms
@@ -17,6 +17,7 @@ from .fold import fold_all
 from .job import Closed, Running, Unopened, Verdict
 from .reasons import AlreadyFinished, Replaced, TermsDiffer
 from .states import WorkerState
+from .values import evolve
 from .wanted import owed
 
 
@@ -95,9 +96,7 @@ def _after_gap(agent: Agent) -> Agent:
 
 def _is_over(agent: Agent) -> bool:
     """This agent is on its way out: to be gone in the journal is its wish."""
-    return bool(
-        agent.leaving is not None or agent.end is not None or agent.outcome is not None or agent.workers.stuck
-    )
+    return bool(agent.leaving is not None or agent.end is not None or agent.outcome is not None or agent.workers.stuck)
 
 
 def _renewed(agent: Agent) -> Agent:

@@ -12,10 +12,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from enum import Enum
 
-from attrs import field, frozen
+from attrs import field
 
 from .entries import Admission, Failed, Joined, Node, NodeId, Terms
 from .reasons import Reason
+from .values import frozen
 
 
 class Verdict(Enum):

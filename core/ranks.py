@@ -12,9 +12,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from attrs import frozen
-
 from .entries import Joined, Node
+from .values import frozen
 
 
 @frozen
@@ -70,8 +69,7 @@ def assign(
         master_addr=members[0].address,
         master_port=members[0].port,
         workers=tuple(
-            WorkerRanks(local_rank=i, rank=base + i, role_rank=role_base + i)
-            for i in range(me.local_world_size)
+            WorkerRanks(local_rank=i, rank=base + i, role_rank=role_base + i) for i in range(me.local_world_size)
         ),
         restart_count=restart_count,
         max_restarts=max_restarts,

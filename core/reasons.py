@@ -5,9 +5,8 @@ A reason names the nodes and workers that it is about, so that a caller can act 
 
 from __future__ import annotations
 
-from attrs import frozen
-
 from .entries import Node, WorkerFailure
+from .values import frozen
 
 
 @frozen

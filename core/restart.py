@@ -11,11 +11,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from attrs import evolve
-
 from .entries import Failed, WorkerFailure
 from .job import Gathering, Job
 from .reasons import BudgetSpent, Reason, Unstable, WorkerFailed
+from .values import evolve
 
 ECHOES = (
     "connection reset",

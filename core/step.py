@@ -14,10 +14,8 @@ from __future__ import annotations
 
 from typing import assert_never
 
-from attrs import evolve, frozen
-
 from .agent import Agent, StopRequest, Timer
-from .commands import Command
+from .commands import SIGKILL, Command
 from .deadlines import is_due, next_wake, run_timers
 from .ending import drive_end
 from .entries import Lost, Node
@@ -28,13 +26,14 @@ from .events import (
     JournalFailed,
     Started,
     StopRequested,
+    Woken,
     WorkersExited,
     WorkersStarted,
     WorkersStopped,
-    Woken,
 )
 from .identity import after_private_loss, read
 from .reasons import StoreLost
+from .values import evolve, frozen
 from .wanted import drive_sayings
 from .watching import accusations, drive_beats, heard, noticed_gap
 from .working import drive_workers, exited, started, stopped
@@ -112,14 +111,15 @@ def _out_of_patience(agent: Agent) -> Agent:
 
 
 def _asked_to_stop(agent: Agent, event: StopRequested) -> Agent:
-    """Another request shortens the grace and never starts it again."""
+    """Another request shortens the grace and never starts it again. SIGKILL stands for no grace at all."""
     before = agent.leaving
     if before is None:
-        request = StopRequest(event.signal, agent.at, 1, agent.at + agent.spec.grace_s)
+        grace_s = 0.0 if event.signal == SIGKILL else agent.spec.grace_s
+        request = StopRequest(event.signal, agent.at, 1, agent.at + grace_s)
     elif event.signal == before.signal and agent.at - before.at < REPEAT_S:
         return agent
     else:
-        left_s = HURRY_S if before.count == 1 else 0.0
+        left_s = HURRY_S if before.count == 1 and event.signal != SIGKILL else 0.0
         request = StopRequest(before.signal, agent.at, before.count + 1, min(before.kill_at, agent.at + left_s))
     return evolve(agent, leaving=request)
 

@@ -10,8 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from attrs import evolve
-
 from .agent import Agent, Timer
 from .commands import Append, Command
 from .deadlines import is_due
@@ -30,6 +28,7 @@ from .entries import (
 )
 from .job import Closed, Gathering, Running, Unopened, Verdict
 from .states import WorkerState
+from .values import evolve
 from .working import failures
 
 

@@ -15,13 +15,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from attrs import evolve
-
 from .agent import Agent
 from .commands import Beat, Command
 from .entries import Lost, Node
 from .events import Counters
 from .job import Gathering, Job
+from .values import evolve
 
 NEIGHBOURS = 2
 """Nodes that each watches: the cost per node stays constant."""

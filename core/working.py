@@ -7,8 +7,6 @@
 
 from __future__ import annotations
 
-from attrs import evolve
-
 from .agent import Agent, Workers
 from .commands import SIGKILL, SIGTERM, Command, StartWorkers, StopWorkers
 from .entries import WorkerFailure
@@ -18,7 +16,8 @@ from .ranks import assign
 from .reasons import AllSucceeded, CutOff, DeclaredLost, Reason, SignalReceived, WorkerFailed
 from .restart import root_cause_of
 from .states import WorkerState
-from .watching import is_fresh, is_fenced
+from .values import evolve
+from .watching import is_fenced, is_fresh
 
 
 def started(agent: Agent, event: WorkersStarted) -> Agent:

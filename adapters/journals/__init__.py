@@ -1,0 +1,1 @@
+"""The stores that can hold a job's journal."""

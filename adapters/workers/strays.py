@@ -1,0 +1,92 @@
+"""What workers leave behind: descendants that this process has adopted, as a subreaper, when their parents died.
+
+Only to be used where every child of this process belongs to the job.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Collection
+
+from reknit.adapters.children import children, signal_process
+from reknit.adapters.ports import Clock
+
+from .leaders import PidWatch
+
+_GRACE_S = 1.0
+STUCK_AFTER_S = 5.0
+"""A process that survives SIGKILL for that long waits for something in the kernel, and so would we."""
+
+
+class _Stray:
+    def __init__(self, pid: int, clock: Clock, seen_at: float) -> None:
+        self.watch = PidWatch(pid, clock)
+        self.kill_at = seen_at + _GRACE_S
+        self.killed_at: float | None = None
+
+
+class Strays:
+    """All children of this process that are not leaders of the round."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._pressed: dict[int, _Stray] = {}
+        self._given_up: set[int] = set()
+
+    def alive(self, leaders: Collection[int]) -> list[int]:
+        """Reap the dead ones, or they would pile up for days; the pids of the others, but for those given up."""
+        found = [pid for pid in children() if pid not in leaders and not _reap(pid)]
+        for pid in self._pressed.keys() - set(found):
+            self._pressed.pop(pid).watch.close()
+        self._given_up &= set(found)
+        return [pid for pid in found if pid not in self._given_up]
+
+    def press(self, pids: Collection[int], now: float, kill_at: float, signalled: Collection[int]) -> None:
+        """SIGTERM at first sight, SIGKILL a second later, or at `kill_at` if that is earlier.
+
+        `signalled`: process groups that were told to end already. Some programs take a second SIGTERM for "at once".
+        """
+        for pid in pids:
+            stray = self._pressed.get(pid)
+            if stray is None:
+                stray = self._pressed[pid] = _Stray(pid, self._clock, now)
+                if now < kill_at and _group(pid) not in signalled:
+                    signal_process(pid, signal.SIGTERM)
+                    signal_process(pid, signal.SIGCONT)
+            stray.kill_at = min(stray.kill_at, kill_at)
+            if now >= stray.kill_at and stray.killed_at is None:
+                stray.killed_at = now
+                signal_process(pid, signal.SIGKILL)
+
+    def stuck(self, pids: Collection[int], now: float) -> bool:
+        """Are these all that is left, and beyond SIGKILL?"""
+        killed = [self._pressed[pid].killed_at for pid in pids if pid in self._pressed]
+        return len(killed) == len(pids) and all(at is not None and now >= at + STUCK_AFTER_S for at in killed)
+
+    @property
+    def wakes_at(self) -> float | None:
+        return min(
+            (s.kill_at if s.killed_at is None else s.killed_at + STUCK_AFTER_S for s in self._pressed.values()),
+            default=None,
+        )
+
+    def give_up(self, pids: Collection[int]) -> None:
+        """Wait for these no more, in this round or a later one. They are reaped if they end after all."""
+        self._given_up |= set(pids)
+        for pid in list(self._pressed):
+            self._pressed.pop(pid).watch.close()
+
+
+def _reap(pid: int) -> bool:
+    try:
+        return os.waitpid(pid, os.WNOHANG)[0] != 0
+    except ChildProcessError:
+        return True
+
+
+def _group(pid: int) -> int:
+    try:
+        return os.getpgid(pid)
+    except ProcessLookupError:
+        return 0

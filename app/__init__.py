@@ -1,0 +1,1 @@
+"""The command line: parse, wire, drive, report. Knows core and adapters; nobody knows it."""

@@ -1,0 +1,54 @@
+"""The `reknit` command: one module per verb. Imports nothing before it knows which."""
+
+from __future__ import annotations
+
+import sys
+
+_HELP = """\
+usage: reknit run [options] script [script arguments]
+       reknit run --help
+       reknit --version
+
+reknit launches the workers of a PyTorch job, watches them, and knits the group together again when one fails.
+It takes torchrun's options.
+"""
+
+
+def main() -> int:
+    argv = sys.argv[1:]
+    if sys.platform == "win32":
+        print("reknit: Windows is not supported; WSL is", file=sys.stderr)
+        return 1
+    verb = argv[0] if argv else "--help"
+    if verb == "run":
+        _run(argv[1:])
+    elif verb in ("--version", "-V"):
+        from reknit import __version__
+
+        print(f"reknit {__version__}")
+    elif verb in ("--help", "-h"):
+        print(_HELP, end="")
+    else:
+        print(f"reknit: {verb} is no command; see reknit --help", file=sys.stderr)
+        return 2
+    return 0
+
+
+def _run(argv: list[str]) -> None:
+    import gc
+
+    # What is imported stays: the collector would walk it again and again while nothing is garbage.
+    gc.disable()
+    from reknit.adapters.warden import guard
+
+    guard(lambda life_line: _as_agent(argv, life_line))
+
+
+def _as_agent(argv: list[str], life_line: int) -> int:
+    from .run import run
+
+    return run(argv, life_line)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,175 @@
+"""From text to what the agent and its workers need. The only place that judges a user's input, with `UsageError`."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Mapping
+
+from attrs import frozen
+
+from reknit.adapters.streams import StreamSettings
+from reknit.core.agent import Spec
+from reknit.core.entries import NodeId, RestartPolicy, Terms
+
+from .options import Parsed, UsageError
+
+
+@frozen
+class Config:
+    """A run of one agent."""
+
+    spec: Spec
+    run_id: str
+    argv: tuple[str, ...]
+    """The workers' command line."""
+    log_base: str
+    """Empty: a temporary folder, removed if nobody needs it."""
+    streams: StreamSettings
+    signals: tuple[int, ...]
+    omp_num_threads: str = ""
+    """OMP_NUM_THREADS for the workers, if it must be set."""
+    verbose: bool = False
+
+
+def configure(parsed: Parsed, environ: Mapping[str, str]) -> Config:
+    """Raises `UsageError`."""
+    _one_node(parsed)
+    argv = _command(parsed, environ)
+    workers = _workers(parsed["nproc-per-node"])
+    terms = Terms(restarts=RestartPolicy(max_restarts=_number(parsed, "max-restarts", least=0)))
+    spec = Spec(
+        node_id=NodeId(os.uname().nodename or "localhost"),
+        address="127.0.0.1",
+        terms=terms,
+        role=parsed["role"],
+        local_world_size=workers,
+        grace_s=_seconds(parsed, "shutdown-timeout"),
+    )
+    _seconds(parsed, "monitor-interval")
+    return Config(
+        spec=spec,
+        run_id=parsed["rdzv-id"] or os.urandom(8).hex(),
+        argv=argv,
+        log_base=parsed["log-dir"],
+        streams=StreamSettings(
+            redirects=_masks(parsed, "redirects"),
+            tee=_masks(parsed, "tee"),
+            shown=_local_ranks(parsed),
+            prefix=parsed["log-line-prefix-template"] or environ.get("TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE", ""),
+        ),
+        signals=_signals(parsed["signals-to-handle"]),
+        omp_num_threads="1" if workers > 1 and "OMP_NUM_THREADS" not in environ else "",
+        verbose=bool(parsed["verbose"]),
+    )
+
+
+def _one_node(parsed: Parsed) -> None:
+    low, colon, high = parsed["nnodes"].partition(":")
+    try:
+        nodes = int(low), int(high if colon else low)
+    except ValueError:
+        raise UsageError(f"--nnodes={parsed['nnodes']}: a number, or MIN:MAX") from None
+    if not 0 < nodes[0] <= nodes[1]:
+        raise UsageError(f"--nnodes={parsed['nnodes']}: 0 < MIN <= MAX")
+    if nodes != (1, 1) and not parsed["standalone"]:
+        raise UsageError(f"--nnodes={parsed['nnodes']}: this version runs one node")
+
+
+def _command(parsed: Parsed, environ: Mapping[str, str]) -> tuple[str, ...]:
+    script = parsed.script
+    if not script:
+        raise UsageError("no script; usage: reknit run [options] script [script arguments]")
+    if parsed["no-python"]:
+        if parsed["module"]:
+            raise UsageError("--module and --no-python exclude each other")
+        return (script, *parsed.args)
+    python = environ.get("PYTHON_EXEC") or sys.executable
+    if parsed["module"]:
+        return (python, "-u", "-m", script, *parsed.args)
+    _readable(script)
+    return (python, "-u", script, *parsed.args)
+
+
+def _readable(script: str) -> None:
+    """Python would say the same, once per worker."""
+    if not os.path.exists(script):
+        raise UsageError(f"script {script} does not exist")
+    if os.path.isdir(script) and not os.path.exists(os.path.join(script, "__main__.py")):
+        raise UsageError(f"script {script} is a folder without __main__.py")
+    if not os.access(script, os.R_OK):
+        raise UsageError(f"script {script} cannot be read")
+
+
+def _workers(text: str) -> int:
+    if text in ("cpu", "gpu", "xpu", "auto"):
+        from .devices import count
+
+        return count(text)
+    try:
+        workers = int(text)
+    except ValueError:
+        raise UsageError(f"--nproc-per-node={text}: a number, cpu, gpu, xpu or auto") from None
+    if workers < 1:
+        raise UsageError(f"--nproc-per-node={text}: at least 1")
+    return workers
+
+
+def _number(parsed: Parsed, name: str, *, least: int) -> int:
+    try:
+        number = int(parsed[name])
+    except ValueError:
+        raise UsageError(f"--{name}={parsed[name]}: a whole number expected") from None
+    if number < least:
+        raise UsageError(f"--{name}={number}: at least {least}")
+    return number
+
+
+def _seconds(parsed: Parsed, name: str) -> float:
+    try:
+        seconds = float(parsed[name])
+    except ValueError:
+        raise UsageError(f"--{name}={parsed[name]}: a number of seconds expected") from None
+    if not 0 <= seconds < float("inf"):
+        raise UsageError(f"--{name}={parsed[name]}: zero or more seconds")
+    return seconds
+
+
+def _masks(parsed: Parsed, name: str) -> int | Mapping[int, int]:
+    """`3`, or `0:1,1:3`. torchrun takes local ranks of one digit only; here they may have more."""
+    text = parsed[name]
+    try:
+        if ":" not in text:
+            masks: int | dict[int, int] = int(text)
+            found = {masks}
+        else:
+            pairs = [pair.split(":") for pair in text.split(",")]
+            masks = {int(rank): int(mask) for rank, mask in pairs}
+            found = set(masks.values())
+    except ValueError:
+        found, masks = {-1}, 0
+    if not found <= {0, 1, 2, 3}:
+        raise UsageError(f"--{name}={text}: 0, 1, 2 or 3, or RANK:N,RANK:N with such N")
+    return masks
+
+
+def _local_ranks(parsed: Parsed) -> frozenset[int]:
+    text = parsed["local-ranks-filter"]
+    try:
+        return frozenset(int(rank) for rank in text.split(",")) if text else frozenset()
+    except ValueError:
+        raise UsageError(f"--local-ranks-filter={text}: numbers, separated by commas") from None
+
+
+def _signals(text: str) -> tuple[int, ...]:
+    """Raises for a name that is none, and for SIGKILL and SIGSTOP, which nobody can handle."""
+    numbers = []
+    for name in filter(None, (word.strip() for word in text.split(","))):
+        number = getattr(signal, name, None)
+        if not isinstance(number, signal.Signals):
+            raise UsageError(f"--signals-to-handle: {name} is no signal of this system")
+        if number in (signal.SIGKILL, signal.SIGSTOP):
+            raise UsageError(f"--signals-to-handle: {name} cannot be handled")
+        numbers.append(int(number))
+    return tuple(numbers)

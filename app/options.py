@@ -1,0 +1,149 @@
+"""The options of `reknit run`: torchrun's names and meanings, as a table, and the parser that reads it.
+
+Not argparse: it costs 5 to 8 ms before the first worker is spawned, of a hundred, and what is needed fits on a page.
+
+1. Everything after the script belongs to the script.
+2. An option has a dash and an underscore spelling. Its default comes from `PET_<NAME>` (torchrun's environment), then
+   from the table; the command line beats both.
+3. A wrong option is a `UsageError` that names it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from attrs import frozen
+
+
+class UsageError(Exception):
+    """What the user asked for cannot be done. The message names the option, the variable or the file."""
+
+
+@frozen
+class Option:
+    name: str
+    """The long spelling without dashes; the key of the parsed value."""
+    help: str
+    metavar: str = ""
+    """Empty: a flag."""
+    default: str = ""
+    short: str = ""
+
+    @property
+    def variable(self) -> str:
+        return "PET_" + self.name.replace("-", "_").upper()
+
+
+OPTIONS = (
+    Option("standalone", "one node, no rendezvous: nothing else may be needed. It is also what happens without it"),
+    Option("nnodes", "number of nodes; this version runs 1", "N", "1"),
+    Option("nproc-per-node", "workers on this node: a number, cpu, gpu, xpu or auto", "N", "1"),
+    Option("max-restarts", "failures that the whole job survives", "N", "0"),
+    Option("rdzv-id", "id of the job (default: a random one)", "ID"),
+    Option("role", "role of the workers", "NAME", "default"),
+    Option("module", "the script is a module: python -m", short="m"),
+    Option("no-python", "execute the script itself, not Python with it"),
+    Option("log-dir", "folder for the workers' output and error files (default: a temporary one)", "DIR"),
+    Option("redirects", "what goes to files: 0 nothing, 1 stdout, 2 stderr, 3 both; or RANK:N,RANK:N", "N", "0", "r"),
+    Option("tee", "likewise, but shown as well, with a prefix", "N", "0", "t"),
+    Option("local-ranks-filter", "show the output of these local ranks only", "RANK,RANK"),
+    Option("log-line-prefix-template", "prefix of teed lines, with ${role_name}, ${local_rank}, ${rank}", "TEXT"),
+    Option(
+        "signals-to-handle",
+        "signals that end the job in order; any other kills the agent, and with it the workers",
+        "NAMES",
+        "SIGTERM,SIGINT,SIGHUP,SIGQUIT",
+    ),
+    Option("shutdown-timeout", "seconds between the signal that stops workers and SIGKILL", "S", "30"),
+    Option("monitor-interval", "accepted and without effect: nothing is polled here", "S", "0.1"),
+    Option("verbose", "say every event and command of the agent on stderr", short="v"),
+    Option("help", "this text", short="h"),
+)
+_BY_SPELLING = {f"--{o.name}": o for o in OPTIONS} | {f"-{o.short}": o for o in OPTIONS if o.short}
+_TRUE, _FALSE = ("1", "true", "yes", "on"), ("0", "false", "no", "off", "")
+
+
+@frozen
+class Parsed:
+    """What was asked for, as text. A flag is "1" or ""."""
+
+    values: Mapping[str, str]
+    script: str
+    args: tuple[str, ...]
+    given: frozenset[str] = frozenset()
+    """Options from the command line or the environment, not from the table."""
+
+    def __getitem__(self, name: str) -> str:
+        return self.values[name]
+
+
+def parse(argv: Sequence[str], environ: Mapping[str, str]) -> Parsed:
+    """Read a command line. Raises `UsageError`."""
+    given = dict(_from_environment(environ))
+    at = 0
+    while at < len(argv) and argv[at].startswith("-") and argv[at] != "-":
+        if argv[at] == "--":
+            at += 1
+            break
+        option, value = _recognised(argv[at])
+        at += 1
+        if value is None and option.metavar:
+            if at == len(argv):
+                raise UsageError(f"--{option.name} needs a value: --{option.name}={option.metavar}")
+            value = argv[at]
+            at += 1
+        elif value is not None and not option.metavar:
+            raise UsageError(f"--{option.name} takes no value")
+        given[option.name] = "1" if value is None else value
+    values = {o.name: o.default for o in OPTIONS} | given
+    script = argv[at] if at < len(argv) else ""
+    return Parsed(values, script, tuple(argv[at + 1 :]), frozenset(given))
+
+
+def _recognised(word: str) -> tuple[Option, str | None]:
+    """The option that a word names, and the value that is in the same word."""
+    if not word.startswith("--"):
+        option = _BY_SPELLING.get(word[:2])
+        if option is not None and (len(word) == 2 or option.metavar):
+            return option, word[2:].removeprefix("=") if len(word) > 2 else None
+    else:
+        name, equals, value = word.partition("=")
+        option = _BY_SPELLING.get(name.replace("_", "-"))
+        if option is not None:
+            return option, value if equals else None
+    raise UsageError(f"unknown option {word.partition('=')[0]}{_suggestion(word)}")
+
+
+def _suggestion(word: str) -> str:
+    from difflib import get_close_matches
+
+    close = get_close_matches(word.partition("=")[0].replace("_", "-"), _BY_SPELLING, n=1)
+    return f"; did you mean {close[0]}?" if close else "; see reknit run --help"
+
+
+def _from_environment(environ: Mapping[str, str]) -> list[tuple[str, str]]:
+    found = []
+    for option in OPTIONS:
+        value = environ.get(option.variable)
+        if value is None or option.name == "help":
+            continue
+        if not option.metavar:
+            if value.lower() not in _TRUE + _FALSE:
+                raise UsageError(f"{option.variable}={value}: 0 or 1 expected")
+            value = "1" if value.lower() in _TRUE else ""
+        found.append((option.name, value))
+    return found
+
+
+def help_text() -> str:
+    """The text of `reknit run --help`."""
+    lines = ["usage: reknit run [options] script [script arguments]", ""]
+    for option in OPTIONS:
+        spelling = f"--{option.name}" + (f"={option.metavar}" if option.metavar else "")
+        if option.short:
+            spelling = f"-{option.short}, {spelling}"
+        default = f" (default: {option.default})" if option.default else ""
+        lines.append(f"  {spelling}")
+        lines.append(f"        {option.help}{default}")
+    lines += ["", "Every option can be given as a variable: PET_NPROC_PER_NODE=2 for --nproc-per-node=2.", ""]
+    return "\n".join(lines)

@@ -1,0 +1,121 @@
+"""What people read: a line per decision while the job runs, and a report they can act on when it failed."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from typing import assert_never
+
+from reknit.core import reasons
+from reknit.core.agent import Agent
+from reknit.core.commands import Command, Result
+from reknit.core.entries import WorkerFailure
+from reknit.core.events import Event
+from reknit.core.restart import root_cause_of
+from reknit.core.states import WorkerState
+
+USAGE, BUG, INTERRUPTED = 2, 70, 130
+_CANNOT_STOP, _NO_STORE, _CONFIGURATION, _REPLACED, _TOO_FEW = 71, 74, 78, 76, 75
+
+
+def say(line: str) -> None:
+    """One line on stderr, in one write. That nobody reads it any more is no reason to fail."""
+    try:
+        os.write(2, f"reknit: {line}\n".encode(errors="backslashreplace"))
+    except OSError:
+        pass
+
+
+class Reporter:
+    """Observes the steps of the agent. Says its decisions; with `verbose`, every event and command."""
+
+    def __init__(self, *, verbose: bool) -> None:
+        self._verbose = verbose
+
+    def __call__(self, before: Agent, event: Event, after: Agent, commands: Sequence[Command]) -> None:
+        # Imported when the first workers have been spawned: text is no reason for them to wait.
+        from reknit.core.describe import command_text, decisions
+
+        if self._verbose:
+            say(f"{event.at:.3f} << {event!r:.200}")
+            for command in commands:
+                say(f"{event.at:.3f} >> {command_text(command)}")
+        for line in decisions(before, after, commands):
+            say(line)
+
+
+def exit_status(result: Result) -> int:
+    """0; the first failing worker's code, 128+n for a signal; or what kept the job from its end (sysexits)."""
+    match result.why:
+        case reasons.AllSucceeded() | reasons.AlreadyFinished():
+            return 0
+        case reasons.BudgetSpent(_, root):
+            return _status_of(root.failure)
+        case reasons.SignalReceived(signal):
+            return 128 + signal
+        case reasons.CannotStop():
+            return _CANNOT_STOP
+        case reasons.StoreLost() | reasons.CutOff():
+            return _NO_STORE
+        case reasons.TermsDiffer():
+            return _CONFIGURATION
+        case reasons.Replaced():
+            return _REPLACED
+        case reasons.TooFewNodes():
+            return _TOO_FEW
+        case (
+            reasons.WorkerFailed()
+            | reasons.NodeGone()
+            | reasons.NodesAdmitted()
+            | reasons.Unstable()
+            | reasons.AbortedByOperator()
+            | reasons.DeclaredLost()
+        ):
+            return 1
+        case _:
+            assert_never(result.why)
+
+
+def _status_of(failure: WorkerFailure) -> int:
+    return failure.exitcode if failure.exitcode > 0 else 128 - failure.exitcode
+
+
+def final_lines(agent_result: Result, restarts: int) -> Iterator[str]:
+    """The end of the run, in one line or in a report."""
+    from reknit.core.describe import failure_text, reason_text
+
+    result = agent_result
+    if result.state is WorkerState.SUCCEEDED:
+        yield "the job succeeded" + (f" after {restarts} restart{'s' * (restarts != 1)}" if restarts else "")
+        return
+    word = {WorkerState.STOPPED: "stopped", WorkerState.UNKNOWN: "ended"}.get(result.state, "failed")
+    if not result.failures:
+        yield f"the job {word}: {reason_text(result.why)}"
+        return
+    root = root_cause_of(list(result.failures.values()))
+    if isinstance(result.why, reasons.BudgetSpent):
+        root = result.why.root.failure
+    yield f"the job {word}: {reason_text(result.why)}"
+    yield from _details(root)
+    for failure in result.failures.values():
+        if failure != root:
+            yield f"  likewise {failure_text(failure)}"
+
+
+def _details(failure: WorkerFailure) -> Iterator[str]:
+    yield f"  rank {failure.rank} (local rank {failure.local_rank}, pid {failure.pid}) failed first"
+    if failure.traceback:
+        yield "  its traceback:"
+        yield from (f"    {line}" for line in failure.traceback.splitlines())
+    elif failure.message:
+        yield f"  {failure.message}"
+    if failure.stderr and not _says(failure.stderr, failure.traceback):
+        yield "  its last lines on stderr:"
+        yield from (f"    {line}" for line in failure.stderr)
+    if failure.log:
+        yield f"  its output: {failure.log}"
+
+
+def _says(lines: Sequence[str], traceback: str) -> bool:
+    """Whether the traceback already shows these lines."""
+    return bool(traceback) and lines[-1].strip() in traceback

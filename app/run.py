@@ -1,0 +1,64 @@
+"""`reknit run`: one agent, from its command line to its exit status."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+
+from reknit.core.agent import Agent
+from reknit.core.commands import Result
+from reknit.core.reasons import BudgetSpent
+
+from .config import configure
+from .driver import drive
+from .options import UsageError, help_text, parse
+from .report import BUG, USAGE, Reporter, exit_status, final_lines, say
+from .wire import LogFolder, wire
+
+
+def run(argv: Sequence[str], life_line: int) -> int:
+    """The agent's process: never a traceback for what a user did, never a worker left behind."""
+    try:
+        return _run(argv, os.environ, life_line)
+    except UsageError as e:
+        say(str(e))
+        return USAGE
+    except Exception:
+        from traceback import format_exc
+
+        say(f"this is a bug in reknit; its workers were stopped. Please report:\n{format_exc()}")
+        return BUG
+
+
+def _run(argv: Sequence[str], environ: Mapping[str, str], life_line: int) -> int:
+    parsed = parse(argv, environ)
+    if parsed["help"]:
+        print(help_text(), end="")
+        return 0
+    config = configure(parsed, environ)
+    if config.omp_num_threads:
+        say(f"OMP_NUM_THREADS={config.omp_num_threads} for every worker, because it was not set")
+    logs = LogFolder(config)
+    ports = wire(config, environ, life_line, logs.path)
+    keep_logs = True
+    try:
+        agent = drive(Agent(config.spec), ports, os.urandom(8).hex(), Reporter(verbose=config.verbose))
+        assert agent.result is not None, "the driver returns when the agent has finished"
+        keep_logs = bool(agent.result.failures)
+    finally:
+        ports.workers.close()
+        logs.close(keep=keep_logs)
+    for line in final_lines(agent.result, agent.job.spent):
+        say(line)
+    _leave_error_file(agent.result, environ)
+    return exit_status(agent.result)
+
+
+def _leave_error_file(result: Result, environ: Mapping[str, str]) -> None:
+    """A scheduler that gave the agent a TORCHELASTIC_ERROR_FILE finds the root cause in it."""
+    path = environ.get("TORCHELASTIC_ERROR_FILE")
+    if path and isinstance(result.why, BudgetSpent):
+        from reknit.adapters.errors import write
+
+        failure = result.why.root.failure
+        write(path, failure, failure.exitcode)

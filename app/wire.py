@@ -1,0 +1,89 @@
+"""The composition root: which adapters this run has."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Mapping, Sequence
+
+from reknit.adapters.clock import Clock, Signals
+from reknit.adapters.journals.memory import MemoryJournal, MemoryLiveness
+from reknit.adapters.workers.processes import Processes
+
+from .config import Config
+from .driver import Ports
+from .options import UsageError
+
+
+class Requests:
+    """Signals to the agent; the end of its warden counts as SIGKILL."""
+
+    def __init__(self, clock: Clock, signals: Sequence[int], life_line: int) -> None:
+        self._clock = clock
+        self._signals = Signals(clock, signals)
+        self._life_line = life_line
+        os.set_blocking(life_line, False)
+        clock.watch(life_line)
+
+    def taken(self) -> Sequence[int]:
+        return [*self._signals.taken(), *([signal.SIGKILL] if self._is_cut() else [])]
+
+    def _is_cut(self) -> bool:
+        """Once: nobody writes to the life-line, so it is readable only at its end."""
+        if self._life_line < 0:
+            return False
+        try:
+            os.read(self._life_line, 1)
+        except BlockingIOError:
+            return False
+        self._clock.unwatch(self._life_line)
+        self._life_line = -1
+        return True
+
+
+class LogFolder:
+    """Where the workers' files go: a folder of this run alone."""
+
+    def __init__(self, config: Config) -> None:
+        self._is_wanted = bool(config.log_base or config.streams.redirects or config.streams.tee)
+        base = config.log_base or os.environ.get("TMPDIR") or "/tmp"
+        name = f"{config.run_id}_{os.urandom(4).hex()}"
+        self.path = os.path.abspath(os.path.join(base, name if config.log_base else f"reknit_{name}"))
+        try:
+            os.makedirs(self.path, mode=0o700)
+        except OSError as e:
+            flag = f"--log-dir={base}" if config.log_base else f"temporary folder {base}"
+            raise UsageError(f"{flag}: {e.strerror}") from None
+
+    def close(self, *, keep: bool) -> None:
+        """Remove a folder that nobody asked for: always if it is empty, else unless `keep`."""
+        if self._is_wanted:
+            return
+        for folder, _, files in os.walk(self.path, topdown=False):
+            for name in () if keep else files:
+                os.unlink(os.path.join(folder, name))
+            try:
+                os.rmdir(folder)
+            except OSError:
+                pass  # what is kept is in it
+
+
+def wire(config: Config, environ: Mapping[str, str], life_line: int, log_dir: str) -> Ports:
+    """The ports of a standalone agent: a journal in memory, operating-system processes as workers."""
+    clock = Clock()
+    requests = Requests(clock, config.signals, life_line)
+    env = dict(environ)
+    if config.omp_num_threads:
+        env["OMP_NUM_THREADS"] = config.omp_num_threads
+    workers = Processes(
+        clock=clock,
+        argv=config.argv,
+        env=env,
+        run_id=config.run_id,
+        log_dir=log_dir,
+        streams=config.streams,
+        # Where nobody adopts orphans, a child of this process may be anybody's.
+        own_children=sys.platform == "linux",
+    )
+    return Ports(clock=clock, journal=MemoryJournal(), liveness=MemoryLiveness(), workers=workers, requests=requests)

@@ -1,0 +1,165 @@
+"""JSON for every value of the core: one line each, the same bytes for the same value.
+
+A value is `{"kind": its class, field: …}`; fields at their default are left out. Decoding checks every type, because
+`fold` trusts what it is given: a journal is written by other machines. It never runs anything (no pickle).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from enum import Enum
+from functools import cache
+from types import NoneType, UnionType
+from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
+
+from attrs import NOTHING, Attribute, Factory, fields, has
+
+from . import agent, commands, entries, events, job, ranks, reasons
+from .entries import Entry
+
+T = TypeVar("T")
+
+
+class CodecError(ValueError):
+    """The text is not the JSON of a value of the wanted type. A reader of a journal must end: folds would differ."""
+
+
+def dumps(value: object) -> str:
+    """One line of JSON without a line break."""
+    return json.dumps(_encode(value), ensure_ascii=True, separators=(",", ":"))
+
+
+def loads(text: str | bytes, type_: type[T]) -> T:
+    """The value of type `type_` (a class or a union of classes). Raises `CodecError`."""
+    try:
+        data = json.loads(text)
+    except (ValueError, RecursionError) as e:
+        raise CodecError(f"not JSON: {e}") from None
+    value: T = _decode(data, type_)
+    return value
+
+
+def load_entry(text: str | bytes) -> Entry:
+    return loads(text, Entry)  # type: ignore[arg-type]  # a union is not a `type` to mypy
+
+
+def _encode(value: object) -> Any:
+    if isinstance(value, Enum):
+        return value.value
+    if isinstance(value, Mapping):
+        return [[_encode(k), _encode(v)] for k, v in value.items()]
+    if isinstance(value, frozenset):
+        return [_encode(v) for v in sorted(value)]
+    if isinstance(value, tuple):
+        return [_encode(v) for v in value]
+    cls: Any = type(value)
+    if has(cls):
+        data: dict[str, Any] = {"kind": cls.__name__}
+        for name, attribute in _attributes(cls).items():
+            item = getattr(value, name)
+            if item != _default(attribute):
+                data[name] = _encode(item)
+        return data
+    return value
+
+
+def _decode(data: Any, hint: Any) -> Any:
+    origin = get_origin(hint)
+    if hint is object:
+        return data
+    if origin in (Union, UnionType):
+        return _decode_union(data, get_args(hint))
+    if origin is tuple:
+        return _decode_tuple(data, get_args(hint))
+    if origin is frozenset:
+        return frozenset(_decode(d, get_args(hint)[0]) for d in _a(list, data))
+    if origin is not None and issubclass(origin, Mapping):
+        key, value = get_args(hint)
+        return {_decode(k, key): _decode(v, value) for k, v in (_pair(p) for p in _a(list, data))}
+    if hasattr(hint, "__supertype__"):
+        return _decode(data, hint.__supertype__)
+    if hint is float and type(data) is int:
+        return float(data)
+    if issubclass(hint, Enum):
+        return _decode_enum(data, hint)
+    return _decode_class(data, hint) if has(hint) else _a(hint, data)
+
+
+def _decode_enum(data: Any, hint: type[Enum]) -> Enum:
+    try:
+        return hint(data)
+    except ValueError:
+        raise CodecError(f"{data!r} is no {hint.__name__}") from None
+
+
+def _decode_union(data: Any, hints: tuple[Any, ...]) -> Any:
+    if data is None and NoneType in hints:
+        return None
+    if isinstance(data, dict):
+        for hint in hints:
+            if getattr(hint, "__name__", "") == data.get("kind"):
+                return _decode(data, hint)
+        raise CodecError(f"unknown kind {data.get('kind')!r}")
+    plain = [hint for hint in hints if hint is not NoneType and not has(hint)]
+    if len(plain) != 1:
+        raise CodecError(f"{data!r} has no kind")
+    return _decode(data, plain[0])
+
+
+def _decode_tuple(data: Any, hints: tuple[Any, ...]) -> tuple[Any, ...]:
+    items = _a(list, data)
+    if len(hints) == 2 and hints[1] is Ellipsis:
+        return tuple(_decode(item, hints[0]) for item in items)
+    if len(items) != len(hints):
+        raise CodecError(f"{len(items)} items instead of {len(hints)}")
+    return tuple(_decode(item, hint) for item, hint in zip(items, hints, strict=True))
+
+
+def _decode_class(data: Any, cls: type) -> Any:
+    given = dict(_a(dict, data))
+    if given.pop("kind", None) != cls.__name__:
+        raise CodecError(f"{data!r:.80} is no {cls.__name__}")
+    hints = _hints(cls)
+    unknown = given.keys() - hints.keys()
+    if unknown:
+        raise CodecError(f"{cls.__name__} has no {', '.join(sorted(unknown))}")
+    missing = [n for n, a in _attributes(cls).items() if n not in given and a.default is NOTHING]
+    if missing:
+        raise CodecError(f"{cls.__name__} without {', '.join(missing)}")
+    return cls(**{name: _decode(item, hints[name]) for name, item in given.items()})
+
+
+def _a(type_: type, data: Any) -> Any:
+    """`data`, which must be exactly of that type: a bool is no int here."""
+    if type(data) is not type_:
+        raise CodecError(f"{data!r:.80} is no {type_.__name__}")
+    return data
+
+
+def _pair(data: Any) -> tuple[Any, Any]:
+    if type(data) is not list or len(data) != 2:
+        raise CodecError(f"{data!r:.80} is no pair")
+    return data[0], data[1]
+
+
+@cache
+def _attributes(cls: Any) -> dict[str, Attribute[Any]]:
+    return {attribute.name: attribute for attribute in fields(cls)}
+
+
+@cache
+def _hints(cls: Any) -> dict[str, Any]:
+    names: dict[str, Any] = {}
+    for module in (entries, ranks, reasons, events, commands, job, agent):
+        names |= vars(module)
+    hints = get_type_hints(cls, names)
+    return {name: hints[name] for name in _attributes(cls)}
+
+
+def _default(attribute: Attribute[Any]) -> Any:
+    default: Any = attribute.default
+    return default.factory() if isinstance(default, _FACTORY) else default
+
+
+_FACTORY: Any = type(Factory(dict))

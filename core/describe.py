@@ -1,0 +1,170 @@
+"""Sentences about values: the only place where the core makes text. One line each, for people."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from signal import Signals
+from typing import assert_never
+
+from . import reasons
+from .agent import Agent
+from .commands import Append, Beat, Command, Finish, StartWorkers, StopWorkers
+from .entries import Entry, WorkerFailure
+from .job import Gathering, Job, Running
+from .ranks import node_of_rank
+from .reasons import Reason
+
+
+def signal_name(number: int) -> str:
+    try:
+        return Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
+def exit_text(exitcode: int) -> str:
+    return f"killed by {signal_name(-exitcode)}" if exitcode < 0 else f"exit code {exitcode}"
+
+
+def failure_text(failure: WorkerFailure) -> str:
+    """`rank 3 failed: exit code 1, ValueError: no such file`"""
+    message = failure.message.partition("\n")[0]
+    return f"rank {failure.rank} failed: {exit_text(failure.exitcode)}" + (f", {message}" if message else "")
+
+
+def reason_text(reason: Reason) -> str:  # noqa: C901  # a dispatcher: one arm per reason
+    match reason:
+        case reasons.WorkerFailed(node, failure):
+            return f"{failure_text(failure)} (node {node})"
+        case reasons.NodeGone(node, how, by):
+            return f"node {node} {_HOW.get(how, how)}" + (f", says {by}" if by else "")
+        case reasons.NodesAdmitted(nodes):
+            return f"{_count(len(nodes), 'node')} admitted: {', '.join(map(str, nodes))}"
+        case reasons.BudgetSpent(max_restarts, root):
+            spent = f"all {max_restarts} restarts are spent" if max_restarts else "no restarts are allowed"
+            return f"{reason_text(root)}, and {spent}"
+        case reasons.Unstable(max_unspent):
+            return f"more than {max_unspent} rounds ended without a failure"
+        case reasons.TooFewNodes(have, need):
+            return f"{_count(have, 'node')} joined in time, {need} needed"
+        case reasons.AbortedByOperator(why):
+            return f"aborted: {why}"
+        case reasons.AllSucceeded():
+            return "all workers succeeded"
+        case reasons.SignalReceived(signal):
+            return f"{signal_name(signal)} received"
+        case reasons.Replaced(by):
+            return f"another agent has joined with this node's id, as {by}"
+        case reasons.DeclaredLost():
+            return "the others have counted this node out"
+        case reasons.CutOff(seconds):
+            return f"no beat of this node was acknowledged for {seconds:g} s"
+        case reasons.StoreLost(why):
+            return f"the journal cannot be reached: {why}"
+        case reasons.TermsDiffer(differences):
+            listed = "; ".join(f"{name}: {theirs} there, {ours} here" for name, theirs, ours in differences)
+            return f"the job runs on other terms: {listed}"
+        case reasons.AlreadyFinished():
+            return "the job has already finished"
+        case reasons.CannotStop(pids):
+            return f"processes {', '.join(map(str, pids))} survive SIGKILL"
+        case _:
+            assert_never(reason)
+
+
+def decisions(before: Agent, after: Agent, commands: Sequence[Command]) -> Iterator[str]:
+    """What one step decided, for the agent's operator. Empty for most steps."""
+    if after.outage and not before.outage:
+        yield f"the journal cannot be reached, workers keep running: {after.outage}"
+    elif before.outage and not after.outage:
+        yield "the journal is back"
+    for command in commands:
+        match command:
+            case StopWorkers(round, signal, grace_s, why) if not isinstance(why, reasons.AllSucceeded):
+                if round == before.workers.round and before.workers.stopping is not None:
+                    yield f"asked again to stop: SIGKILL in {grace_s:g} s"
+                else:
+                    kill = f", SIGKILL after {grace_s:g} s" if grace_s else ""
+                    yield f"{reason_text(why)}; stopping this node's workers ({signal_name(signal)}{kill})"
+    yield from _job_news(before, after)
+
+
+def _job_news(before: Agent, after: Agent) -> Iterator[str]:
+    old, new = before.job, after.job
+    if old.phase == new.phase:
+        return
+    match new.phase:
+        case Running() if not isinstance(old.phase, Running) or old.round != new.round:
+            yield sealed_text(new) + ("" if after.me in new.member_nodes else "; this node stands by")
+        case Gathering() if isinstance(old.phase, Running) and new.why is not None and not _is_told(after, new.why):
+            yield f"round {old.round} ended: {reason_text(new.why)}"
+        case Gathering() if after.was_live and len(new.live) != len(old.live) and not new.phase.expected:
+            terms = new.terms
+            most = f" to {terms.max_nodes}" if terms.max_nodes > terms.min_nodes else ""
+            yield f"waiting for nodes: {len(new.live)} of {terms.min_nodes}{most} joined"
+        case _:
+            pass
+
+
+def _is_told(agent: Agent, why: Reason) -> bool:
+    """The line about stopping this node's workers says it, or will."""
+    return agent.workers.alive or getattr(why, "node", None) == agent.me
+
+
+def sealed_text(job: Job) -> str:
+    """`round 2 (restart 1 of 3): 2 nodes, 8 workers, master 10.0.0.5:41231`"""
+    why = ""
+    if job.round:
+        if isinstance(job.why, reasons.WorkerFailed):
+            why = f" (restart {job.spent} of {job.terms.restarts.max_restarts})"
+        elif job.why is not None:
+            why = f" ({reason_text(job.why)})"
+    workers = sum(m.local_world_size for m in job.members)
+    first = job.members[0]
+    return (
+        f"round {job.round}{why}: {_count(len(job.members), 'node')}, {_count(workers, 'worker')}, "
+        f"master {first.address}:{first.port}"
+    )
+
+
+def command_text(command: Command) -> str:
+    """A command in a few words, for transcripts and `-v`."""
+    match command:
+        case Append(entry):
+            return f"say {entry_text(entry)}"
+        case StartWorkers(round, assignment):
+            ranks = [w.rank for w in assignment.workers]
+            return f"start workers of round {round}, ranks {ranks[0]}..{ranks[-1]} of {assignment.world_size}"
+        case StopWorkers(round, signal, grace_s, why):
+            return f"stop workers of round {round}: {signal_name(signal)}, {grace_s:g} s, {reason_text(why)}"
+        case Beat(_, watch):
+            return f"beat, watch {', '.join(map(str, watch)) or 'nobody'}"
+        case Finish(result):
+            return f"finish: {result.state.value}, {reason_text(result.why)}"
+        case _:
+            assert_never(command)
+
+
+def entry_text(entry: Entry) -> str:
+    """`Joined node=n1 round=2`"""
+    words = [type(entry).__name__]
+    for name in ("node", "by", "round", "epoch", "why"):
+        value = getattr(entry, name, None)
+        if value is not None:
+            words.append(f"{name}={value}")
+    return " ".join(words)
+
+
+def rank_text(job: Job, rank: int) -> str:
+    """`rank 3 (node n1)`"""
+    try:
+        return f"rank {rank} (node {node_of_rank(job.members, rank).node})"
+    except IndexError:
+        return f"rank {rank}"
+
+
+def _count(n: int, noun: str) -> str:
+    return f"{n} {noun}" if n == 1 else f"{n} {noun}s"
+
+
+_HOW = {"lost": "fell silent", "left": "left", "leaving": "is leaving", "replaced": "was started again"}
