@@ -1,4 +1,4 @@
-"""What the driver needs of the world. No decision is taken behind these: they do what they are told and report what they saw.
+"""What the driver needs of the world. No decision is taken behind these: they do what they are told, and report.
 
 An adapter turns exceptions of the world into events where they happen; none of these calls raises for the world's sake.
 """

@@ -25,21 +25,31 @@ else:
         names = tuple(cls.__annotations__)
         cls.__match_args__ = cls._names = names
         # Not a function, so an instance finds it unbound: `self._values(self)` is one call into C.
-        cls._values = attrgetter(*names) if names else _nothing
+        cls._values = attrgetter(*names) if len(names) > 1 else _Few(names)
         cls.__eq__, cls.__hash__, cls.__repr__ = _eq, _hash, _repr
-        return attrs.frozen(cls, eq=False, repr=False, match_args=False)
+        cls = attrs.frozen(cls, eq=False, repr=False, match_args=False)
+        cls._setters = {name: cls.__dict__[name].__set__ for name in names}
+        return cls
 
     def evolve(value: Any, **changes: Any) -> Any:
-        """A copy with some fields changed."""
-        cls = type(value)
+        """A copy with some fields changed. Does not run converters or validators: there are none here."""
+        cls = value.__class__
         new = object.__new__(cls)
-        for name in cls._names:
-            object.__setattr__(new, name, changes.pop(name) if name in changes else getattr(value, name))
-        assert not changes, f"{cls.__name__} has no {', '.join(changes)}"
+        for setter, item in zip(cls._setters.values(), cls._values(value), strict=True):
+            setter(new, item)
+        for name, item in changes.items():
+            cls._setters[name](new, item)
         return new
 
 
-_nothing = type("_nothing", (), {"__call__": lambda self, value: ()})()
+class _Few:
+    """`attrgetter` gives no tuple for one name, and takes none for no name."""
+
+    def __init__(self, names: tuple[str, ...]) -> None:
+        self._names = names
+
+    def __call__(self, value: Any) -> tuple[Any, ...]:
+        return tuple(getattr(value, name) for name in self._names)
 
 
 def _eq(self: Any, other: Any) -> Any:
