@@ -102,15 +102,16 @@ def sweep_counting(deadline_s: float) -> tuple[int, tuple[int, ...]]:
         pids = children()
         for pid in pids:
             signal_process(pid, SIGKILL)
-        reaped = _reap_all()
-        if reaped is None:  # the kernel says that there is no child: more certain than any list
+        count = _reap_all()
+        if count is None:  # the kernel says that there is no child: more certain than any list
             return ended, ()
-        ended += reaped
-        if reaped:
-            nap_s = _NAP_S
-            continue
+        ended += count
+        # The deadline counts in every case: something that forks faster than we kill must not keep us.
         if time.monotonic() >= give_up or not (pids or os.path.isdir("/proc/self/task")):
             return ended, tuple(pids)
+        if count:
+            nap_s = _NAP_S
+            continue
         # Killing takes a moment and nothing announces it here; this is the end of a run, not the loop.
         time.sleep(nap_s)
         nap_s = min(2 * nap_s, _LONG_NAP_S)
@@ -121,12 +122,13 @@ def reap(pids: Sequence[int], deadline_s: float) -> None:
     give_up = time.monotonic() + deadline_s
     for pid in pids:
         nap_s = _NAP_S
-        while not _gone(pid) and time.monotonic() < give_up:
+        while not reaped(pid) and time.monotonic() < give_up:
             time.sleep(nap_s)
             nap_s = min(2 * nap_s, _LONG_NAP_S)
 
 
-def _gone(pid: int) -> bool:
+def reaped(pid: int) -> bool:
+    """Is this child dead? Then it is reaped."""
     try:
         return os.waitpid(pid, os.WNOHANG)[0] != 0
     except ChildProcessError:
@@ -135,15 +137,15 @@ def _gone(pid: int) -> bool:
 
 def _reap_all() -> int | None:
     """How many dead children were reaped, None if there is no child at all."""
-    reaped = 0
+    count = 0
     while True:
         try:
             pid, _ = os.waitpid(-1, os.WNOHANG)
         except ChildProcessError:
-            return reaped or None
+            return count or None
         if pid == 0:
-            return reaped
-        reaped += 1
+            return count
+        count += 1
 
 
 def signal_process(pid: int, signum: int) -> None:

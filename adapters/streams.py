@@ -16,7 +16,7 @@ from collections.abc import Mapping
 
 from attrs import frozen
 
-from .relay import Relay, Tap
+from .relay import Relay, Tap, write_all
 
 STDOUT, STDERR = 1, 2
 """The streams, as bits of torchelastic's masks and as descriptors."""
@@ -33,7 +33,8 @@ class StreamSettings:
     shown: frozenset[int] = frozenset()
     """`--local-ranks-filter`: only these local ranks reach the console. Empty: all."""
     prefix: str = ""
-    """Template of the tee prefix with the macros `role_name`, `local_rank`, `rank`. Empty: `[<role><local_rank>]:`."""
+    """Template of the tee prefix with the macros `role_name`, `local_rank`, `rank`. Empty: the environment's
+    TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE, else `[<role><local_rank>]:`."""
 
 
 def _has(masks: int | Mapping[int, int], local_rank: int, stream: int) -> bool:
@@ -59,10 +60,14 @@ class WorkerStreams:
 class Streams:
     """The output of all workers of this agent. Raises `OSError` only from `open`."""
 
-    def __init__(self, settings: StreamSettings, *, stdout: int = 1, stderr: int = 2) -> None:
+    def __init__(
+        self, settings: StreamSettings, *, env: Mapping[str, str] | None = None, stdout: int = 1, stderr: int = 2
+    ) -> None:
         self._settings = settings
+        self._template = settings.prefix or (env or {}).get("TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE", "")
         self._console = {STDOUT: stdout, STDERR: stderr}
         self._relay = Relay()
+        self._own = Tap(source=-1, console=stderr)
 
     def open(self, *, local_rank: int, rank: int, role: str, folder: str) -> WorkerStreams:
         """Prepare both streams of a worker. `folder` exists and gets its files; empty: there are none."""
@@ -85,7 +90,7 @@ class Streams:
         if to_file and folder:
             streams.files[stream] = os.path.join(folder, "stdout.log" if stream == STDOUT else "stderr.log")
         if tee and shown:
-            prefix = _prefix(settings.prefix, role, local_rank, rank)
+            prefix = _prefix(self._template, role, local_rank, rank)
             self._tap(streams, stream, console, os.pipe(), prefix)
         elif to_file:
             streams.ends[stream] = _create(streams.files.get(stream, os.devnull))
@@ -112,6 +117,14 @@ class Streams:
                 os.close(file)
             raise
         streams.taps[stream] = tap
+
+    def say(self, line: str) -> None:
+        """A line of the agent's own on the console's stderr, after what the workers wrote before. Never waits."""
+        data = f"{line}\n".encode(errors="backslashreplace")
+        try:
+            self._relay.say(self._own, data)
+        except OSError:
+            write_all(self._console[STDERR], data)  # no thread to be had: then it may have to wait
 
     def tail(self, streams: WorkerStreams, lines: int) -> tuple[str, ...]:
         """The last lines of stderr, with everything that the worker wrote before it ended. Never waits."""

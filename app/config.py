@@ -15,6 +15,9 @@ from reknit.core.entries import NodeId, RestartPolicy, Terms
 
 from .options import Parsed, UsageError
 
+_MOST_WORKERS = 10_000
+"""More than any host can run: a typing error, that would otherwise fill the memory with ranks."""
+
 
 @frozen
 class Config:
@@ -57,7 +60,7 @@ def configure(parsed: Parsed, environ: Mapping[str, str]) -> Config:
             redirects=_masks(parsed, "redirects"),
             tee=_masks(parsed, "tee"),
             shown=_local_ranks(parsed),
-            prefix=parsed["log-line-prefix-template"] or environ.get("TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE", ""),
+            prefix=parsed["log-line-prefix-template"],
         ),
         signals=_signals(parsed["signals-to-handle"]),
         omp_num_threads="1" if workers > 1 and "OMP_NUM_THREADS" not in environ else "",
@@ -84,8 +87,12 @@ def _command(parsed: Parsed, environ: Mapping[str, str]) -> tuple[str, ...]:
     if parsed["no-python"]:
         if parsed["module"]:
             raise UsageError("--module and --no-python exclude each other")
+        _executable("script", script)
         return (script, *parsed.args)
-    python = environ.get("PYTHON_EXEC") or sys.executable
+    python = sys.executable
+    if environ.get("PYTHON_EXEC"):
+        python = environ["PYTHON_EXEC"]
+        _executable("PYTHON_EXEC:", python)
     if parsed["module"]:
         return (python, "-u", "-m", script, *parsed.args)
     _readable(script)
@@ -102,6 +109,16 @@ def _readable(script: str) -> None:
         raise UsageError(f"script {script} cannot be read")
 
 
+def _executable(what: str, program: str) -> None:
+    """Else every round would fail of it, as if a restart could help."""
+    folders = [""] if "/" in program else os.get_exec_path()
+    found = [path for path in (os.path.join(folder, program) for folder in folders) if os.path.isfile(path)]
+    if not found:
+        raise UsageError(f"{what} {program} does not exist" + ("" if "/" in program else " in PATH"))
+    if not any(os.access(path, os.X_OK) for path in found):
+        raise UsageError(f"{what} {program} cannot be executed: no permission")
+
+
 def _workers(text: str) -> int:
     if text in ("cpu", "gpu", "xpu", "auto"):
         from .devices import count
@@ -113,6 +130,8 @@ def _workers(text: str) -> int:
         raise UsageError(f"--nproc-per-node={text}: a number, cpu, gpu, xpu or auto") from None
     if workers < 1:
         raise UsageError(f"--nproc-per-node={text}: at least 1")
+    if workers > _MOST_WORKERS:
+        raise UsageError(f"--nproc-per-node={text}: at most {_MOST_WORKERS}")
     return workers
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import assert_never
 
 from reknit.core import reasons
@@ -18,10 +18,14 @@ USAGE, BUG, INTERRUPTED = 2, 70, 130
 _CANNOT_STOP, _NO_STORE, _CONFIGURATION, _REPLACED, _TOO_FEW = 71, 74, 78, 76, 75
 
 
+Say = Callable[[str], None]
+PREFIX = "reknit: "
+
+
 def say(line: str) -> None:
-    """One line on stderr, in one write. That nobody reads it any more is no reason to fail."""
+    """One line on stderr, in one write, while there are no workers. That nobody reads it is no reason to fail."""
     try:
-        os.write(2, f"reknit: {line}\n".encode(errors="backslashreplace"))
+        os.write(2, f"{PREFIX}{line}\n".encode(errors="backslashreplace"))
     except OSError:
         pass
 
@@ -29,7 +33,8 @@ def say(line: str) -> None:
 class Reporter:
     """Observes the steps of the agent. Says its decisions; with `verbose`, every event and command."""
 
-    def __init__(self, *, verbose: bool) -> None:
+    def __init__(self, say: Say, *, verbose: bool) -> None:
+        self._say = say
         self._verbose = verbose
 
     def __call__(self, before: Agent, event: Event, after: Agent, commands: Sequence[Command]) -> None:
@@ -37,11 +42,11 @@ class Reporter:
         from reknit.core.describe import command_text, decisions
 
         if self._verbose:
-            say(f"{event.at:.3f} << {event!r:.200}")
+            self._say(f"{PREFIX}{event.at:.3f} << {event!r:.200}")
             for command in commands:
-                say(f"{event.at:.3f} >> {command_text(command)}")
+                self._say(f"{PREFIX}{event.at:.3f} >> {command_text(command)}")
         for line in decisions(before, after, commands):
-            say(line)
+            self._say(PREFIX + line)
 
 
 def exit_status(result: Result) -> int:
@@ -88,7 +93,7 @@ def final_lines(agent_result: Result, restarts: int) -> Iterator[str]:
     if result.state is WorkerState.SUCCEEDED:
         yield "the job succeeded" + (f" after {restarts} restart{'s' * (restarts != 1)}" if restarts else "")
         return
-    word = {WorkerState.STOPPED: "stopped", WorkerState.UNKNOWN: "ended"}.get(result.state, "failed")
+    word = {WorkerState.STOPPED: "stopped", WorkerState.UNHEALTHY: "ended here"}.get(result.state, "failed")
     if not result.failures:
         yield f"the job {word}: {reason_text(result.why)}"
         return
@@ -103,7 +108,8 @@ def final_lines(agent_result: Result, restarts: int) -> Iterator[str]:
 
 
 def _details(failure: WorkerFailure) -> Iterator[str]:
-    yield f"  rank {failure.rank} (local rank {failure.local_rank}, pid {failure.pid}) failed first"
+    pid = f", pid {failure.pid}" if failure.pid else ""  # it may not have been started at all
+    yield f"  rank {failure.rank} (local rank {failure.local_rank}{pid}) failed first"
     if failure.traceback:
         yield "  its traceback:"
         yield from (f"    {line}" for line in failure.traceback.splitlines())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 from collections.abc import Mapping, Sequence
 
@@ -21,7 +22,7 @@ def run(argv: Sequence[str], life_line: int) -> int:
     try:
         return _run(argv, os.environ, life_line)
     except UsageError as e:
-        say(str(e))
+        say(str(e).replace("\n", "\\n"))  # a file's name may have more than one line
         return USAGE
     except Exception:
         from traceback import format_exc
@@ -39,10 +40,13 @@ def _run(argv: Sequence[str], environ: Mapping[str, str], life_line: int) -> int
     if config.omp_num_threads:
         say(f"OMP_NUM_THREADS={config.omp_num_threads} for every worker, because it was not set")
     logs = LogFolder(config)
-    ports = wire(config, environ, life_line, logs.path)
+    ports, say_among_workers = wire(config, environ, life_line, logs.path)
+    gc.freeze()  # see cli: what was imported stays
+    gc.enable()
     keep_logs = True
     try:
-        agent = drive(Agent(config.spec), ports, os.urandom(8).hex(), Reporter(verbose=config.verbose))
+        observe = Reporter(say_among_workers, verbose=config.verbose)
+        agent = drive(Agent(config.spec), ports, os.urandom(8).hex(), observe)
         assert agent.result is not None, "the driver returns when the agent has finished"
         keep_logs = bool(agent.result.failures)
     finally:

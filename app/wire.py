@@ -14,6 +14,7 @@ from reknit.adapters.workers.processes import Processes
 from .config import Config
 from .driver import Ports
 from .options import UsageError
+from .report import Say
 
 
 class Requests:
@@ -47,10 +48,14 @@ class LogFolder:
 
     def __init__(self, config: Config) -> None:
         self._is_wanted = bool(config.log_base or config.streams.redirects or config.streams.tee)
-        base = config.log_base or os.environ.get("TMPDIR") or "/tmp"
-        name = f"{config.run_id}_{os.urandom(4).hex()}"
-        self.path = os.path.abspath(os.path.join(base, name if config.log_base else f"reknit_{name}"))
+        self.path = ""
+        if config.log_base == os.devnull:
+            return  # torchrun's way to say: no files at all
+        base = config.log_base or _temporary_base()
+        # A run id may hold anything, and decides over no other folder than this one.
+        name = f"{config.run_id.replace('/', '_')[:100]}_{os.urandom(4).hex()}"
         try:
+            self.path = os.path.abspath(os.path.join(base, name if config.log_base else f"reknit_{name}"))
             os.makedirs(self.path, mode=0o700)
         except OSError as e:
             flag = f"--log-dir={base}" if config.log_base else f"temporary folder {base}"
@@ -69,8 +74,16 @@ class LogFolder:
                 pass  # what is kept is in it
 
 
-def wire(config: Config, environ: Mapping[str, str], life_line: int, log_dir: str) -> Ports:
-    """The ports of a standalone agent: a journal in memory, operating-system processes as workers."""
+def _temporary_base() -> str:
+    base = os.environ.get("TMPDIR", "")
+    return base if os.path.isdir(base) else "/tmp"
+
+
+def wire(config: Config, environ: Mapping[str, str], life_line: int, log_dir: str) -> tuple[Ports, Say]:
+    """The ports of a standalone agent: a journal in memory, operating-system processes as workers.
+
+    And how to say a line: it takes its place in the workers' output, and does not wait for a console that blocks.
+    """
     clock = Clock()
     requests = Requests(clock, config.signals, life_line)
     env = dict(environ)
@@ -86,4 +99,5 @@ def wire(config: Config, environ: Mapping[str, str], life_line: int, log_dir: st
         # Where nobody adopts orphans, a child of this process may be anybody's.
         own_children=sys.platform == "linux",
     )
-    return Ports(clock=clock, journal=MemoryJournal(), liveness=MemoryLiveness(), workers=workers, requests=requests)
+    ports = Ports(clock=clock, journal=MemoryJournal(), liveness=MemoryLiveness(), workers=workers, requests=requests)
+    return ports, workers.say

@@ -16,7 +16,9 @@ Linux only: processes are looked at through /proc.
 from __future__ import annotations
 
 import argparse
+import compileall
 import contextlib
+import importlib.util
 import os
 import platform
 import shlex
@@ -408,8 +410,16 @@ def parse_options() -> argparse.Namespace:
     return parser.parse_args()
 
 
+def compile_ours() -> None:
+    """pip compiles what it installs, torch included; an editable install it leaves to the first import, if at all."""
+    spec = importlib.util.find_spec("reknit")
+    if spec is not None and spec.submodule_search_locations:
+        compileall.compile_dir(spec.submodule_search_locations[0], quiet=2)
+
+
 def main() -> None:
     options = parse_options()
+    compile_ours()
     launchers = [Launcher("reknit", tuple(shlex.split(options.ours)))]
     if not options.without_torchrun:
         launchers.append(Launcher("torchrun", tuple(shlex.split(options.theirs))))

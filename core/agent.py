@@ -106,8 +106,8 @@ class Agent:
     """The time of the last event."""
     nonce: str = ""
     me: Node = Node(NodeId(""))
-    port: int = 0
-    """The bootstrap port for the next `Joined`; 0 while workers use it."""
+    port: int | None = None
+    """The bootstrap port for the next `Joined`. None while workers use it."""
     job: Job = Job()
     was_read: bool = False
     epoch: int | None = None

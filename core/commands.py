@@ -66,7 +66,7 @@ class Result:
     """How the agent's run ended on this node; all or nothing, keyed by global rank (torchelastic's `RunResult`)."""
 
     state: WorkerState
-    """SUCCEEDED, FAILED, or STOPPED when the node left before the job ended."""
+    """SUCCEEDED, FAILED, STOPPED when the node left before the job ended, UNHEALTHY when it cannot stop its workers."""
     why: Reason
     return_values: Mapping[int, object] = field(factory=dict)
     """This node's ranks if the job succeeded, else empty."""

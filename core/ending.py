@@ -47,7 +47,7 @@ def _result(agent: Agent) -> Result | None:
     if outcome is not None:
         return _of_outcome(agent, outcome)
     if agent.workers.stuck:
-        return Result(WorkerState.UNKNOWN, CannotStop(agent.workers.stuck))
+        return Result(WorkerState.UNHEALTHY, CannotStop(agent.workers.stuck))
     return None
 
 

@@ -22,7 +22,7 @@ class Started:
     nonce: str
     """Unique to this process."""
     port: int
-    """Bootstrap port reserved for the first `Joined`."""
+    """Bootstrap port reserved for the first `Joined`; 0 if none was to be had, which the workers will find out."""
 
 
 @frozen

@@ -7,13 +7,13 @@ from enum import Enum
 
 class WorkerState(Enum):
     UNKNOWN = "UNKNOWN"
-    """The agent cannot tell: processes were left that survive SIGKILL."""
+    """The agent has lost track of them. This one does not: the name is kept for those who know torchelastic's."""
     INIT = "INIT"
     """Not started yet, or being started."""
     HEALTHY = "HEALTHY"
-    """Running."""
+    """Running, or being stopped for a reason that is not theirs."""
     UNHEALTHY = "UNHEALTHY"
-    """Running, but about to be torn down for a reason other than their own failure."""
+    """Running, but beyond control: processes survive SIGKILL."""
     STOPPED = "STOPPED"
     """Ended by the agent."""
     SUCCEEDED = "SUCCEEDED"

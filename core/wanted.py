@@ -111,7 +111,7 @@ def _wanted(agent: Agent) -> Iterator[Entry]:
 
 def _joining(agent: Agent) -> Iterator[Joined]:
     job, me = agent.job, agent.me
-    if agent.workers.alive or not agent.port or job.is_gone(me):
+    if agent.workers.alive or agent.port is None or job.is_gone(me):
         return
     phase = job.phase
     if isinstance(phase, Gathering) and me in phase.expected:

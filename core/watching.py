@@ -27,8 +27,15 @@ NEIGHBOURS = 2
 
 
 def is_beating(agent: Agent) -> bool:
-    """A node of a job that can only ever have one has nobody to hear it."""
-    return agent.job.terms.max_nodes > 1 and agent.was_live and agent.result is None
+    """A node alone in a job that can only ever have one has nobody to hear it.
+
+    But standbys hear it, even there: max_nodes=1, a and b start, a runs, a dies, and b would wait for ever. Once begun
+    the beats go on: a pause in them would look like a gap, and to a fence like a cut.
+    """
+    if not agent.was_live or agent.result is not None:
+        return False
+    job = agent.job
+    return job.terms.max_nodes > 1 or len(job.live) > 1 or agent.pulse.beat_at is not None
 
 
 def is_fresh(agent: Agent) -> bool:

@@ -48,7 +48,7 @@ def stopped(agent: Agent, event: WorkersStopped) -> Agent:
         return agent
     state = workers.state
     if event.stuck:
-        state = WorkerState.UNKNOWN
+        state = WorkerState.UNHEALTHY
     elif state not in (WorkerState.FAILED, WorkerState.SUCCEEDED):
         state = WorkerState.STOPPED
     workers = evolve(workers, alive=False, stopping=None, state=state, stuck=event.stuck)
@@ -93,7 +93,7 @@ def _start(agent: Agent) -> tuple[Agent, list[Command]]:
     )
     workers = Workers(node=agent.me, epoch=job.epoch, round=job.round, alive=True, assignment=assignment)
     # The port is in use from now on; `WorkersStopped` brings a fresh one.
-    return evolve(agent, workers=workers, port=0), [StartWorkers(job.round, assignment)]
+    return evolve(agent, workers=workers, port=None), [StartWorkers(job.round, assignment)]
 
 
 def _stop(agent: Agent) -> tuple[Agent, list[Command]]:
@@ -111,8 +111,7 @@ def _stop(agent: Agent) -> tuple[Agent, list[Command]]:
             signal, kill_at = request.signal, request.kill_at
         elif isinstance(why, CutOff):
             signal, kill_at = SIGKILL, agent.at
-    state = WorkerState.UNHEALTHY if workers.state is WorkerState.HEALTHY else workers.state
-    workers = evolve(workers, stopping=why, kill_at=kill_at, state=state)
+    workers = evolve(workers, stopping=why, kill_at=kill_at)
     command = StopWorkers(workers.round, signal, max(0.0, kill_at - agent.at), why)
     return evolve(agent, workers=workers), [command]
 

@@ -10,9 +10,15 @@ from reknit.core.ranks import Assignment, WorkerRanks
 def environment(
     base: Mapping[str, str], assignment: Assignment, worker: WorkerRanks, *, run_id: str, error_file: str
 ) -> dict[str, str]:
-    """The whole environment of one worker. What the agent has (OMP_NUM_THREADS, CUDA_VISIBLE_DEVICES…) stays."""
+    """The whole environment of one worker. What the agent has (OMP_NUM_THREADS, CUDA_VISIBLE_DEVICES…) stays.
+
+    Without `error_file` the variable is left out: torch takes an empty one for a name, and writes `.<pid>` into the
+    working directory. The agent's own is never handed down.
+    """
+    error = {"TORCHELASTIC_ERROR_FILE": error_file} if error_file else {}
     return {
-        **base,
+        **{name: value for name, value in base.items() if name != "TORCHELASTIC_ERROR_FILE"},
+        **error,
         "LOCAL_RANK": str(worker.local_rank),
         "RANK": str(worker.rank),
         "WORLD_SIZE": str(assignment.world_size),
@@ -29,7 +35,6 @@ def environment(
         "TORCHELASTIC_RUN_ID": run_id,
         # Rank 0 itself hosts the store of its round: a fresh one, that no earlier round has written to.
         "TORCHELASTIC_USE_AGENT_STORE": "False",
-        "TORCHELASTIC_ERROR_FILE": error_file,
         "TORCH_NCCL_ASYNC_ERROR_HANDLING": base.get("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1"),
         "REKNIT_ROUND": str(assignment.round),
     }

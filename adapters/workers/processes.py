@@ -77,7 +77,7 @@ class Processes:
         self._env = dict(env)
         self._run_id = run_id
         self._log_dir = log_dir
-        self._streams = Streams(streams or StreamSettings(), stdout=stdout, stderr=stderr)
+        self._streams = Streams(streams or StreamSettings(), env=env, stdout=stdout, stderr=stderr)
         self._strays = Strays(clock) if own_children else None
         self._round: _Round | None = None
         self._unknown_stops: list[int] = []
@@ -273,6 +273,10 @@ class Processes:
         if any(leader.exitcode is None for leader in round_.leaders):
             deadlines.append(round_.kill_at if round_.killed_at is None else round_.killed_at + STUCK_AFTER_S)
         return min((at for at in deadlines if at is not None), default=None)
+
+    def say(self, line: str) -> None:
+        """A line on the console, in order with the workers' output. Never waits."""
+        self._streams.say(line)
 
     # ---- the end ----
 

@@ -9,7 +9,7 @@ import os
 import signal
 from collections.abc import Collection
 
-from reknit.adapters.children import children, signal_process
+from reknit.adapters.children import children, reaped, signal_process
 from reknit.adapters.ports import Clock
 
 from .leaders import PidWatch
@@ -36,7 +36,7 @@ class Strays:
 
     def alive(self, leaders: Collection[int]) -> list[int]:
         """Reap the dead ones, or they would pile up for days; the pids of the others, but for those given up."""
-        found = [pid for pid in children() if pid not in leaders and not _reap(pid)]
+        found = [pid for pid in children() if pid not in leaders and not reaped(pid)]
         for pid in self._pressed.keys() - set(found):
             self._pressed.pop(pid).watch.close()
         self._given_up &= set(found)
@@ -76,13 +76,6 @@ class Strays:
         self._given_up |= set(pids)
         for pid in list(self._pressed):
             self._pressed.pop(pid).watch.close()
-
-
-def _reap(pid: int) -> bool:
-    try:
-        return os.waitpid(pid, os.WNOHANG)[0] != 0
-    except ChildProcessError:
-        return True
 
 
 def _group(pid: int) -> int:

@@ -1,0 +1,256 @@
+"""A language for scenarios of one agent, after mitmproxy's.
+
+    assert (
+        Playbook(agent)
+        >> start()                                            # an event goes in
+        << Append(Opened(TERMS, "nonce"))                     # a command comes out
+        >> echo()                                             # what it appended is read back
+        << Placeholder(Append, entry=Placeholder(Joined, round=0))
+        >> after(5)                                           # and nothing comes out
+    )
+
+1. Every command must be named, in order, but for those of a hidden kind (`Beat`, unless asked for).
+2. A mismatch prints an ndiff of arrows. 3. A playbook that nobody asserts raises when it is collected.
+4. Builders give events their time and round: the playbook's clock moves with `after` alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from difflib import ndiff
+from typing import Any, Self
+
+from attrs import evolve
+
+from reknit.core.agent import Agent, Spec
+from reknit.core.commands import Append, Beat, Command
+from reknit.core.entries import Entry, Failed, Joined, LastCall, Lost, Node, NodeId, Opened, Terms, WorkerFailure
+from reknit.core.events import (
+    Counters,
+    EntriesRead,
+    Event,
+    JournalFailed,
+    Started,
+    StopRequested,
+    Woken,
+    WorkerExit,
+    WorkersExited,
+    WorkersStarted,
+    WorkersStopped,
+)
+from reknit.core.fold import fold_all
+from reknit.core.job import Gathering, Job
+from reknit.core.step import step
+
+
+class Placeholder:
+    """Stands for any object of `kind` that has these attributes. Once met, it is that one alone; call it to get it."""
+
+    def __init__(self, kind: type, /, **attributes: Any):
+        self.kind, self.attributes = kind, attributes
+        self.met: list[Any] = []
+
+    def __eq__(self, other: object) -> bool:
+        if self.met:
+            return bool(self.met[0] == other)
+        if not isinstance(other, self.kind):
+            return False
+        if any(getattr(other, name) != value for name, value in self.attributes.items()):
+            return False
+        self.met.append(other)
+        return True
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __call__(self) -> Any:
+        assert self.met, f"{self} was not met"
+        return self.met[0]
+
+    def __repr__(self) -> str:
+        inside = "".join(f", {k}={v!r}" for k, v in self.attributes.items())
+        return repr(self.met[0]) if self.met else f"Placeholder({self.kind.__name__}{inside})"
+
+
+Builder = Callable[["Playbook"], Event]
+"""An event whose time, round or content is known only when its turn comes."""
+
+
+class Playbook:
+    """A script of events and the commands that they must cause. `assert` plays it; more may be added then."""
+
+    def __init__(self, agent: Agent, *, hide: tuple[type, ...] = (Beat,)):
+        self.agent = agent
+        self.at = agent.at
+        self.hide = hide
+        self.appended: list[Entry] = []
+        """What the agent said since the last `echo`."""
+        self.script: list[tuple[str, Any]] = []
+        self.expected: list[str] = []
+        self.actual: list[str] = []
+        self.played = True
+
+    def __rshift__(self, event: Event | Builder) -> Self:
+        self.script.append((">>", event))
+        self.played = False
+        return self
+
+    def __lshift__(self, command: Command | Placeholder) -> Self:
+        self.script.append(("<<", command))
+        self.played = False
+        return self
+
+    def __bool__(self) -> bool:
+        """Play what was added. A mismatch is told as an ndiff of arrows."""
+        self.played = True
+        script, self.script = self.script, []
+        pending: list[Command] = []
+        for arrow, item in script:
+            if arrow == ">>":
+                self._leave(pending)
+                pending = self._feed(item)
+                continue
+            command = pending.pop(0) if pending else None
+            if command is not None:
+                self.actual.append(f"<< {command!r}")
+            # Equal first, shown after: a placeholder that has met its object is shown as that object.
+            is_equal = item == command
+            self.expected.append(f"<< {command!r}" if is_equal else f"<< {item!r}")
+        self._leave(pending)
+        if self.expected == self.actual:
+            return True
+        raise AssertionError("the playbook differs (- wanted, + happened):\n" + diff(self.expected, self.actual))
+
+    def _feed(self, item: Event | Builder) -> list[Command]:
+        event = item(self) if callable(item) else item
+        self.at = max(self.at, event.at)
+        self.expected.append(f">> {event!r}")
+        self.actual.append(f">> {event!r}")
+        result = step(self.agent, event)
+        self.agent = result.agent
+        self.appended += [c.entry for c in result.commands if isinstance(c, Append)]
+        return [c for c in result.commands if not isinstance(c, self.hide)]
+
+    def _leave(self, pending: Sequence[Command]) -> None:
+        self.actual += [f"<< {command!r}" for command in pending]
+
+    def __del__(self) -> None:
+        if not getattr(self, "played", True):
+            raise RuntimeError(f"a playbook was never asserted: {len(self.script)} arrows were not played")
+
+
+def diff(expected: Sequence[str], actual: Sequence[str]) -> str:
+    return "\n".join(line.rstrip() for line in ndiff(expected, actual))
+
+
+# ---- builders of events ----------------------------------------------------------------------------------------------
+
+
+def start(nonce: str = "nonce", port: int = 29500) -> Builder:
+    return lambda p: Started(p.at, nonce, port)
+
+
+def read(*entries: Entry) -> Builder:
+    """Entries that others wrote."""
+    return lambda p: EntriesRead(p.at, entries)
+
+
+def echo(*others: Entry) -> Builder:
+    """What the agent appended since the last echo, then entries of others, in one read."""
+
+    def build(p: Playbook) -> Event:
+        mine, p.appended = p.appended, []
+        return EntriesRead(p.at, (*mine, *others))
+
+    return build
+
+
+def ack(**peers: int) -> Builder:
+    """The agent's beat is acknowledged: its own counter has moved, and the peers (incarnation 0) have these."""
+    counts = {Node(NodeId(name)): count for name, count in peers.items()}
+    return lambda p: Counters(p.at, {p.agent.me: p.agent.pulse.count + 1, **counts})
+
+
+def after(seconds: float) -> Builder:
+    """Time passes, and the agent is woken."""
+    return lambda p: Woken(p.at + seconds)
+
+
+def up(round: int | None = None) -> Builder:
+    return lambda p: WorkersStarted(p.at, _round(p, round))
+
+
+def exits(*exits: WorkerFailure | int, round: int | None = None) -> Builder:
+    """Workers end: a failure, or the local rank of one that exited with 0."""
+    each = tuple(WorkerExit(e) if isinstance(e, int) else WorkerExit(e.local_rank, e) for e in exits)
+    return lambda p: WorkersExited(p.at, _round(p, round), each)
+
+
+def stopped(round: int | None = None, *, port: int = 29501, stuck: tuple[int, ...] = ()) -> Builder:
+    return lambda p: WorkersStopped(p.at, _round(p, round), port, stuck)
+
+
+def ask_to_leave(signal: int = 15) -> Builder:
+    return lambda p: StopRequested(p.at, signal)
+
+
+def cut_off(why: str = "refused", *, fatal: bool = False) -> Builder:
+    return lambda p: JournalFailed(p.at, why, fatal)
+
+
+def _round(p: Playbook, round: int | None) -> int:
+    return p.agent.workers.round if round is None else round
+
+
+# ---- builders of values ----------------------------------------------------------------------------------------------
+
+
+def node(name: str, incarnation: int = 0) -> Node:
+    return Node(NodeId(name), incarnation)
+
+
+def joined(name: str, round: int = 0, incarnation: int = 0, **fields: Any) -> Joined:
+    """`Joined` of a peer: its address is its name, its port 29500."""
+    default: dict[str, Any] = {"nonce": f"{name}.{incarnation}", "address": name, "port": 29500}
+    return Joined(node=node(name, incarnation), round=round, **(default | fields))
+
+
+def lost(name: str, *, by: str, incarnation: int = 0) -> Lost:
+    return Lost(node(name, incarnation), node(by))
+
+
+def folded(terms: Terms, *entries: Entry) -> Job:
+    """The job whose journal opens with these terms and goes on with these entries."""
+    return fold_all(Job(), (Opened(terms, "journal"), *entries))
+
+
+def running(size: int, terms: Terms | None = None, *entries: Entry) -> Job:
+    """The job that runs round 0 on n0, n1, … (all of its terms' maximum by default), and what followed."""
+    terms = Terms(min_nodes=1, max_nodes=size) if terms is None else terms
+    return folded(terms, *(joined(f"n{i}") for i in range(size)), LastCall(0), *entries)
+
+
+def failed(name: str, round: int = 0, *failures: WorkerFailure) -> Failed:
+    return Failed(node(name), round, failures or (failure(),))
+
+
+def failure(local_rank: int = 0, exitcode: int = 1, *, rank: int | None = None, message: str = "") -> WorkerFailure:
+    return WorkerFailure(local_rank, local_rank if rank is None else rank, exitcode, message=message)
+
+
+def an_agent(name: str = "n0", terms: Terms = Terms(), **fields: Any) -> Agent:
+    """An agent that nothing has happened to. Its address is its name."""
+    return Agent(evolve(Spec(NodeId(name), name, terms), **fields))
+
+
+def playing(name: str = "n0", terms: Terms = Terms(), *peers: Joined, **fields: Any) -> Playbook:
+    """The playbook of an agent that runs round 0 with these peers, who joined before it. Nothing is left to assert."""
+    playbook = Playbook(an_agent(name, terms, **fields))
+    for event in (start(), read(), echo(*peers), echo()):
+        playbook._feed(event)
+    if isinstance(playbook.agent.job.phase, Gathering):
+        playbook._feed(read(LastCall(0)))
+    for event in (ack(), up()):
+        playbook._feed(event)
+    playbook.expected, playbook.actual, playbook.appended = [], [], []
+    assert playbook.agent.workers.alive, f"{name} should run: {playbook.agent.job}"
+    return playbook

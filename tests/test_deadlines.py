@@ -1,0 +1,198 @@
+"""What the agent waits for, as data."""
+
+from __future__ import annotations
+
+import pytest
+from attrs import evolve
+
+from reknit.core.agent import Timer
+from reknit.core.commands import Append, Finish, StartWorkers, StopWorkers
+from reknit.core.deadlines import is_due, next_wake
+from reknit.core.entries import (
+    Aborted,
+    Admission,
+    GaveUp,
+    Joined,
+    LastCall,
+    Leaving,
+    Left,
+    Opened,
+    RestartPolicy,
+    Terms,
+)
+from reknit.core.reasons import StoreLost
+from reknit.core.states import WorkerState
+
+from .playbook import (
+    Placeholder,
+    Playbook,
+    ack,
+    after,
+    an_agent,
+    ask_to_leave,
+    cut_off,
+    echo,
+    exits,
+    failed,
+    failure,
+    joined,
+    lost,
+    node,
+    playing,
+    read,
+    start,
+    stopped,
+)
+
+# Silence is not the subject here: time passes in large steps without acknowledged beats.
+TRIO = Terms(2, 3, silence_s=1e6, last_call_s=10.0, join_timeout_s=60.0)
+ANY = Placeholder
+
+
+def gathering(terms: Terms = TRIO, *before: Joined) -> Playbook:
+    """n0 has joined the first round, after these."""
+    playbook = Playbook(an_agent(terms=terms)) >> start() >> read(Opened(terms, "x"), *before) << ANY(Append) >> echo()
+    assert playbook >> ack()
+    return playbook
+
+
+def timers(playbook: Playbook) -> set[Timer]:
+    return {timer for timer, _ in playbook.agent.since}
+
+
+def test_a_timer_runs_while_its_condition_holds() -> None:
+    """Nothing is ever cancelled, so nothing can be forgotten to be cancelled."""
+    playbook = gathering()
+    assert timers(playbook) == {Timer.GIVE_UP}
+    assert playbook >> read(joined("n1"))
+    assert timers(playbook) == {Timer.LAST_CALL}
+    assert playbook >> read(Leaving(node("n1")))
+    assert timers(playbook) == {Timer.GIVE_UP}
+    assert playbook >> read(Left(node("n1")), joined("n2"), LastCall(0)) << ANY(StartWorkers)
+    assert timers(playbook) == set()
+
+
+def test_a_condition_that_comes_again_starts_its_timer_anew() -> None:
+    """A newcomer that replaces a lost one is given the whole wait."""
+    playbook = (
+        gathering() >> read(joined("n1")) >> after(9) >> read(lost("n1", by="n0")) >> after(1) >> read(joined("n2"))
+    )
+    assert playbook >> after(9.9) >> after(0.2) << Append(LastCall(0))
+
+
+def test_the_wait_for_the_last_call_begins_with_the_minimum() -> None:
+    """Not with the first node: hosts of one job may boot minutes apart."""
+    playbook = gathering() >> after(50) >> read(joined("n1")) >> after(9.9)
+    assert playbook >> after(0.1) << Append(LastCall(0))
+
+
+def test_too_few_for_too_long_is_given_up() -> None:
+    """A job that cannot form must end, and say why."""
+    assert gathering() >> after(59.9) >> after(0.1) << Append(GaveUp(0))
+
+
+def test_the_timers_of_a_round_are_its_own() -> None:
+    """A wait that began in an earlier round must not shorten this one's."""
+    terms = Terms(2, 2, RestartPolicy(max_restarts=2, backoff_s=8.0), silence_s=1e6)
+    playbook = playing("n0", terms, joined("n1")) >> exits(failure()) << ANY(StopWorkers) << ANY(Append) >> echo()
+    assert playbook >> stopped() >> after(8) << Append(ANY(Joined, round=1))  # type: ignore[arg-type]
+    assert playbook >> echo(joined("n1", 1)) << ANY(StartWorkers) >> read(failed("n1", 1)) << ANY(StopWorkers)
+    assert playbook >> stopped() >> after(15.9) >> after(0.1) << Append(ANY(Joined, round=2))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("others", range(6))
+def test_deadlines_that_any_agent_may_announce_are_staggered(others: int) -> None:
+    """Usually one speaks. The stagger is capped, so that a large job is not slow."""
+    terms = evolve(TRIO, min_nodes=others + 1, max_nodes=9)
+    playbook = gathering(terms, *(joined(f"n{i}") for i in range(1, others + 1)))
+    stagger = 0.2 * min(others, 4)
+    assert playbook >> after(10 + stagger - 0.01) >> after(0.02) << Append(LastCall(0))
+
+
+def test_an_admission_has_no_timer_unless_it_is_to_be_soon() -> None:
+    """At a failure, or never, means: not by the clock."""
+    for admission, expected in (
+        (Admission.SOON, {Timer.ADMIT}),
+        (Admission.AT_FAILURE, set()),
+        (Admission.NEVER, set()),
+    ):
+        terms = evolve(TRIO, admission=admission)
+        playbook = playing("n0", terms, joined("n1")) >> read(joined("n2", 1))
+        assert playbook
+        assert timers(playbook) == expected
+
+
+def test_an_outage_that_lasts_too_long_ends_the_agent() -> None:
+    """Not the job: the others may see the journal. The workers are stopped first."""
+    playbook = playing("n0", TRIO, joined("n1"), store_timeout_s=100.0) >> cut_off("a") >> after(60) >> cut_off("b")
+    assert playbook >> after(39) >> after(1) << ANY(StopWorkers, why=StoreLost("a"))
+    finish = ANY(Finish)
+    assert playbook >> stopped() << finish
+    assert (finish().result.state, finish().result.why) == (WorkerState.FAILED, StoreLost("a"))
+
+
+def test_a_read_ends_an_outage() -> None:
+    """Short outages must not add up."""
+    playbook = playing("n0", TRIO, joined("n1"), store_timeout_s=100.0)
+    for _ in range(3):
+        assert playbook >> cut_off() >> after(90) >> read() >> ack(n1=1)
+    assert timers(playbook) == set()
+
+
+def test_a_store_that_was_never_reached_is_an_outage_too() -> None:
+    """A wrong endpoint must end with a sentence about the store, in bounded time."""
+    playbook = Playbook(an_agent(store_timeout_s=10.0)) >> start() >> cut_off("refused") >> after(9)
+    assert playbook >> after(1) << ANY(Finish)
+
+
+def test_a_farewell_that_nobody_hears_is_not_waited_for_for_ever() -> None:
+    """The scheduler would kill the agent, and it would look like a crash."""
+    playbook = playing("n0", TRIO, joined("n1"), store_timeout_s=10.0, resay_s=100.0) >> read(Aborted("x"))
+    assert (
+        playbook << ANY(StopWorkers) >> stopped() << Append(Left(node("n0"))) >> after(9.9) >> after(0.1) << ANY(Finish)
+    )
+
+
+# ---- being woken -----------------------------------------------------------------------------------------------------
+
+
+def test_early_late_and_repeated_wake_ups_change_nothing() -> None:
+    """Drivers may wake an agent whenever they like."""
+    playbook = gathering()
+    before = playbook.agent
+    assert playbook >> after(0) >> after(0)
+    assert playbook.agent == before
+    assert playbook >> after(1000) << Append(GaveUp(0)) >> after(0) >> after(0)
+
+
+def test_it_is_woken_at_the_earliest_of_its_deadlines() -> None:
+    """A deadline that is not in `wakes_at` would wait for an accident."""
+    playbook = gathering(evolve(TRIO, beat_s=1e6))
+    assert playbook
+    assert playbook.agent.wakes_at == 60.0
+    assert playbook >> read(joined("n1"))
+    assert playbook.agent.wakes_at == 10.0
+    assert playbook >> cut_off()
+    assert playbook.agent.wakes_at == 10.0
+
+
+def test_a_quiet_agent_needs_no_waking() -> None:
+    """Standalone, an idle launcher must not burn cycles."""
+    assert playing("n0", Terms()).agent.wakes_at is None
+
+
+def test_deadlines_that_have_passed_without_effect_do_not_spin() -> None:
+    """A driver that is told to wake at once, always, would eat a core."""
+    playbook = playing("n0", TRIO, joined("n1")) >> ask_to_leave() << ANY(StopWorkers) << ANY(Append)
+    assert playbook >> after(1e5) << ANY(Append)
+    wakes_at = playbook.agent.wakes_at
+    assert wakes_at is None or wakes_at > playbook.at
+
+
+def test_a_finished_agent_is_never_woken() -> None:
+    """Its driver ends."""
+    playbook = gathering() >> ask_to_leave() << Append(Leaving(node("n0"))) << Append(Left(node("n0")))
+    assert playbook >> echo() << ANY(Finish) >> after(1e5)
+    assert playbook.agent.wakes_at is None
+    assert next_wake(playbook.agent) is None
+    assert not is_due(playbook.agent, Timer.GIVE_UP)

@@ -1,0 +1,181 @@
+"""When the agent is done, and with what result."""
+
+from __future__ import annotations
+
+from reknit.core.agent import Spec
+from reknit.core.commands import Append, Finish, Result, StopWorkers
+from reknit.core.entries import Aborted, Failed, Joined, Leaving, Left, RestartPolicy, Succeeded, Terms
+from reknit.core.reasons import (
+    AbortedByOperator,
+    AllSucceeded,
+    BudgetSpent,
+    SignalReceived,
+    StoreLost,
+    WorkerFailed,
+)
+from reknit.core.states import WorkerState
+
+from .playbook import (
+    Placeholder,
+    Playbook,
+    ack,
+    after,
+    ask_to_leave,
+    cut_off,
+    echo,
+    exits,
+    failure,
+    joined,
+    lost,
+    node,
+    playing,
+    read,
+    stopped,
+)
+
+PAIR = Terms(2, 2)
+ME, N1 = node("n0"), node("n1")
+ANY = Placeholder
+DONE = (Append(Left(ME)),)
+
+
+def finishing(playbook: Playbook) -> Result:
+    """The result with which the playbook's last event ends the agent."""
+    finish = ANY(Finish)
+    assert playbook << finish
+    result = finish().result
+    assert isinstance(result, Result)
+    return result
+
+
+def succeeded(**fields: object) -> Playbook:
+    """n0 has succeeded, and waits for n1."""
+    playbook = playing("n0", PAIR, joined("n1"), **fields) >> exits(*range(Spec(ME.id, "", **fields).local_world_size))
+    assert playbook << ANY(StopWorkers) << Append(Succeeded(ME, 0)) >> stopped() >> echo()
+    return playbook
+
+
+# ---- results ---------------------------------------------------------------------------------------------------------
+
+
+def test_success_is_told_by_global_rank() -> None:
+    """torchelastic's `RunResult`: this node's ranks, all or nothing."""
+    playbook = succeeded(local_world_size=2) >> read(Succeeded(N1, 0)) << Append(Left(ME)) >> echo()
+    result = finishing(playbook)
+    assert (result.state, result.why) == (WorkerState.SUCCEEDED, AllSucceeded())
+    assert set(result.return_values) == {1, 2}
+    assert not result.failures
+
+
+def test_failure_is_told_with_all_failures_of_the_last_round_on_every_node() -> None:
+    """S5: the same root cause wherever the user looks, also where no worker failed."""
+    theirs = failure(0, 3, rank=0)
+    playbook = playing("n0", PAIR, joined("n1")) >> read(Failed(N1, 0, (theirs,)), joined("n1", 1))
+    assert playbook << ANY(StopWorkers) >> stopped() << ANY(Append) >> echo() << Append(Left(ME))
+    result = finishing(playbook >> echo())
+    assert result.why == BudgetSpent(0, WorkerFailed(N1, theirs))
+    assert (result.state, result.failures, result.return_values) == (WorkerState.FAILED, {0: theirs}, {})
+
+
+def test_an_aborted_job_is_stopped_not_failed() -> None:
+    """Nothing went wrong: an operator has ended it."""
+    playbook = (
+        playing("n0", PAIR, joined("n1")) >> read(Aborted("x")) << ANY(StopWorkers) >> stopped() << DONE[0] >> echo()
+    )
+    assert finishing(playbook) == Result(WorkerState.STOPPED, AbortedByOperator("x"))
+
+
+def test_a_node_that_leaves_is_stopped() -> None:
+    """Preemption is neither success nor failure."""
+    playbook = (
+        playing("n0", PAIR, joined("n1")) >> ask_to_leave() << ANY(StopWorkers) << Append(Leaving(ME)) >> stopped()
+    )
+    assert finishing(playbook << Append(Left(ME)) >> echo()) == Result(WorkerState.STOPPED, SignalReceived(15))
+
+
+def test_a_node_told_to_leave_after_the_end_tells_the_jobs_outcome() -> None:
+    """The scheduler cleans up while we say goodbye: the training is done all the same."""
+    playbook = succeeded() >> read(Succeeded(N1, 0)) << Append(Left(ME)) >> ask_to_leave()
+    assert finishing(playbook).state is WorkerState.SUCCEEDED
+
+
+def test_a_node_whose_workers_were_stopped_for_leaving_does_not_share_in_the_success() -> None:
+    """Its workers did not finish, whatever the others made of it."""
+    playbook = playing("n0", PAIR, joined("n1")) >> ask_to_leave() << ANY(StopWorkers) << Append(Leaving(ME))
+    assert finishing(playbook >> echo(Aborted("x")) >> stopped() << DONE[0]).why == SignalReceived(15)
+
+
+# ---- when ------------------------------------------------------------------------------------------------------------
+
+
+def test_nobody_finishes_over_living_workers() -> None:
+    """S7."""
+    playbook = (
+        playing("n0", PAIR, joined("n1")) >> read(Aborted("x")) << ANY(StopWorkers) >> after(1) >> ack() >> after(1)
+    )
+    assert playbook >> read(lost("n0", by="n1")) >> cut_off()
+    assert playbook.agent.result is None
+
+
+def test_a_succeeded_node_stays_until_the_job_closes() -> None:
+    """Rule 10: a later failure reopens the round for it too."""
+    playbook = succeeded() >> after(1) >> ack(n1=1) >> after(1) >> ack(n1=2)
+    assert playbook
+    assert playbook.agent.result is None
+
+
+def test_a_succeeded_node_that_was_counted_out_shares_in_the_success() -> None:
+    """Rule 10: it joins again as a standby, and its work still counts."""
+    playbook = succeeded() >> read(lost("n0", by="n1")) << ANY(Append, entry=ANY(Joined, node=node("n0", 1))) >> echo()
+    result = finishing(playbook >> read(Succeeded(N1, 0)) << Append(Left(node("n0", 1))) >> echo())
+    assert (result.state, set(result.return_values)) == (WorkerState.SUCCEEDED, {1})
+
+
+def test_an_agent_lingers_until_its_goodbye_is_seen() -> None:
+    """Rule 12: else the others would wait out its silence."""
+    playbook = succeeded() >> read(Succeeded(N1, 0)) << Append(Left(ME)) >> read() >> after(2) << Append(Left(ME))
+    assert finishing(playbook >> echo()).state is WorkerState.SUCCEEDED
+
+
+def test_after_the_close_losing_the_journal_changes_nothing() -> None:
+    """Rule 12: the store's host may be gone first, and the outcome is known."""
+    assert (
+        finishing(succeeded() >> read(Succeeded(N1, 0)) << Append(Left(ME)) >> cut_off()).state is WorkerState.SUCCEEDED
+    )
+    playbook = succeeded() >> cut_off() >> read(Succeeded(N1, 0)) << Append(Left(ME)) >> cut_off("gone", fatal=True)
+    assert finishing(playbook).state is WorkerState.SUCCEEDED
+
+
+def test_before_the_close_a_journal_of_another_kind_is_the_end() -> None:
+    """Two folds that differ are two jobs."""
+    assert finishing(succeeded() >> cut_off("unknown kind", fatal=True)).why == StoreLost("unknown kind")
+
+
+def test_the_journals_host_waits_for_its_guests() -> None:
+    """They could not read the end of a journal that has gone."""
+    playbook = succeeded(hosts_journal=True) >> read(Succeeded(N1, 0)) >> after(1) >> ack(n1=1)
+    assert playbook >> read(Left(N1)) << Append(Left(ME))
+    assert finishing(playbook >> echo()).state is WorkerState.SUCCEEDED
+
+
+def test_the_journals_host_does_not_wait_for_a_guest_that_died() -> None:
+    """It watches them still."""
+    playbook = succeeded(hosts_journal=True) >> read(Succeeded(N1, 0))
+    for _ in range(3):
+        assert playbook >> after(1) >> ack()
+    assert playbook >> after(1) >> ack() << ANY(Append) >> echo() << Append(Left(ME))
+
+
+def test_the_journals_host_may_be_told_to_leave() -> None:
+    """A second wish beats the courtesy: its scheduler will kill it anyway."""
+    playbook = succeeded(hosts_journal=True) >> read(Succeeded(N1, 0)) >> ask_to_leave() << Append(Left(ME))
+    assert finishing(playbook).state is WorkerState.SUCCEEDED
+
+
+def test_nothing_follows_the_end() -> None:
+    """Rule of `Finish`: the driver has stopped listening."""
+    playbook = playing("n0", Terms(restarts=RestartPolicy())) >> exits(0) << ANY(StopWorkers) << ANY(Append) >> echo()
+    assert playbook >> stopped() << Append(Left(ME)) >> echo() << ANY(Finish)
+    before = playbook.agent
+    assert playbook >> ask_to_leave() >> read(Aborted("x")) >> stopped() >> after(1000) >> cut_off()
+    assert playbook.agent is before

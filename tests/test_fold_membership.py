@@ -1,0 +1,115 @@
+"""What the entries of the journal mean: joining, losing and leaving. Rule numbers are those of DESIGN's protocol."""
+
+from __future__ import annotations
+
+import pytest
+
+from reknit.core.entries import (
+    Entry,
+    Leaving,
+    Left,
+    Lost,
+    RestartPolicy,
+    Succeeded,
+    Terms,
+)
+from reknit.core.fold import fold
+from reknit.core.job import Gathering, Job, Running
+from reknit.core.reasons import NodeGone
+
+from .playbook import failed, folded, joined, lost, node, running
+
+PAIR = Terms(2, 2, RestartPolicy(max_restarts=3))
+FLEX = Terms(1, 3, RestartPolicy(max_restarts=3))
+BACK = joined("n0", 1), joined("n1", 1), joined("n2", 1)
+
+
+def names(job: Job) -> str:
+    return " ".join(str(m.node) for m in job.members)
+
+
+def succeeded(name: str, round: int = 0) -> Succeeded:
+    return Succeeded(node(name), round)
+
+
+# ---- joining ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_repeated_joining_changes_nothing() -> None:
+    """The journal is at-least-once."""
+    job = folded(PAIR, joined("n0"))
+    assert fold(job, joined("n0")) is job or fold(job, joined("n0")) == job
+
+
+def test_a_second_agent_of_the_same_incarnation_is_ignored() -> None:
+    """Rule 4: the same incarnation with another nonce is not a repetition; its speaker must come as a higher one."""
+    job = running(2, PAIR, failed("n0"))
+    assert fold(job, joined("n0", 1, nonce="another")) == job
+
+
+def test_a_member_is_back_only_for_the_gathered_round() -> None:
+    """A late copy of its first `Joined` does not say that the workers of the ended round are gone."""
+    job = running(2, PAIR, failed("n0"), joined("n0", 0))
+    assert isinstance(job.phase, Gathering)
+    assert node("n0") in job.phase.expected
+
+
+def test_a_higher_incarnation_supersedes_a_member_and_ends_the_round() -> None:
+    """Its host was started again, so the old workers are gone; by name alone it would be a member already."""
+    job = running(2, PAIR, joined("n1", 1, incarnation=1))
+    assert isinstance(job.phase, Gathering)
+    assert job.why == NodeGone(node("n1"), "replaced")
+    assert (job.is_gone(node("n1")), job.is_live(node("n1", 1))) == (True, True)
+
+
+@pytest.mark.parametrize(
+    "entry", [joined("n1", 1), failed("n1"), succeeded("n1"), Leaving(node("n1")), Left(node("n1"))]
+)
+def test_the_gone_are_not_heard(entry: Entry) -> None:
+    """Its entries may still be on their way; the others have gone on without it."""
+    job = running(3, FLEX, lost("n1", by="n0"))
+    assert fold(job, entry) == job
+
+
+# ---- losing and leaving ----------------------------------------------------------------------------------------------
+
+
+def test_of_two_that_accuse_each_other_the_first_stays() -> None:
+    """Rule: the gone accuse nobody. Else a partition healing would lose both."""
+    job = running(3, FLEX, lost("n0", by="n1"), lost("n1", by="n0"))
+    assert (job.is_live(node("n0")), job.is_live(node("n1"))) == (False, True)
+
+
+@pytest.mark.parametrize("entry", [lost("n0", by="n0"), lost("n0", by="stranger"), lost("stranger", by="n0")])
+def test_accusations_by_or_of_nobody_are_void(entry: Lost) -> None:
+    """Only the live watch, and only the live can be lost."""
+    job = running(2, PAIR)
+    assert fold(job, entry) == job
+
+
+def test_a_lost_standby_ends_no_round() -> None:
+    """Its absence changes nothing for those who run."""
+    job = running(2, PAIR, joined("n2", 1), lost("n2", by="n0"))
+    assert isinstance(job.phase, Running)
+    assert not job.is_live(node("n2"))
+
+
+def test_a_leaving_node_is_expected_until_it_has_left() -> None:
+    """Its workers may use their grace to write a checkpoint; the others must not start over them."""
+    job = running(3, FLEX, Leaving(node("n1")), *BACK[:1], BACK[2])
+    assert isinstance(job.phase, Gathering)
+    assert job.phase.expected == {node("n1")}
+    assert names(fold(job, Left(node("n1")))) == "n0 n2"
+
+
+def test_a_leaving_standby_is_never_seated() -> None:
+    """It would be a member that stops at once."""
+    job = running(2, PAIR, joined("n2", 1), Leaving(node("n2")), lost("n1", by="n0"), BACK[0])
+    assert isinstance(job.phase, Gathering)
+    assert job.phase.short
+
+
+def test_a_goodbye_before_the_hello_closes_the_door() -> None:
+    """A node that left before its `Joined` arrived must not be waited for."""
+    job = folded(PAIR, Left(node("n0")), joined("n0"))
+    assert not job.live

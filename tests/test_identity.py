@@ -1,0 +1,176 @@
+"""Which incarnation an agent speaks as."""
+
+from __future__ import annotations
+
+from attrs import evolve
+
+from reknit.core.commands import Append, Finish, StartWorkers, StopWorkers
+from reknit.core.entries import Aborted, Entry, Joined, LastCall, Opened, RestartPolicy, Succeeded, Terms
+from reknit.core.reasons import AlreadyFinished, CutOff, DeclaredLost, Replaced, TermsDiffer
+from reknit.core.states import WorkerState
+
+from .playbook import (
+    Placeholder,
+    Playbook,
+    ack,
+    after,
+    an_agent,
+    ask_to_leave,
+    cut_off,
+    echo,
+    exits,
+    failed,
+    failure,
+    joined,
+    lost,
+    node,
+    playing,
+    read,
+    start,
+    stopped,
+)
+
+PAIR = Terms(2, 2, RestartPolicy(max_restarts=1))
+TRIO = Terms(1, 3)
+ME = node("n0")
+
+
+def joining(incarnation: int, round: int) -> Placeholder:
+    return Placeholder(Append, entry=Placeholder(Joined, node=node("n0", incarnation), round=round))
+
+
+def newcomer(terms: Terms, *journal: Entry) -> Playbook:
+    """An agent that has just started; its first read brings this journal."""
+    return Playbook(an_agent("n0", terms)) >> start("mine") >> read(Opened(terms, "x"), *journal)
+
+
+# ---- coming in -------------------------------------------------------------------------------------------------------
+
+
+def test_the_first_incarnation_is_0() -> None:
+    """Names stay short where nothing has happened."""
+    assert newcomer(PAIR) << joining(0, 0)
+
+
+def test_an_agent_that_was_started_again_is_one_more_than_the_highest_ever() -> None:
+    """Also than one that is gone: a `Lost` of it may still come."""
+    assert newcomer(PAIR, joined("n0")) << joining(1, 0)
+    assert newcomer(TRIO, joined("n1"), joined("n0", incarnation=4), lost("n0", by="n1", incarnation=4)) << joining(
+        5, 0
+    )
+
+
+def test_it_stays_the_same_while_its_joining_is_on_its_way() -> None:
+    """Every read would else make another incarnation, and the job a round for each."""
+    assert newcomer(PAIR) << joining(0, 0) >> read() >> read(joined("n1")) >> after(2) << joining(0, 0)
+
+
+def test_two_agents_that_start_at_once_do_not_become_one() -> None:
+    """Both read an empty journal and say n0.0: the journal's order decides, and the nonce tells."""
+    other = joined("n0", nonce="theirs")
+    assert newcomer(PAIR) << joining(0, 0) >> read(other) << joining(1, 0)
+
+
+# ---- being counted out -----------------------------------------------------------------------------------------------
+
+
+def test_a_node_that_was_declared_lost_stops_and_comes_back_as_another() -> None:
+    """Rule 4. Its `Joined` must wait until its workers are gone."""
+    playbook = (
+        playing("n0", TRIO, joined("n1")) >> read(lost("n0", by="n1")) << Placeholder(StopWorkers, why=DeclaredLost())
+    )
+    assert playbook >> after(1) >> read() >> stopped() << joining(1, 1)
+    assert playbook >> echo(joined("n1", 1)) >> ack() << Placeholder(StartWorkers, round=1)
+
+
+def test_being_lost_again_while_coming_back_makes_another_one_more() -> None:
+    """Each incarnation is gone for ever, so they must not be used twice."""
+    playbook = playing("n0", TRIO, joined("n1")) >> read(lost("n0", by="n1")) << Placeholder(StopWorkers)
+    assert playbook >> stopped() << joining(1, 1) >> echo(lost("n0", by="n1", incarnation=1)) << joining(2, 1)
+
+
+def test_a_leaving_node_does_not_come_back() -> None:
+    """To be gone is its wish."""
+    playbook = playing("n0", TRIO, joined("n1")) >> ask_to_leave() << Placeholder(StopWorkers) << Placeholder(Append)
+    assert playbook >> read(lost("n0", by="n1")) >> stopped() << Placeholder(Finish)
+
+
+def test_an_agent_that_sees_another_in_its_place_ends() -> None:
+    """Two agents with one id would throw each other out for ever; the newer has it."""
+    newer = joined("n0", 1, incarnation=1)
+    playbook = playing("n0", TRIO, joined("n1")) >> read(newer) << Placeholder(StopWorkers, why=Replaced(newer.node))
+    finish = Placeholder(Finish)
+    assert playbook >> stopped() << finish
+    assert (finish().result.state, finish().result.why) == (WorkerState.FAILED, Replaced(newer.node))
+
+
+# ---- private losses and gaps -----------------------------------------------------------------------------------------
+
+
+def test_workers_that_are_gone_for_a_private_reason_make_it_another() -> None:
+    """Rule 5: the journal shows it as a running member. Nobody would ever hear of it again."""
+    playbook = playing("n0", Terms(2, 2, fence_s=3.0), joined("n1")) >> cut_off() >> after(3)
+    assert playbook << Placeholder(StopWorkers, why=CutOff(3.0)) >> stopped() << joining(1, 1)
+
+
+def test_workers_that_vanish_without_having_been_stopped_make_it_another() -> None:
+    """A warden that was killed takes the workers with it."""
+    assert playing("n0", PAIR, joined("n1")) >> stopped() << joining(1, 1)
+
+
+def test_an_agent_without_workers_comes_back_as_another_after_a_gap() -> None:
+    """Rule 5: a `Lost` of it may be on its way, and must not meet workers that it has started meanwhile."""
+    playbook = newcomer(TRIO) << joining(0, 0) >> echo() >> ack() >> after(5) >> ack()
+    assert playbook >> read() << joining(1, 0)
+
+
+def test_a_gap_does_not_swallow_a_report() -> None:
+    """As another it could not report the failure of the one before: the fold would see an innocent node go."""
+    playbook = playing("n0", PAIR, joined("n1")) >> exits(failure()) << Placeholder(StopWorkers) << Append(failed("n0"))
+    assert playbook >> stopped() >> after(5) >> ack() >> read() << Append(failed("n0"))
+    assert playbook >> echo() << joining(0, 1)
+
+
+# ---- taking part -----------------------------------------------------------------------------------------------------
+
+
+def test_other_terms_end_the_agent_before_it_has_said_anything() -> None:
+    """A configuration error is told on the node that has it, and does not harm the job."""
+    playbook = Playbook(an_agent("n0", evolve(PAIR, max_nodes=5))) >> start() >> read(Opened(PAIR, "x"))
+    finish = Placeholder(Finish)
+    assert playbook << finish
+    assert finish().result.why == TermsDiffer((("max_nodes", "2", "5"),))
+
+
+def test_the_second_of_two_that_opened_at_once_compares_too() -> None:
+    """It has said its own terms, and must live by the first's."""
+    playbook = Playbook(an_agent("n0", TRIO)) >> start() >> read() << Append(Opened(TRIO, "nonce"))
+    assert playbook >> read(Opened(PAIR, "x")) << Placeholder(Finish)
+
+
+def test_a_journal_whose_job_has_succeeded_is_not_joined() -> None:
+    """Rule 16."""
+    finish = Placeholder(Finish)
+    assert newcomer(Terms(), joined("n9"), Succeeded(node("n9"), 0)) << finish
+    assert finish().result.why == AlreadyFinished()
+
+
+def test_a_journal_whose_job_has_failed_is_opened_again() -> None:
+    """Rule 16: with the terms of whoever comes next."""
+    playbook = Playbook(an_agent("n0", TRIO)) >> start() >> read(Opened(PAIR, "x"), joined("n0"), Aborted("y"))
+    assert playbook << Append(Opened(TRIO, "nonce", 1)) >> echo() << joining(1, 0)
+
+
+def test_an_agent_of_an_old_epoch_takes_no_part_in_the_new() -> None:
+    """It ends with its own epoch's outcome, however late it reads it."""
+    playbook = playing("n0", PAIR, joined("n1")) >> read(Aborted("y"), Opened(PAIR, "x", 1), joined("n5"))
+    finish = Placeholder(Finish)
+    assert playbook << Placeholder(StopWorkers) >> stopped() << finish
+    assert finish().result.state is WorkerState.STOPPED
+
+
+def test_nothing_is_started_in_the_round_of_another_epoch() -> None:
+    """Rounds are counted from 0 in each: by number alone they would be one."""
+    playbook = newcomer(TRIO) << joining(0, 0) >> echo() >> ack()
+    again = Opened(TRIO, "x", 1), joined("n0", incarnation=1), LastCall(0)
+    assert playbook >> read(Aborted("y"), *again) << Placeholder(Finish)

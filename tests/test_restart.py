@@ -1,0 +1,158 @@
+"""What the end of a round costs, and who is to blame."""
+
+from __future__ import annotations
+
+import pytest
+
+from reknit.core.entries import Admit, Failed, Leaving, Left, RestartPolicy, Terms, WorkerFailure
+from reknit.core.job import Closed, Job, Running
+from reknit.core.reasons import BudgetSpent, Unstable, WorkerFailed
+from reknit.core.restart import backoff_s, is_echo, root_cause, root_cause_of
+
+from .playbook import failed, failure, joined, lost, node, running
+
+TERMS = Terms(min_nodes=1, max_nodes=3, restarts=RestartPolicy(max_restarts=2))
+BACK = joined("n0", 1), joined("n1", 1), joined("n2", 1)
+
+
+def counted(job: Job) -> tuple[int, int]:
+    return job.spent, job.unspent
+
+
+def test_several_failures_of_one_round_spend_one_restart() -> None:
+    """A crash of one worker is followed by crashes of its peers: one incident, one restart."""
+    job = running(3, TERMS, failed("n0"), failed("n1"), failed("n2"), *BACK)
+    assert counted(job) == (1, 0)
+
+
+def test_nothing_is_counted_while_anybody_is_expected() -> None:
+    """The missing one may be dead, and then the failure was an echo of its death."""
+    job = running(3, TERMS, failed("n0"), *BACK[:2])
+    assert counted(job) == (0, 0)
+
+
+def test_a_loss_before_or_after_the_failures_of_others_excuses_them() -> None:
+    """A node's death crashes its peers' collectives first: the loss is the cause, in whichever order they are said."""
+    before = running(3, TERMS, lost("n2", by="n0"), failed("n0"), *BACK[:2])
+    after = running(3, TERMS, failed("n0"), lost("n2", by="n1"), *BACK[:2])
+    assert (counted(before), counted(after)) == ((0, 1), (0, 1))
+
+
+def test_leaving_and_being_replaced_excuse_like_a_loss() -> None:
+    """Preemption must not use up the restarts that are meant for bugs."""
+    leaving = running(3, TERMS, failed("n0"), Leaving(node("n2")), *BACK[:2], Left(node("n2")))
+    replaced = running(3, TERMS, failed("n0"), joined("n2", 0, incarnation=1), *BACK[:2])
+    assert (counted(leaving), counted(replaced)) == ((0, 1), (0, 1))
+
+
+def test_a_node_that_failed_itself_before_it_went_excuses_nobody() -> None:
+    """Else a worker that takes its whole host down with it would be restarted for ever."""
+    job = running(3, TERMS, failed("n2"), lost("n2", by="n0"), *BACK[:2])
+    assert counted(job) == (1, 0)
+
+
+def test_a_loss_after_a_node_is_back_excuses_nobody() -> None:
+    """Its workers were gone already, so its death cannot have crashed anybody's."""
+    job = running(3, TERMS, failed("n0"), joined("n2", 1), lost("n2", by="n1"), *BACK[:2])
+    assert counted(job) == (1, 0)
+
+
+def test_a_failure_during_an_admission_spends_nothing() -> None:
+    """Workers that are being stopped for a newcomer may crash on their peers' going."""
+    terms = Terms(min_nodes=1, max_nodes=3)
+    job = running(2, terms, joined("n2", 1), Admit(1), failed("n0"), *BACK[:2])
+    assert isinstance(job.phase, Running)
+    assert counted(job) == (0, 1)
+
+
+def test_the_budget_is_the_whole_jobs() -> None:
+    """As in torchelastic: any member's failure takes from the same restarts."""
+    terms = Terms(2, 2, RestartPolicy(max_restarts=1))
+    job = running(2, terms, failed("n0"), *BACK[:2], failed("n1", 1), joined("n0", 2), joined("n1", 2))
+    assert isinstance(job.phase, Closed)
+    assert job.phase.outcome.why == BudgetSpent(1, WorkerFailed(node("n1"), failure()))
+    assert counted(job) == (1, 0)
+
+
+def test_unspent_rounds_are_capped() -> None:
+    """A node that dies every round would let the job go on for ever without doing anything."""
+    terms = Terms(1, 3, RestartPolicy(max_unspent=1))
+    job = running(3, terms, lost("n2", by="n0"), *BACK[:2], lost("n1", by="n0"), joined("n0", 2))
+    assert isinstance(job.phase, Closed)
+    assert job.phase.outcome.why == Unstable(max_unspent=1)
+
+
+def test_no_restart_is_the_default() -> None:
+    """torchrun's --max-restarts is 0."""
+    job = running(1, Terms(), failed("n0"), joined("n0", 1))
+    assert isinstance(job.phase, Closed)
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        "RuntimeError: [../third_party/gloo/…/pair.cc:534] Connection closed by peer [127.0.1.1]:4242",
+        "ConnectionResetError: [Errno 104] Connection reset by peer",
+        "DistBackendError: NCCL communicator was aborted on rank 3",
+        "DistNetworkError: recvValue failed on SocketImpl(fd=3)",
+    ],
+)
+def test_what_a_dead_peer_causes_is_an_echo(message: str) -> None:
+    """The user wants the exception that began it, not the 63 that followed."""
+    assert is_echo(failure(message=message))
+
+
+def test_a_workers_own_exception_is_no_echo() -> None:
+    """Even if its last output mentions a connection: the exception is the better witness."""
+    own = WorkerFailure(0, 0, 1, message="ValueError: loss is NaN", stderr=("retrying: connection reset",))
+    assert not is_echo(own)
+    assert is_echo(WorkerFailure(0, 0, 1, stderr=("connection reset",)))
+
+
+def test_only_the_end_of_the_output_is_looked_at() -> None:
+    """A reset that was survived long ago says nothing about the death."""
+    assert not is_echo(WorkerFailure(0, 0, 1, stderr=("connection reset", "a", "b", "c", "d", "e")))
+
+
+def test_the_root_is_the_first_that_is_no_echo_else_the_first() -> None:
+    """Somebody is always blamed."""
+    echo, other, own = failure(0, message="broken pipe"), failure(1, message="socket closed"), failure(2)
+    assert root_cause_of([echo, own]) == own
+    assert root_cause_of([echo, other]) == echo
+
+
+def test_the_root_is_found_across_nodes_in_the_journals_order() -> None:
+    """All agents must blame the same worker, and the echo's agent may be the faster one."""
+    echo, own = failure(0, message="connection reset"), failure(0, rank=1, message="ValueError: x")
+    ledger = [Failed(node("n0"), 0, (echo,)), Failed(node("n1"), 0, (own,)), failed("n2")]
+    assert root_cause(ledger) == WorkerFailed(node("n1"), own)
+
+
+def test_the_outcome_blames_the_root_and_keeps_all_failures() -> None:
+    """What came first in the journal ended the round, but need not be what the user has to fix."""
+    echo, own = failure(0, message="connection reset"), failure(0, rank=1, message="ValueError: x")
+    job = running(2, Terms(2, 2), failed("n0", 0, echo), failed("n1", 0, own), *BACK[:2])
+    assert job.outcome is not None
+    assert job.outcome.why == BudgetSpent(0, WorkerFailed(node("n1"), own))
+    assert [f.node.id for f in job.outcome.failures] == ["n0", "n1"]
+
+
+@pytest.mark.parametrize(("spent", "wait"), [(0, 2.0), (1, 4.0), (2, 8.0), (3, 10.0), (4, 10.0)])
+def test_backoff_doubles_up_to_its_maximum(spent: int, wait: float) -> None:
+    """A job that crashes at once must not hammer the cluster, and must not sleep for ever either."""
+    policy = RestartPolicy(max_restarts=5, backoff_s=2.0, backoff_max_s=10.0)
+    assert backoff_s(Job(terms=Terms(restarts=policy), spent=spent, why=WorkerFailed(node("n0"), failure()))) == wait
+
+
+def test_backoff_of_a_thousand_restarts_is_a_number() -> None:
+    """The fold and the step never raise, whatever the policy says."""
+    policy = RestartPolicy(max_restarts=5000, backoff_s=1.0)
+    assert backoff_s(Job(terms=Terms(restarts=policy), spent=4000, why=WorkerFailed(node("n0"), failure()))) == 60.0
+
+
+def test_nobody_waits_for_a_restart_that_will_not_be() -> None:
+    """A spent budget must be told at once, and a membership change is nobody's fault."""
+    policy = RestartPolicy(max_restarts=1, backoff_s=2.0)
+    why = WorkerFailed(node("n0"), failure())
+    assert backoff_s(Job(terms=Terms(restarts=policy), spent=1, why=why)) == 0.0
+    assert backoff_s(running(2, Terms(1, 2, policy), lost("n1", by="n0"))) == 0.0

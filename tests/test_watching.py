@@ -1,0 +1,235 @@
+"""Beats and silence: how a node is found to be lost without comparing two clocks."""
+
+from __future__ import annotations
+
+import pytest
+from attrs import evolve
+
+from reknit.core.commands import Append, Beat, StartWorkers, StopWorkers
+from reknit.core.entries import Joined, LastCall, Lost, Terms
+from reknit.core.events import Counters
+from reknit.core.watching import is_beating, is_fresh, watched
+
+from .playbook import (
+    Placeholder,
+    Playbook,
+    ack,
+    after,
+    an_agent,
+    cut_off,
+    echo,
+    failed,
+    folded,
+    joined,
+    lost,
+    node,
+    playing,
+    read,
+    running,
+    start,
+    stopped,
+)
+
+PAIR = Terms(2, 2)
+TRIO = Terms(1, 3)
+ME, N1 = node("n0"), node("n1")
+
+
+def pair() -> Playbook:
+    """n0 runs with n1, whose counter it has seen at 1."""
+    playbook = playing("n0", PAIR, joined("n1")) >> after(1) >> ack(n1=1)
+    assert playbook
+    return playbook
+
+
+# ---- whom to watch ---------------------------------------------------------------------------------------------------
+
+
+def test_each_watches_the_next_two_in_seat_order() -> None:
+    """The cost per node stays constant, and everyone is watched by two."""
+    job = running(5)
+    assert [n.id for n in watched(job, node("n1"))] == ["n2", "n3"]
+    assert [n.id for n in watched(job, node("n4"))] == ["n0", "n1"]
+
+
+@pytest.mark.parametrize("size", [1, 2, 3])
+def test_nobody_watches_itself_or_anybody_twice(size: int) -> None:
+    """A ring of two or three closes early."""
+    for name in ("n0", "n1", "n2")[:size]:
+        ring = watched(running(size), node(name))
+        assert node(name) not in ring
+        assert len(ring) == len(set(ring)) == min(2, size - 1)
+
+
+def test_standbys_are_in_the_ring() -> None:
+    """Rule 7: all members may be dead, and only a standby be left to say so."""
+    job = running(1, TRIO, joined("n1", 1), joined("n2", 1))
+    assert watched(job, node("n2")) == (ME, N1)
+    assert watched(job, ME) == (N1, node("n2"))
+
+
+def test_everyone_expected_is_watched_while_gathering() -> None:
+    """Else k dead in a row would be found one by one, each after its own silence."""
+    job = running(6, None, failed("n0"), joined("n0", 1))
+    assert [n.id for n in watched(job, ME)] == ["n1", "n2", "n3", "n4", "n5"]
+
+
+def test_joined_nodes_watch_each_other_before_the_first_round() -> None:
+    """A node that dies while the first round gathers would be sealed into it."""
+    assert watched(folded(TRIO, joined("n0"), joined("n1")), ME) == (N1,)
+
+
+# ---- beating ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_node_beats_from_its_being_seen_in_the_journal() -> None:
+    """Before, nobody watches it; its silence would count from its `Joined`."""
+    playbook = Playbook(an_agent(terms=TRIO), hide=()) >> start() >> read() << Placeholder(Append)
+    assert playbook >> echo() << Placeholder(Append, entry=Placeholder(Joined)) >> after(1)
+    assert playbook >> echo() << Beat(ME, ())
+
+
+def test_it_beats_at_its_interval_whatever_else_happens() -> None:
+    """Neither a busy nor a quiet agent may look dead, and the store is shared by thousands."""
+    playbook = playing("n0", PAIR, joined("n1"))
+    playbook.hide = ()
+    assert playbook >> after(0.5) >> read() >> after(0.4) >> ack(n1=1)
+    assert playbook >> after(0.1) << Beat(ME, (N1,)) >> after(0.1) >> after(0.9) << Beat(ME, (N1,))
+
+
+def test_a_job_of_one_node_has_no_beats() -> None:
+    """Standalone needs no store, and nobody could hear."""
+    playbook = playing("n0", Terms())
+    playbook.hide = ()
+    assert playbook >> after(1) >> after(100) >> read()
+    assert not is_beating(playbook.agent)
+
+
+def test_a_closed_job_goes_on_beating_until_the_agent_is_done() -> None:
+    """The journal's host waits for guests, and must notice if one dies on its way out."""
+    playbook = playing("n0", PAIR, joined("n1"), hosts_journal=True)
+    assert is_beating(playbook.agent)
+
+
+# ---- silence ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_counter_that_stands_still_for_the_silence_limit_is_a_lost_node() -> None:
+    """L2: a dead node is noticed in bounded time."""
+    playbook = pair()
+    for _ in range(3):
+        assert playbook >> after(1) >> ack(n1=1)
+    assert playbook >> after(1) >> ack(n1=1) << Append(Lost(N1, ME))
+
+
+def test_one_beat_in_time_starts_the_silence_anew() -> None:
+    """A slow node is not a dead one."""
+    playbook = pair()
+    for count in (1, 1, 1, 2, 2, 2, 2, 3):
+        assert playbook >> after(1) >> ack(n1=count)
+
+
+def test_a_node_that_never_beats_is_lost_too() -> None:
+    """It may die between its `Joined` and its first beat."""
+    playbook = playing("n0", PAIR, joined("n1"))
+    assert playbook >> after(1) >> ack() >> after(1) >> ack() >> after(1) >> ack()
+    assert playbook >> after(1) >> ack() << Append(Lost(N1, ME))
+
+
+def test_a_stale_read_accuses_nobody() -> None:
+    """Rule 6: if my own counter has not moved, nothing is known about anybody's."""
+    playbook = pair()
+    same = {ME: playbook.agent.pulse.count, N1: 1}
+    for _ in range(9):
+        assert playbook >> after(1) >> (lambda p: Counters(p.at, same))
+
+
+def test_a_total_outage_accuses_nobody() -> None:
+    """When the store is back after a minute, all counters have stood still."""
+    playbook = pair() >> cut_off() >> after(60) >> ack(n1=1) >> read()
+    assert playbook
+    assert playbook >> after(1) >> ack(n1=2)
+
+
+def test_a_pause_of_this_agent_is_not_the_silence_of_another() -> None:
+    """A laptop's sleep or a debugger must not cost the job a node: no read counts for more than two beats."""
+    playbook = pair() >> after(3.9) >> ack(n1=1)
+    assert playbook >> after(1) >> ack(n1=1)
+    assert playbook >> after(1) >> ack(n1=1) << Append(Lost(N1, ME))
+
+
+def test_silence_starts_anew_per_incarnation() -> None:
+    """A node that has just come back must not inherit the silence of the one before."""
+    playbook = pair() >> after(1) >> ack(n1=1) >> after(1) >> ack(n1=1) >> after(1) >> ack(n1=1)
+    assert (
+        playbook >> read(joined("n1", 1, incarnation=1)) << Placeholder(StopWorkers) >> stopped() << Placeholder(Append)
+    )
+    assert playbook >> echo() << Placeholder(StartWorkers)
+    for _ in range(4):  # the first of these asks for the new one's counter, the others find it standing still
+        assert playbook >> after(1) >> ack()
+    assert playbook >> after(1) >> ack() << Append(Lost(node("n1", 1), ME))
+
+
+def test_an_accusation_needs_a_fresh_read_of_its_own() -> None:
+    """A `Lost` that is said later may meet a node that has beaten since."""
+    playbook = pair()
+    for _ in range(3):
+        assert playbook >> after(1) >> ack(n1=1)
+    assert playbook >> after(1) >> after(0.5) >> read()
+
+
+def test_who_is_gone_already_is_not_accused() -> None:
+    """One `Lost` per node is enough: L3."""
+    playbook = playing("n0", TRIO, joined("n1"), joined("n2")) >> after(1) >> ack(n1=1, n2=1)
+    for count in (2, 3, 4):
+        assert playbook >> after(1) >> ack(n1=1, n2=count)
+    assert playbook >> read(lost("n1", by="n2")) << Placeholder(StopWorkers) >> after(1) >> ack(n1=1, n2=5)
+
+
+# ---- gaps in the own beats -------------------------------------------------------------------------------------------
+
+
+def test_no_workers_are_started_without_a_fresh_beat() -> None:
+    """Rule 13: the others may have counted this node out meanwhile."""
+    playbook = (
+        Playbook(an_agent(terms=TRIO)) >> start() >> read() << Placeholder(Append) >> echo() << Placeholder(Append)
+    )
+    assert playbook >> echo() >> ack() >> after(4.1) >> read(LastCall(0))
+    assert not is_fresh(playbook.agent)
+    # The read after the gap brings it back as another incarnation, as a `Lost` of it may be on its way.
+    assert playbook >> ack() >> read() << Placeholder(Append, entry=Placeholder(Joined, node=node("n0", 1)))
+
+
+def test_a_beat_within_the_limit_leaves_no_gap() -> None:
+    """The limit is what the others go by."""
+    playbook = (
+        Playbook(an_agent(terms=TRIO)) >> start() >> read() << Placeholder(Append) >> echo() << Placeholder(Append)
+    )
+    assert playbook >> echo() >> ack() >> after(4.0) >> read(LastCall(0)) << Placeholder(StartWorkers)
+
+
+def test_a_gap_ends_with_an_acknowledged_beat_and_then_a_read() -> None:
+    """Rule 5: either alone does not show where this node stands."""
+    playbook = pair() >> after(5)
+    assert playbook
+    assert playbook.agent.pulse.gap
+    assert playbook >> read()
+    assert playbook.agent.pulse.gap
+    assert playbook >> ack(n1=2)
+    assert playbook.agent.pulse.gap
+    assert playbook >> read()
+    assert not playbook.agent.pulse.gap
+
+
+def test_workers_run_through_a_gap() -> None:
+    """Rule 15: an outage of the store is nobody's failure, and if it was counted out the journal says so."""
+    playbook = pair() >> after(30) >> ack(n1=2) >> read()
+    assert playbook
+    assert playbook.agent.me == ME
+    assert playbook.agent.workers.alive
+
+
+def test_a_node_that_was_never_heard_is_not_fresh() -> None:
+    """It may have been slow to join, and be counted out by those who saw its `Joined` long ago."""
+    agent = evolve(an_agent(terms=TRIO), job=folded(TRIO), was_live=True)
+    assert not is_fresh(agent)
