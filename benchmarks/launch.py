@@ -412,9 +412,10 @@ def parse_options() -> argparse.Namespace:
 
 def compile_ours() -> None:
     """pip compiles what it installs, torch included; an editable install it leaves to the first import, if at all."""
-    spec = importlib.util.find_spec("reknit")
-    if spec is not None and spec.submodule_search_locations:
-        compileall.compile_dir(spec.submodule_search_locations[0], quiet=2)
+    for package in ("reknit", "reknit.core", "reknit.adapters", "reknit.app"):
+        spec = importlib.util.find_spec(package)
+        if spec is not None and spec.submodule_search_locations:  # compileall does not follow our links by itself
+            compileall.compile_dir(spec.submodule_search_locations[0], quiet=2)
 
 
 def main() -> None:
