@@ -64,7 +64,10 @@ class StopRequest:
     """A wish that this node leaves."""
 
     signal: int
+    """The first: the one that is forwarded."""
+    latest: int
     at: float
+    """Of the latest."""
     count: int
     kill_at: float
     """Workers that are still there then are killed."""

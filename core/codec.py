@@ -33,11 +33,17 @@ def dumps(value: object) -> str:
 def loads(text: str | bytes, type_: type[T]) -> T:
     """The value of type `type_` (a class or a union of classes). Raises `CodecError`."""
     try:
-        data = json.loads(text)
+        data = json.loads(text, parse_constant=_constant)
     except (ValueError, RecursionError) as e:
         raise CodecError(f"not JSON: {e}") from None
     value: T = _decode(data, type_)
     return value
+
+
+def _constant(name: str) -> float:
+    if name == "NaN":
+        raise CodecError("NaN is not even equal to itself: no two folds would agree")
+    return float(name)
 
 
 def load_entry(text: str | bytes) -> Entry:
@@ -80,10 +86,17 @@ def _decode(data: Any, hint: Any) -> Any:
     if hasattr(hint, "__supertype__"):
         return _decode(data, hint.__supertype__)
     if hint is float and type(data) is int:
-        return float(data)
+        return _decode_float(data)
     if issubclass(hint, Enum):
         return _decode_enum(data, hint)
     return _decode_class(data, hint) if has(hint) else _a(hint, data)
+
+
+def _decode_float(data: int) -> float:
+    try:
+        return float(data)
+    except OverflowError:
+        raise CodecError("a number that no float can hold") from None
 
 
 def _decode_enum(data: Any, hint: type[Enum]) -> Enum:

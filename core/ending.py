@@ -12,10 +12,10 @@ from .agent import Agent, Timer
 from .commands import Command, Finish, Result
 from .deadlines import is_due
 from .job import Outcome, Verdict
-from .reasons import CannotStop, SignalReceived
+from .reasons import AlreadyFinished, CannotStop, SignalReceived
 from .states import WorkerState
 from .values import evolve
-from .wanted import farewell
+from .wanted import farewell, has_guests, owed
 
 
 def drive_end(agent: Agent) -> tuple[Agent, list[Command]]:
@@ -33,19 +33,21 @@ def _has_said_farewell(agent: Agent) -> bool:
         return True
     if agent.leaving is not None and agent.outcome is not None:
         return True  # told to leave while it only waited for the others
-    waits_for_guests = agent.spec.hosts_journal and agent.outcome is not None and len(agent.job.live) > 1
-    return farewell(agent) is None and not (waits_for_guests and agent.job.is_live(agent.me))
+    if agent.outcome is not None and has_guests(agent):
+        return False
+    return farewell(agent) is None and owed(agent) is None
 
 
 def _result(agent: Agent) -> Result | None:
     """The result if the agent could end now."""
-    if agent.end is not None:
-        return Result(WorkerState.FAILED, agent.end)
     outcome = agent.outcome
     if agent.leaving is not None and (outcome is None or agent.workers.state is WorkerState.STOPPED):
         return Result(WorkerState.STOPPED, SignalReceived(agent.leaving.signal))
     if outcome is not None:
         return _of_outcome(agent, outcome)
+    if agent.end is not None:
+        state = WorkerState.SUCCEEDED if isinstance(agent.end, AlreadyFinished) else WorkerState.FAILED
+        return Result(state, agent.end)
     if agent.workers.stuck:
         return Result(WorkerState.UNHEALTHY, CannotStop(agent.workers.stuck))
     return None

@@ -44,7 +44,7 @@ class Admission(Enum):
     AT_FAILURE = "at-failure"
     """It takes part when the running round ends by itself."""
     NEVER = "never"
-    """Only as a replacement: after the first round, no round is larger than the one before."""
+    """Only as a replacement, when the running round ends by itself: no round is larger than the first."""
 
 
 @frozen

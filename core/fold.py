@@ -177,7 +177,7 @@ def _leaving(job: Job, node: Node) -> Job:
     match job.phase:
         case Running() if working:
             # It stays expected: its workers may be in their grace, and only `Left` says that they are gone.
-            return _ended(job, NodeGone(node, "leaving"), excused=True)
+            return _ended(job, NodeGone(node, "leaving"))
         case Gathering() as phase if node in phase.expected:
             return evolve(job, phase=evolve(phase, excused=phase.excused or not _has_failed(phase, node)))
         case _:
@@ -192,9 +192,10 @@ def _departed(job: Job, node: Node, why: NodeGone) -> Job:
         known = job.live.get(node.id)
         if why.how != "left" or (known is not None and known.node.incarnation > node.incarnation):
             return job  # an accusation of nobody
-        if known is None:
-            return evolve(job, gone={**job.gone, node.id: node.incarnation})
-        return job  # a second agent of that name that never got in
+        if known is not None:
+            # It came to replace that one, which is gone then, and left before its `Joined` was seen.
+            job = _departed(job, known.node, NodeGone(known.node, "replaced"))
+        return evolve(job, gone={**job.gone, node.id: node.incarnation})
     working = _is_working(job, node)
     job = evolve(
         job,
@@ -204,7 +205,7 @@ def _departed(job: Job, node: Node, why: NodeGone) -> Job:
     )
     match job.phase:
         case Running() if working:
-            return _ended(job, why, excused=True)
+            return _ended(job, why)
         case Gathering() as phase if node in phase.expected:
             phase = evolve(
                 phase,
@@ -216,10 +217,10 @@ def _departed(job: Job, node: Node, why: NodeGone) -> Job:
             return job
 
 
-def _ended(job: Job, why: Reason, *, ledger: tuple[Failed, ...] = (), excused: bool = False) -> Job:
+def _ended(job: Job, why: Reason, *, ledger: tuple[Failed, ...] = ()) -> Job:
     """The running round is over; its live members are expected back."""
     expected = frozenset(m.node for m in job.members if job.is_live(m.node))
-    phase = Gathering(round=job.round + 1, expected=expected, ledger=ledger, excused=excused)
+    phase = Gathering(round=job.round + 1, expected=expected, ledger=ledger)
     return evolve(job, phase=phase, why=why)
 
 

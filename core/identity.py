@@ -11,10 +11,10 @@ from __future__ import annotations
 from attrs import fields
 
 from .agent import Agent, Pulse
-from .entries import Node, Terms
+from .entries import Node
 from .events import EntriesRead
 from .fold import fold_all
-from .job import Closed, Running, Unopened, Verdict
+from .job import Closed, Gathering, Running, Unopened, Verdict
 from .reasons import AlreadyFinished, Replaced, TermsDiffer
 from .states import WorkerState
 from .values import evolve
@@ -58,9 +58,12 @@ def _taking_part(agent: Agent) -> Agent:
 
 def _differences(agent: Agent) -> tuple[tuple[str, str, str], ...]:
     theirs, ours = agent.job.terms, agent.spec.terms
-    if theirs == ours:
-        return ()
-    pairs = [(a.name, getattr(theirs, a.name), getattr(ours, a.name)) for a in fields(Terms)]
+    pairs = [
+        (a.name, getattr(there, a.name), getattr(here, a.name))
+        for there, here in ((theirs, ours), (theirs.restarts, ours.restarts))
+        for a in fields(type(there))
+        if a.name != "restarts"
+    ]
     return tuple((name, str(a), str(b)) for name, a, b in pairs if a != b)
 
 
@@ -89,8 +92,10 @@ def _after_gap(agent: Agent) -> Agent:
     if not pulse.gap or pulse.acked_at is None or agent.at - pulse.acked_at > agent.job.terms.silence_s:
         return agent
     agent = evolve(agent, pulse=evolve(pulse, gap=False))
-    if agent.workers.alive or _is_over(agent) or owed(agent) is not None:
-        return agent
+    phase = agent.job.phase
+    is_expected = isinstance(phase, Gathering) and agent.me in phase.expected
+    if agent.workers.alive or _is_over(agent) or is_expected or owed(agent) is not None:
+        return agent  # expected: as the same it still has to come back, and its failure counts as its own
     return _renewed(agent)
 
 

@@ -81,8 +81,6 @@ class Replaced:
 class DeclaredLost:
     """The others counted this node out; it must stop before it may come back."""
 
-    by: Node | None = None
-
 
 @frozen
 class CutOff:

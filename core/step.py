@@ -115,12 +115,13 @@ def _asked_to_stop(agent: Agent, event: StopRequested) -> Agent:
     before = agent.leaving
     if before is None:
         grace_s = 0.0 if event.signal == SIGKILL else agent.spec.grace_s
-        request = StopRequest(event.signal, agent.at, 1, agent.at + grace_s)
-    elif event.signal == before.signal and agent.at - before.at < REPEAT_S:
+        request = StopRequest(event.signal, event.signal, agent.at, 1, agent.at + grace_s)
+    elif event.signal == before.latest and agent.at - before.at < REPEAT_S:
         return agent
     else:
         left_s = HURRY_S if before.count == 1 and event.signal != SIGKILL else 0.0
-        request = StopRequest(before.signal, agent.at, before.count + 1, min(before.kill_at, agent.at + left_s))
+        kill_at = min(before.kill_at, agent.at + left_s)
+        request = StopRequest(before.signal, event.signal, agent.at, before.count + 1, kill_at)
     return evolve(agent, leaving=request)
 
 

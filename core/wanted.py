@@ -36,7 +36,9 @@ def drive_sayings(agent: Agent, accusations: tuple[Lost, ...]) -> tuple[Agent, l
     """Say what is wanted and was not said lately."""
     if not agent.was_read or agent.pulse.gap:
         return agent, []
-    said: dict[Entry, float] = {}
+    # An accusation is wanted at a fresh read only, and is not forgotten between two of them.
+    recent = agent.at - agent.spec.resay_s
+    said: dict[Entry, float] = {e: at for e, at in agent.said.items() if isinstance(e, Lost) and at > recent}
     commands: list[Command] = []
     for entry in (*_wanted(agent), *accusations):
         at = agent.said.get(entry)
@@ -77,22 +79,22 @@ def farewell(agent: Agent) -> Left | None:
         return None
     if isinstance(job.phase, Closed):
         # A `Joined` that is still on its way is ignored now, so an unseen node owes nothing.
-        others = len(job.live) > 1
-        if not job.is_live(me) or (agent.spec.hosts_journal and others and agent.leaving is None):
+        if not job.is_live(me) or (has_guests(agent) and agent.leaving is None):
             return None
     return Left(me, agent.workers.stuck)
 
 
+def has_guests(agent: Agent) -> bool:
+    """The journal ends with this agent, and somebody still lives by it."""
+    return agent.spec.hosts_journal and len(agent.job.live) > agent.job.is_live(agent.me)
+
+
 def _wanted(agent: Agent) -> Iterator[Entry]:
-    job, me = agent.job, agent.me
+    job = agent.job
     if agent.end is not None:
         return
     if agent.leaving is not None or agent.outcome is not None or agent.workers.stuck:
-        if agent.leaving is not None and agent.outcome is None and job.is_live(me) and me not in job.leaving:
-            yield Leaving(me)
-        last = farewell(agent)
-        if last is not None:
-            yield last
+        yield from _goodbye(agent)
         return
     if isinstance(job.phase, Unopened):
         yield Opened(agent.spec.terms, agent.nonce)
@@ -107,6 +109,18 @@ def _wanted(agent: Agent) -> Iterator[Entry]:
         yield from _joining(agent)
     if agent.was_live:
         yield from _announcements(agent)
+
+
+def _goodbye(agent: Agent) -> Iterator[Entry]:
+    job, me = agent.job, agent.me
+    report = owed(agent)
+    if report is not None:
+        yield report  # what it knew before it was told to leave
+    if agent.leaving is not None and agent.outcome is None and job.is_live(me) and me not in job.leaving:
+        yield Leaving(me)
+    last = farewell(agent)
+    if last is not None and report is None:
+        yield last
 
 
 def _joining(agent: Agent) -> Iterator[Joined]:

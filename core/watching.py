@@ -29,21 +29,28 @@ NEIGHBOURS = 2
 def is_beating(agent: Agent) -> bool:
     """A node alone in a job that can only ever have one has nobody to hear it.
 
-    But standbys hear it, even there: max_nodes=1, a and b start, a runs, a dies, and b would wait for ever. Once begun
-    the beats go on: a pause in them would look like a gap, and to a fence like a cut.
+    But standbys hear it, even there: max_nodes=1, a and b start, a runs, a dies, and b would wait for ever. A fence
+    needs the beats before the first standby is seen. Once begun they go on: a pause would look like a gap.
     """
     if not agent.was_live or agent.result is not None:
         return False
     job = agent.job
-    return job.terms.max_nodes > 1 or len(job.live) > 1 or agent.pulse.beat_at is not None
+    alone = job.terms.max_nodes == 1 and len(job.live) == 1 and job.terms.fence_s is None
+    return not alone or agent.pulse.beat_at is not None
 
 
 def is_fresh(agent: Agent) -> bool:
-    """This node has not been silent to the others for so long that they may have counted it out."""
+    """This node has not been silent to the others for so long that they may have counted it out.
+
+    Nor so long that its fence would kill in the next step what is started in this one: a is cut off between two rounds
+    for longer than `fence_s`, mended, and sealed in before its next beat.
+    """
     if not is_beating(agent):
         return True
-    acked_at = agent.pulse.acked_at
-    return acked_at is not None and not agent.pulse.gap and agent.at - acked_at <= agent.job.terms.silence_s
+    acked_at, terms = agent.pulse.acked_at, agent.job.terms
+    if acked_at is None or agent.pulse.gap or agent.at - acked_at > terms.silence_s:
+        return False
+    return terms.fence_s is None or agent.at - acked_at < terms.fence_s
 
 
 def is_fenced(agent: Agent) -> bool:

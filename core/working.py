@@ -98,22 +98,24 @@ def _start(agent: Agent) -> tuple[Agent, list[Command]]:
 
 def _stop(agent: Agent) -> tuple[Agent, list[Command]]:
     workers, request = agent.workers, agent.leaving
-    if workers.stopping is not None:
-        if request is None or request.kill_at >= workers.kill_at:
-            return agent, []
-        why, signal, kill_at = workers.stopping, request.signal, request.kill_at
-    else:
-        reason = _why_stop(agent)
-        if reason is None:
-            return agent, []
-        why, signal, kill_at = reason, SIGTERM, agent.at + agent.spec.grace_s
-        if isinstance(why, SignalReceived) and request is not None:
-            signal, kill_at = request.signal, request.kill_at
-        elif isinstance(why, CutOff):
-            signal, kill_at = SIGKILL, agent.at
+    why = workers.stopping or _why_stop(agent)
+    if why is None:
+        return agent, []
+    signal = request.signal if request is not None else SIGTERM
+    kill_at = request.kill_at if request is not None else agent.at + agent.spec.grace_s
+    if _must_be_gone(agent, why):
+        signal, kill_at = SIGKILL, agent.at
+    if workers.stopping is not None and kill_at >= workers.kill_at:
+        return agent, []  # being stopped already; another reason can only shorten the grace
     workers = evolve(workers, stopping=why, kill_at=kill_at)
     command = StopWorkers(workers.round, signal, max(0.0, kill_at - agent.at), why)
     return evolve(agent, workers=workers), [command]
+
+
+def _must_be_gone(agent: Agent, why: Reason) -> bool:
+    """The others rely on the fence: they have started without this node, or will before a grace is over."""
+    counted_out = isinstance(why, DeclaredLost) and agent.job.terms.fence_s is not None
+    return counted_out or is_fenced(agent)
 
 
 def _why_stop(agent: Agent) -> Reason | None:

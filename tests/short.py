@@ -117,7 +117,7 @@ def short_reason(reason: reasons.Reason) -> str:  # noqa: C901  # a dispatcher: 
         case reasons.Replaced():
             return f"replaced by {reason.by}"
         case reasons.DeclaredLost():
-            return "declared lost" + (f" by {reason.by}" if reason.by else "")
+            return "declared lost"
         case reasons.CutOff():
             return f"cut off for {reason.seconds:g}s"
         case reasons.StoreLost():

@@ -6,7 +6,7 @@ import pytest
 from attrs import evolve
 
 from reknit.core.agent import Timer
-from reknit.core.commands import Append, Finish, StartWorkers, StopWorkers
+from reknit.core.commands import Append, Beat, Finish, StartWorkers, StopWorkers
 from reknit.core.deadlines import is_due, next_wake
 from reknit.core.entries import (
     Aborted,
@@ -151,6 +151,22 @@ def test_a_farewell_that_nobody_hears_is_not_waited_for_for_ever() -> None:
     assert (
         playbook << ANY(StopWorkers) >> stopped() << Append(Left(node("n0"))) >> after(9.9) >> after(0.1) << ANY(Finish)
     )
+
+
+def test_a_leaving_node_does_not_wait_for_ever_either() -> None:
+    """Its goodbye may be swallowed just as well."""
+    playbook = gathering() >> ask_to_leave() << ANY(Append) << ANY(Append)
+    assert playbook
+    playbook.hide = (Append, Beat)
+    assert playbook >> after(299) >> after(1) << ANY(Finish)
+
+
+def test_an_outage_after_the_close_does_not_change_the_result() -> None:
+    """S5: how the job ended is known, though workers still take their time to die."""
+    playbook = playing("n0", TRIO, joined("n1"), store_timeout_s=10.0) >> read(Aborted("x")) << ANY(StopWorkers)
+    finish = ANY(Finish)
+    assert playbook >> cut_off() >> after(20) >> stopped() << Append(Left(node("n0"))) << finish
+    assert finish().result.state is WorkerState.STOPPED
 
 
 # ---- being woken -----------------------------------------------------------------------------------------------------

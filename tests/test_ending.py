@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from reknit.core.agent import Spec
 from reknit.core.commands import Append, Finish, Result, StopWorkers
-from reknit.core.entries import Aborted, Failed, Joined, Leaving, Left, RestartPolicy, Succeeded, Terms
+from reknit.core.entries import Aborted, Failed, Joined, Leaving, Left, Opened, RestartPolicy, Succeeded, Terms
 from reknit.core.reasons import (
     AbortedByOperator,
     AllSucceeded,
@@ -20,6 +20,7 @@ from .playbook import (
     Playbook,
     ack,
     after,
+    an_agent,
     ask_to_leave,
     cut_off,
     echo,
@@ -30,6 +31,7 @@ from .playbook import (
     node,
     playing,
     read,
+    start,
     stopped,
 )
 
@@ -179,3 +181,23 @@ def test_nothing_follows_the_end() -> None:
     before = playbook.agent
     assert playbook >> ask_to_leave() >> read(Aborted("x")) >> stopped() >> after(1000) >> cut_off()
     assert playbook.agent is before
+
+
+def test_the_journals_host_waits_for_its_guests_even_when_it_was_counted_out() -> None:
+    """Rule 12: nobody's journal may end before they have read how the job did."""
+    playbook = playing("n0", Terms(1, 3), joined("n1"), joined("n2"), hosts_journal=True)
+    assert playbook >> read(lost("n0", by="n1"), Aborted("enough")) << ANY(StopWorkers) >> stopped()
+    assert playbook >> read(Left(N1))
+    assert finishing(playbook >> read(Left(node("n2")))).state is WorkerState.STOPPED
+
+
+def test_how_the_job_ended_counts_more_than_why_this_agent_must() -> None:
+    """S5: it has lost patience with the journal, and then reads there that the job was closed."""
+    playbook = playing("n0", PAIR, joined("n1"), store_timeout_s=5.0) >> cut_off() >> after(5) << ANY(StopWorkers)
+    assert finishing(playbook >> read(Aborted("enough")) >> stopped()).why == AbortedByOperator("enough")
+
+
+def test_a_latecomer_of_a_finished_job_has_succeeded() -> None:
+    """Rule 16: its scheduler must not start it again."""
+    job = (Opened(Terms(), "j"), joined("n1"), Succeeded(N1, 0))
+    assert finishing(Playbook(an_agent()) >> start() >> read(*job)).state is WorkerState.SUCCEEDED

@@ -173,6 +173,18 @@ def test_a_failure_of_a_standby_or_without_a_worker_is_void() -> None:
     assert fold(job, Failed(node("n0"), 0, ())) == job
 
 
+def test_a_repeated_failure_is_in_the_ledger_once() -> None:
+    """The journal is at-least-once, and the report is made of the ledger."""
+    job = running(2, PAIR, failed("n0"))
+    assert fold(job, failed("n0")) == job
+
+
+def test_a_success_of_a_node_that_is_back_already_is_a_late_copy() -> None:
+    """It has said that it starts again; counted, it could close a job whose next round is forming."""
+    job = running(2, PAIR, failed("n1"), joined("n0", 1))
+    assert fold(job, succeeded("n0")) == job
+
+
 def test_the_job_succeeds_when_all_members_have() -> None:
     """A standby has nothing to succeed with."""
     job = running(2, PAIR, joined("n2", 1), succeeded("n0"), succeeded("n1"))

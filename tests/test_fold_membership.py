@@ -113,3 +113,10 @@ def test_a_goodbye_before_the_hello_closes_the_door() -> None:
     """A node that left before its `Joined` arrived must not be waited for."""
     job = folded(PAIR, Left(node("n0")), joined("n0"))
     assert not job.live
+
+
+def test_a_goodbye_of_one_that_was_never_seen_takes_its_predecessor_along() -> None:
+    """n0.1 came to replace n0.0 and left before its `Joined` was seen: void, it would say goodbye for ever."""
+    job = running(2, Terms(2, 2), Left(node("n0", 1)))
+    assert job.is_gone(node("n0"))
+    assert job.is_gone(node("n0", 1))

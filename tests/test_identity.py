@@ -174,3 +174,11 @@ def test_nothing_is_started_in_the_round_of_another_epoch() -> None:
     playbook = newcomer(TRIO) << joining(0, 0) >> echo() >> ack()
     again = Opened(TRIO, "x", 1), joined("n0", incarnation=1), LastCall(0)
     assert playbook >> read(Aborted("y"), *again) << Placeholder(Finish)
+
+
+def test_a_node_that_is_expected_stays_who_it_is_through_an_outage() -> None:
+    """As another it would be replaced, its peers excused, and a failure that was everybody's would cost nothing."""
+    terms = Terms(2, 2, RestartPolicy(max_restarts=1, backoff_s=30.0))
+    playbook = playing("n0", terms, joined("n1")) >> read(failed("n1")) << Placeholder(StopWorkers) >> stopped()
+    assert playbook >> after(6) >> ack() >> read()
+    assert playbook.agent.me == node("n0")

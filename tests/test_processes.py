@@ -649,9 +649,7 @@ def test_no_ipv6_is_no_reason_to_fail(monkeypatch: pytest.MonkeyPatch, make: Mak
     from reknit.adapters import bootstrap
 
     real = bootstrap._bound
-    monkeypatch.setattr(
-        bootstrap, "_bound", lambda family, address: None if ":" in address else real(family, address)
-    )
+    monkeypatch.setattr(bootstrap, "_bound", lambda family, address: None if ":" in address else real(family, address))
     assert make("true").reserve_port() > 0
     monkeypatch.setattr(bootstrap, "_bound", lambda family, address: None)
     assert make("true").reserve_port() == 0

@@ -49,6 +49,8 @@ def test_a_node_that_failed_itself_before_it_went_excuses_nobody() -> None:
     """Else a worker that takes its whole host down with it would be restarted for ever."""
     job = running(3, TERMS, failed("n2"), lost("n2", by="n0"), *BACK[:2])
     assert counted(job) == (1, 0)
+    job = running(3, TERMS, failed("n2"), Leaving(node("n2")), Left(node("n2")), *BACK[:2])
+    assert counted(job) == (1, 0)
 
 
 def test_a_loss_after_a_node_is_back_excuses_nobody() -> None:
@@ -156,3 +158,11 @@ def test_nobody_waits_for_a_restart_that_will_not_be() -> None:
     why = WorkerFailed(node("n0"), failure())
     assert backoff_s(Job(terms=Terms(restarts=policy), spent=1, why=why)) == 0.0
     assert backoff_s(running(2, Terms(1, 2, policy), lost("n1", by="n0"))) == 0.0
+
+
+def test_the_reason_of_a_restart_is_the_root_cause_not_the_first_word() -> None:
+    """Rule 14: n0's echo is journalled first, and the next round must not be said to be due to it."""
+    terms = Terms(2, 2, RestartPolicy(max_restarts=1))
+    echo, root = failure(message="connection reset by peer"), failure(message="ValueError: boom", rank=1)
+    job = running(2, terms, failed("n0", 0, echo), failed("n1", 0, root), joined("n0", 1), joined("n1", 1))
+    assert job.why == WorkerFailed(node("n1"), root)

@@ -185,3 +185,9 @@ def test_a_fatal_failure_of_the_journal_ends_the_agent_not_the_job() -> None:
     """A journal of another format would be folded into another job: nothing is said any more."""
     playbook = at_work() >> cut_off("unknown kind", fatal=True) << ANY(StopWorkers)
     assert playbook >> stopped() << ANY(Finish)
+
+
+def test_a_repetition_of_the_second_signal_is_none_of_the_third() -> None:
+    """SIGTERM, then Ctrl-C that arrives twice: five seconds, not none."""
+    playbook = leaving() >> after(1) >> ask_to_leave(2) << request(15, 5.0)
+    assert playbook >> after(0.1) >> ask_to_leave(2)

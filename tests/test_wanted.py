@@ -21,6 +21,7 @@ from .playbook import (
     failed,
     failure,
     joined,
+    lost,
     node,
     playing,
     read,
@@ -31,7 +32,6 @@ from .playbook import (
 ALONE = Terms(restarts=RestartPolicy(max_restarts=1))
 PAIR = Terms(2, 2, RestartPolicy(max_restarts=1))
 ME = node("n0")
-STOP = Placeholder(StopWorkers)
 
 
 def joining(round: int, **fields: object) -> Placeholder:
@@ -87,7 +87,7 @@ def test_a_late_node_joins_the_round_after_the_running_one() -> None:
 
 def test_a_failure_is_seen_before_the_next_joining_is_said() -> None:
     """Rule 8: a `Joined` that overtook its `Failed` would make the failure stale, and free."""
-    playbook = playing("n0", ALONE) >> exits(failure()) << STOP << Append(failed("n0"))
+    playbook = playing("n0", ALONE) >> exits(failure()) << Placeholder(StopWorkers) << Append(failed("n0"))
     assert playbook >> stopped() >> read() >> echo() << joining(1, port=29501)
 
 
@@ -113,7 +113,7 @@ def test_backoff_withholds_the_joining() -> None:
 
 def test_a_failure_is_said_again_until_the_ledger_shows_it() -> None:
     """The peers would wait for this node's report, and judge without it."""
-    playbook = playing("n0", ALONE) >> exits(failure()) << STOP << Append(failed("n0"))
+    playbook = playing("n0", ALONE) >> exits(failure()) << Placeholder(StopWorkers) << Append(failed("n0"))
     assert playbook >> stopped() >> after(2) << Append(failed("n0")) >> read() >> after(2) << Append(failed("n0"))
 
 
@@ -169,6 +169,13 @@ def test_the_last_call_is_said_by_the_one_whose_timer_fires() -> None:
     assert playbook >> ack() >> echo() << Placeholder(StartWorkers, round=0)
 
 
+def test_who_is_not_seen_in_the_journal_announces_nothing() -> None:
+    """It counts neither itself nor its deadline: its own `Joined` may be what the others wait for."""
+    terms = Terms(1, 3, last_call_s=1.0)
+    playbook = Playbook(an_agent("n0", terms)) >> start() >> read(Opened(terms, "x"), joined("n1")) << joining(0)
+    assert playbook >> after(1.9) >> read()
+
+
 def test_a_standby_is_admitted_after_the_settling_time() -> None:
     """Rule 11: ten arrivals within it cost one restart."""
     playbook = playing("n0", Terms(1, 3), joined("n1")) >> read(joined("n2", 1)) >> after(0.5)
@@ -185,3 +192,21 @@ def test_the_host_of_the_journal_says_goodbye_last(hosts: bool) -> None:
     assert (farewell(playbook.agent) is None) == hosts
     if hosts:
         assert playbook >> read(Left(node("n1"))) << Append(Left(ME)) >> echo() << Placeholder(Finish)
+
+
+def test_a_report_is_not_forgotten_on_leaving() -> None:
+    """n0 fails, its word is lost, and it is told to leave: silent, the failure would have cost nothing."""
+    playbook = playing("n0", PAIR, joined("n1")) >> exits(failure()) << Placeholder(StopWorkers) << Placeholder(Append)
+    assert playbook >> ask_to_leave() << Append(Leaving(ME)) >> read(Leaving(ME))
+    assert playbook >> stopped() >> after(2) << Append(failed("n0", 0, failure()))
+    assert playbook >> read(failed("n0", 0, failure())) << Append(Left(ME))
+
+
+def test_an_accusation_is_said_again_only_after_a_while() -> None:
+    """A beat a second must not make an entry a second."""
+    playbook = playing("n0", PAIR, joined("n1"))
+    for _ in range(3):
+        assert playbook >> after(1) >> ack()
+    assert playbook >> after(1) >> ack() << Append(lost("n1", by="n0"))
+    assert playbook >> after(1) >> ack()
+    assert playbook >> after(1) >> ack() << Append(lost("n1", by="n0"))

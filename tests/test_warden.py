@@ -140,9 +140,7 @@ def run_guarded(body: str, **settings: Any) -> subprocess.CompletedProcess[str]:
     """Run an agent that does only this."""
     script = f"import os, signal, sys, time\nfrom reknit.adapters.warden import guard\ndef run(life_line):\n {body}\n"
     argv = command(script + "guard(run)")
-    done: subprocess.CompletedProcess[str] = subprocess.run(
-        argv, env=ENV, cwd=ROOT, text=True, timeout=240, **settings
-    )
+    done: subprocess.CompletedProcess[str] = subprocess.run(argv, env=ENV, cwd=ROOT, text=True, timeout=240, **settings)
     return done
 
 
@@ -189,7 +187,7 @@ def test_the_warden_does_not_hold_our_output() -> None:
 def test_without_standard_files() -> None:
     """Some daemons start programs without any: our pipes must not become their stdin, stdout or stderr."""
     script = "from reknit.adapters.warden import guard\nguard(lambda life_line: 0 if life_line > 2 else 1)"
-    shell = "exec \"$@\" <&- >&- 2>&-"
+    shell = 'exec "$@" <&- >&- 2>&-'
     done = subprocess.run(["sh", "-c", shell, "sh", *command(script)], env=ENV, cwd=ROOT, timeout=240)
     assert done.returncode == 0
 

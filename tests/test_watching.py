@@ -105,6 +105,14 @@ def test_a_job_of_one_node_has_no_beats() -> None:
     assert not is_beating(playbook.agent)
 
 
+def test_the_only_node_beats_once_a_standby_can_hear_it() -> None:
+    """Else the standby would count it out, or wait for ever for a dead one's seat."""
+    playbook = playing("n0", Terms())
+    playbook.hide = ()
+    assert playbook >> after(5) >> read(joined("n1", 1)) << Beat(ME, (N1,))
+    assert playbook >> read(lost("n1", by="n0")) >> after(1) << Beat(ME, ())
+
+
 def test_a_closed_job_goes_on_beating_until_the_agent_is_done() -> None:
     """The journal's host waits for guests, and must notice if one dies on its way out."""
     playbook = playing("n0", PAIR, joined("n1"), hosts_journal=True)
@@ -175,7 +183,8 @@ def test_an_accusation_needs_a_fresh_read_of_its_own() -> None:
     playbook = pair()
     for _ in range(3):
         assert playbook >> after(1) >> ack(n1=1)
-    assert playbook >> after(1) >> after(0.5) >> read()
+    assert playbook >> after(1) >> ack(n1=1) << Append(Lost(N1, ME))
+    assert playbook >> after(2.5) >> read() >> after(1)
 
 
 def test_who_is_gone_already_is_not_accused() -> None:
@@ -183,7 +192,7 @@ def test_who_is_gone_already_is_not_accused() -> None:
     playbook = playing("n0", TRIO, joined("n1"), joined("n2")) >> after(1) >> ack(n1=1, n2=1)
     for count in (2, 3, 4):
         assert playbook >> after(1) >> ack(n1=1, n2=count)
-    assert playbook >> read(lost("n1", by="n2")) << Placeholder(StopWorkers) >> after(1) >> ack(n1=1, n2=5)
+    assert playbook >> after(1) >> read(lost("n1", by="n2")) << Placeholder(StopWorkers) >> ack(n1=1, n2=5)
 
 
 # ---- gaps in the own beats -------------------------------------------------------------------------------------------
@@ -233,3 +242,9 @@ def test_a_node_that_was_never_heard_is_not_fresh() -> None:
     """It may have been slow to join, and be counted out by those who saw its `Joined` long ago."""
     agent = evolve(an_agent(terms=TRIO), job=folded(TRIO), was_live=True)
     assert not is_fresh(agent)
+
+
+def test_a_fence_is_kept_up_even_alone() -> None:
+    """max_nodes=1, fence: n0 runs, is cut off, n1 joins and finds it silent. Without beats n0 would never notice."""
+    playbook = Playbook(an_agent("n0", Terms(fence_s=2.0)), hide=()) >> start() >> read()
+    assert playbook << Placeholder(Append) >> echo() << Placeholder(Append) >> echo() << Placeholder(Beat)

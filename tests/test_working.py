@@ -84,6 +84,13 @@ def test_a_round_that_is_over_when_it_is_read_is_never_started() -> None:
     assert playbook >> echo(joined("n1"), failed("n1")) << joining(1) >> ack()
 
 
+def test_a_node_that_leaves_starts_nothing_any_more() -> None:
+    """The others may have sealed the round before they read that it goes."""
+    playbook = Playbook(an_agent(terms=PAIR)) >> start() >> read() << Placeholder(Append) >> echo() << joining(0)
+    assert playbook >> echo() >> ack() >> ask_to_leave() << Placeholder(Append) << Placeholder(Append)
+    assert playbook >> read(joined("n1"))
+
+
 def test_a_round_is_started_once() -> None:
     """A second start would put two workers on one rank."""
     playbook = playing("n0", PAIR, joined("n1"))
@@ -240,3 +247,17 @@ def test_processes_that_survive_sigkill_end_the_node() -> None:
     finish = Placeholder(Finish)
     assert playbook >> echo() << finish
     assert (finish().result.state, finish().result.why) == (WorkerState.UNHEALTHY, CannotStop((42,)))
+
+
+def test_the_fence_does_not_wait_for_a_grace_under_way() -> None:
+    """The others start this node's successor at the silence limit, whatever its workers were being stopped for."""
+    playbook = playing("n0", Terms(2, 2, fence_s=1.5), joined("n1")) >> exits(failure())
+    assert playbook << Placeholder(StopWorkers) << Placeholder(Append) >> cut_off() >> after(1)
+    why = playbook.agent.workers.stopping
+    assert playbook >> after(0.5) << stopping(why, signal=9, grace_s=0.0)
+
+
+def test_with_a_fence_a_node_that_is_counted_out_has_no_grace() -> None:
+    """That it was counted out means that its fence has run out, even if it only wakes up to read it."""
+    playbook = playing("n0", Terms(1, 3, fence_s=2.0), joined("n1"), joined("n2"))
+    assert playbook >> read(lost("n0", by="n1")) << stopping(DeclaredLost(), signal=9, grace_s=0.0)

@@ -1,0 +1,318 @@
+"""The loop: one event, one step, all its commands; and sleep when there is nothing to do. Real workers, then fakes."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import textwrap
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from reknit.adapters.clock import Clock
+from reknit.adapters.journals.memory import MemoryJournal, MemoryLiveness
+from reknit.adapters.workers.processes import Processes
+from reknit.app.driver import Ports, drive
+from reknit.core.agent import Agent, Spec
+from reknit.core.commands import Append, Command, Finish, StartWorkers, StopWorkers
+from reknit.core.entries import Entry, NodeId, RestartPolicy, Terms
+from reknit.core.events import Event, Woken, WorkerExit, WorkersExited, WorkersStarted, WorkersStopped
+from reknit.core.reasons import AllSucceeded, BudgetSpent, SignalReceived
+from reknit.core.states import WorkerState
+from tests.waiting import PATIENCE_S
+
+NODE = NodeId("here")
+
+
+class Requests:
+    """Signals that a test sends."""
+
+    def __init__(self) -> None:
+        self.waiting: list[int] = []
+
+    def taken(self) -> Sequence[int]:
+        taken, self.waiting = self.waiting, []
+        return taken
+
+
+class Trace:
+    """Observes the steps."""
+
+    def __init__(self) -> None:
+        self.steps: list[tuple[Event, Sequence[Command]]] = []
+
+    def __call__(self, before: Agent, event: Event, after: Agent, commands: Sequence[Command]) -> None:
+        self.steps.append((event, commands))
+
+    @property
+    def kinds(self) -> list[str]:
+        return [type(event).__name__ for event, _ in self.steps]
+
+
+class RecordingClock(Clock):
+    """The real one; it remembers until when it was told to sleep, and does something before it does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.waits: list[float | None] = []
+        self.first_sleep: Callable[[], None] = lambda: None
+
+    def wait(self, until: float | None) -> None:
+        self.waits.append(until)
+        first, self.first_sleep = self.first_sleep, lambda: None
+        first()
+        super().wait(self.now() + PATIENCE_S if until is None else until)
+
+
+def spec(restarts: int = 0, workers: int = 1, grace_s: float = 30.0) -> Spec:
+    terms = Terms(restarts=RestartPolicy(max_restarts=restarts))
+    return Spec(NODE, "127.0.0.1", terms, local_world_size=workers, grace_s=grace_s)
+
+
+# ---- real workers ----
+
+
+class World:
+    """The ports of a standalone agent, with the real clock, journal and processes."""
+
+    def __init__(self, tmp_path: Path) -> None:
+        self.clock = RecordingClock()
+        self.journal = MemoryJournal()
+        self.requests = Requests()
+        self.trace = Trace()
+        self.console = os.open(tmp_path / "console", os.O_RDWR | os.O_CREAT | os.O_APPEND)
+        self.workers: Processes | None = None
+
+    def run(self, script: str, spec: Spec) -> Agent:
+        argv = (sys.executable, "-c", textwrap.dedent(script))
+        self.workers = Processes(
+            clock=self.clock, argv=argv, env=os.environ, run_id="job", stdout=self.console, stderr=self.console
+        )
+        ports = Ports(self.clock, self.journal, MemoryLiveness(), self.workers, self.requests)
+        return drive(Agent(spec), ports, "nonce", self.trace)
+
+    def close(self) -> None:
+        if self.workers is not None:
+            self.workers.close()
+        self.clock.close()
+        os.close(self.console)
+
+
+@pytest.fixture
+def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
+    monkeypatch.chdir(tmp_path)
+    world = World(tmp_path)
+    yield world
+    world.close()
+
+
+def test_a_job_that_succeeds(world: World) -> None:
+    """From the first event to the result, with the state that torchelastic names."""
+    agent = world.run("pass", spec(workers=2))
+    assert agent.result is not None
+    assert (agent.result.state, agent.result.why) == (WorkerState.SUCCEEDED, AllSucceeded())
+    assert agent.result.return_values.keys() == {0, 1}
+    entries = [type(entry).__name__ for entry in world.journal.read(0)]
+    assert entries == ["Opened", "Joined", "Succeeded", "Left"]
+
+
+def test_a_job_that_is_restarted_and_fails(world: World) -> None:
+    """The journal tells the whole story: two rounds, two failures, and that nothing ran any more when it was judged."""
+    agent = world.run("raise SystemExit(7)", spec(restarts=1))
+    assert agent.result is not None
+    assert isinstance(agent.result.why, BudgetSpent)
+    assert agent.result.why.root.failure.exitcode == 7
+    assert agent.job.spent == 1
+    entries = [type(entry).__name__ for entry in world.journal.read(0)]
+    assert entries == ["Opened", "Joined", "Failed", "Joined", "Failed", "Joined", "Left"]
+
+
+def test_idle_means_no_step(world: World) -> None:
+    """While workers run and nothing happens the loop sleeps, without a deadline: not one step, not one wake-up."""
+    at: list[int] = []
+
+    def release() -> None:
+        at.append(len(world.trace.steps))
+        os.close(held)
+
+    ours, held = os.pipe()
+    os.set_inheritable(ours, True)
+    world.clock.first_sleep = release
+    # The worker ends when the loop has begun to sleep; it cannot end earlier.
+    agent = world.run(f"import os; os.set_blocking({ours}, True); os.read({ours}, 1)", spec())
+    os.close(ours)
+    assert agent.result is not None
+    assert agent.result.state is WorkerState.SUCCEEDED
+    assert world.clock.waits[0] is None, "no deadline: no polling"
+    assert "Woken" not in world.trace.kinds[at[0] :]
+    assert world.trace.kinds[at[0]] == "WorkersExited", "the very next thing to happen"
+
+
+def test_a_signal_ends_it(world: World) -> None:
+    """The request comes out of the port, and the stop goes into the workers'."""
+    world.clock.first_sleep = lambda: world.requests.waiting.append(signal.SIGTERM)
+    world.clock.wait = _one_look(world.clock)  # type: ignore[method-assign]
+    agent = world.run("import signal; signal.pause()", spec())
+    assert agent.result is not None
+    assert (agent.result.state, agent.result.why) == (WorkerState.STOPPED, SignalReceived(signal.SIGTERM))
+
+
+def _one_look(clock: RecordingClock) -> Callable[[float | None], None]:
+    """A wait that returns at once the first time, as it does when a signal has come."""
+    real, asleep = clock.wait, []
+
+    def wait(until: float | None) -> None:
+        real(until if asleep else clock.now())
+        asleep.append(1)
+
+    return wait
+
+
+# ---- fakes at the ports ----
+
+
+class FakeClock:
+    """Time stands still until somebody sleeps."""
+
+    def __init__(self) -> None:
+        self.at = 100.0
+        self.waits: list[float | None] = []
+
+    def now(self) -> float:
+        return self.at
+
+    def wait(self, until: float | None) -> None:
+        self.waits.append(until)
+        assert len(self.waits) < 100, "spinning"
+        if until is not None:
+            self.at = until
+
+    def watch(self, fd: int) -> None: ...
+
+    def unwatch(self, fd: int) -> None: ...
+
+
+class FakeWorkers:
+    """Workers that end with these codes, one list per round, as soon as they were started."""
+
+    def __init__(self, *rounds: list[WorkerExit]) -> None:
+        self.rounds = list(rounds)
+        self.news: list[Callable[[float], Event]] = []
+        self.told: list[Command] = []
+        self.wakes_at: float | None = None
+
+    def reserve_port(self) -> int:
+        return 4000
+
+    def start(self, command: StartWorkers) -> None:
+        self.told.append(command)
+        exits = tuple(self.rounds.pop(0)) if self.rounds else ()
+        self.news.append(lambda now: WorkersStarted(now, command.round))
+        if exits:
+            self.news.append(lambda now: WorkersExited(now, command.round, exits))
+
+    def stop(self, command: StopWorkers) -> None:
+        self.told.append(command)
+        self.news.append(lambda now: WorkersStopped(now, command.round, 4001))
+
+    def events(self, now: float) -> list[Event]:
+        if self.wakes_at is not None and now >= self.wakes_at:
+            self.wakes_at = None
+        news, self.news = self.news, []
+        return [make(now) for make in news]
+
+    def close(self) -> None: ...
+
+
+def faked(workers: FakeWorkers, journal: Any = None) -> tuple[Ports, Trace]:
+    return Ports(FakeClock(), journal or MemoryJournal(), MemoryLiveness(), workers, Requests()), Trace()
+
+
+def test_every_command_is_executed_before_the_next_step() -> None:
+    """And told to the observer afterwards: what is said of a start must not come before it."""
+    workers = FakeWorkers([WorkerExit(0)])
+    ports, trace = faked(workers)
+    seen: list[int] = []
+
+    def observe(before: Agent, event: Event, after: Agent, commands: Sequence[Command]) -> None:
+        trace(before, event, after, commands)
+        for command in commands:
+            if isinstance(command, StartWorkers):
+                seen.append(workers.told.count(command))
+            if isinstance(command, Append):
+                assert command.entry in ports.journal.read(0)
+
+    agent = drive(Agent(spec()), ports, "nonce", observe)
+    assert seen == [1]
+    commands = [command for _, commands in trace.steps for command in commands]
+    assert [c for c in commands if isinstance(c, StartWorkers | StopWorkers)] == workers.told
+    assert isinstance(commands[-1], Finish)
+    assert agent.result == commands[-1].result
+
+
+def test_it_never_sleeps_on_news() -> None:
+    """A whole job whose events are all there: the loop goes through it without a single wait."""
+    ports, trace = faked(FakeWorkers([WorkerExit(0)]))
+    drive(Agent(spec()), ports, "nonce", trace)
+    assert isinstance(ports.clock, FakeClock)
+    assert ports.clock.waits == []
+    assert trace.kinds == [
+        "Started", "EntriesRead", "EntriesRead", "EntriesRead", "WorkersStarted", "WorkersExited",
+        "WorkersStopped", "EntriesRead", "EntriesRead",
+    ]  # fmt: skip
+
+
+def test_a_waking_up_for_nothing_is_a_step_that_decides_nothing() -> None:
+    """Early wake-ups are allowed: the agent is asked, and says nothing."""
+    workers = FakeWorkers([])
+    ports, trace = faked(workers)
+    clock = ports.clock
+    assert isinstance(clock, FakeClock)
+
+    def wait(until: float | None) -> None:
+        clock.waits.append(until)
+        if len(clock.waits) == 3:
+            workers.news.append(lambda now: WorkersExited(now, 0, (WorkerExit(0),)))
+
+    clock.wait = wait  # type: ignore[method-assign]
+    agent = drive(Agent(spec()), ports, "nonce", trace)
+    assert agent.result is not None
+    woken = [commands for event, commands in trace.steps if isinstance(event, Woken)]
+    assert [list(commands) for commands in woken] == [[], []]
+
+
+def test_the_earliest_deadline_counts() -> None:
+    """The agent's and the ports': whichever comes first ends the sleep."""
+
+    class Deaf(MemoryJournal):
+        """Loses the first append, so that the agent has to say it again."""
+
+        lost = False
+
+        def append(self, entry: Entry) -> None:
+            if not self.lost:
+                self.lost = True
+                return
+            super().append(entry)
+
+    for deadline, expected in ((None, [102.0]), (100.5, [100.5, 102.0]), (500.0, [102.0])):
+        workers = FakeWorkers([WorkerExit(0)])
+        workers.wakes_at = deadline
+        ports, trace = faked(workers, Deaf())
+        drive(Agent(spec()), ports, "nonce", trace)
+        assert isinstance(ports.clock, FakeClock)
+        assert ports.clock.waits == expected, "said again at 102, and no wait after that"
+
+
+def test_an_exception_of_the_core_is_not_hidden() -> None:
+    """A bug must reach `run`, which stops the workers and says so."""
+    ports, _ = faked(FakeWorkers([WorkerExit(0)]))
+
+    def observe(*_: Any) -> None:
+        raise RuntimeError("planted")
+
+    with pytest.raises(RuntimeError, match="planted"):
+        drive(Agent(spec()), ports, "nonce", observe)
