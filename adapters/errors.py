@@ -112,6 +112,10 @@ def write(path: str, failure: WorkerFailure, exitcode: int) -> bool:
             json.dump({"message": message}, file)
         os.replace(beside, path)  # whole or not at all
     except (OSError, ValueError):
+        try:
+            os.unlink(beside)
+        except (OSError, ValueError):
+            pass  # it was not even made
         return False
     return True
 

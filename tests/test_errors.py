@@ -62,13 +62,15 @@ def test_what_we_write_torchelastic_reads(tmp_path: Path) -> None:
     assert os.listdir(tmp_path) == ["error.json"], "nothing beside it"
 
 
-def test_write_leaves_out_a_code_of_zero_and_never_raises(tmp_path: Path) -> None:
-    """Reporting a failure must not become one."""
+def test_write_leaves_out_a_code_of_zero_and_never_raises(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Reporting a failure must not become one, nor leave half a file in the user's folder."""
+    monkeypatch.chdir(tmp_path)
     path = tmp_path / "error.json"
     assert errors.write(str(path), FAILURE, 0)
     assert "errorCode" not in json.loads(path.read_text())["message"]
     assert not errors.write(str(tmp_path / "missing" / "error.json"), FAILURE, 1)
     assert not errors.write("", FAILURE, 1)
+    assert os.listdir(tmp_path) == ["error.json"]
 
 
 def test_no_file_is_no_news(tmp_path: Path) -> None:
