@@ -14,7 +14,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 
-from attrs import frozen
+from reknit.core.values import frozen
 
 from .relay import Relay, Tap, write_all
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 
 _HELP = """\
@@ -25,17 +26,29 @@ def main() -> int:
     elif verb in ("--version", "-V"):
         from reknit import __version__
 
-        print(f"reknit {__version__}")
+        _show(f"reknit {__version__}\n")
     elif verb in ("--help", "-h"):
-        print(_HELP, end="")
+        _show(_HELP)
     else:
         print(f"reknit: {verb} is no command; see reknit --help", file=sys.stderr)
         return 2
     return 0
 
 
+def _show(text: str) -> None:
+    try:
+        os.write(1, text.encode())
+    except OSError:
+        pass  # nobody reads it
+
+
 def _run(argv: list[str]) -> None:
     import gc
+    import signal
+
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        # An early Ctrl-C ends us like any other program, without a traceback of what it interrupted.
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
 
     # What is imported stays: the collector would walk it again and again while nothing is garbage.
     gc.disable()

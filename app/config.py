@@ -5,15 +5,14 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from collections.abc import Mapping
-
-from attrs import frozen
+from collections.abc import Iterator, Mapping
 
 from reknit.adapters.streams import StreamSettings
 from reknit.core.agent import Spec
 from reknit.core.entries import NodeId, RestartPolicy, Terms
+from reknit.core.values import frozen
 
-from .options import Parsed, UsageError
+from .options import OPTIONS, Parsed, UsageError
 
 _MOST_WORKERS = 10_000
 """More than any host can run: a typing error, that would otherwise fill the memory with ranks."""
@@ -31,8 +30,10 @@ class Config:
     """Empty: a temporary folder, removed if nobody needs it."""
     streams: StreamSettings
     signals: tuple[int, ...]
-    omp_num_threads: str = ""
-    """OMP_NUM_THREADS for the workers, if it must be set."""
+    env: Mapping[str, str]
+    """What the workers get besides the agent's own environment."""
+    notices: tuple[str, ...] = ()
+    """Lines that the user should see once."""
     verbose: bool = False
 
 
@@ -40,7 +41,7 @@ def configure(parsed: Parsed, environ: Mapping[str, str]) -> Config:
     """Raises `UsageError`."""
     _one_node(parsed)
     argv = _command(parsed, environ)
-    workers = _workers(parsed["nproc-per-node"])
+    workers = _workers(parsed)
     terms = Terms(restarts=RestartPolicy(max_restarts=_number(parsed, "max-restarts", least=0)))
     spec = Spec(
         node_id=NodeId(os.uname().nodename or "localhost"),
@@ -48,9 +49,11 @@ def configure(parsed: Parsed, environ: Mapping[str, str]) -> Config:
         terms=terms,
         role=parsed["role"],
         local_world_size=workers,
-        grace_s=_seconds(parsed, "shutdown-timeout"),
+        grace_s=_grace_s(parsed, environ),
     )
     _seconds(parsed, "monitor-interval")
+    # torch's operators would start a thread per core in every worker (torchelastic's rule, and its value).
+    threads = {"OMP_NUM_THREADS": "1"} if workers > 1 and "OMP_NUM_THREADS" not in environ else {}
     return Config(
         spec=spec,
         run_id=parsed["rdzv-id"] or os.urandom(8).hex(),
@@ -63,7 +66,8 @@ def configure(parsed: Parsed, environ: Mapping[str, str]) -> Config:
             prefix=parsed["log-line-prefix-template"],
         ),
         signals=_signals(parsed["signals-to-handle"]),
-        omp_num_threads="1" if workers > 1 and "OMP_NUM_THREADS" not in environ else "",
+        env={"TORCHELASTIC_SIGNALS_TO_HANDLE": parsed["signals-to-handle"]} | threads,
+        notices=tuple(_notices(parsed, threads)),
         verbose=bool(parsed["verbose"]),
     )
 
@@ -73,11 +77,28 @@ def _one_node(parsed: Parsed) -> None:
     try:
         nodes = int(low), int(high if colon else low)
     except ValueError:
-        raise UsageError(f"--nnodes={parsed['nnodes']}: a number, or MIN:MAX") from None
+        raise UsageError(f"{parsed.spelled('nnodes')}: a number, or MIN:MAX") from None
     if not 0 < nodes[0] <= nodes[1]:
-        raise UsageError(f"--nnodes={parsed['nnodes']}: 0 < MIN <= MAX")
-    if nodes != (1, 1) and not parsed["standalone"]:
-        raise UsageError(f"--nnodes={parsed['nnodes']}: this version runs one node")
+        raise UsageError(f"{parsed.spelled('nnodes')}: 0 < MIN <= MAX")
+    if nodes != (1, 1):
+        raise UsageError(f"{parsed.spelled('nnodes')}: this version runs one node")
+    if parsed["node-rank"] not in ("", "0"):
+        raise UsageError(f"{parsed.spelled('node-rank')}: this version runs one node, which is 0")
+
+
+def _notices(parsed: Parsed, threads: Mapping[str, str]) -> Iterator[str]:
+    unused = [parsed.given[o.name] for o in OPTIONS if o.only_for_many and o.name in parsed.given]
+    if unused:
+        yield f"{', '.join(unused)}: without effect for one node"
+    for name, value in threads.items():
+        yield f"{name}={value} for every worker, because it was not set"
+
+
+def _grace_s(parsed: Parsed, environ: Mapping[str, str]) -> float:
+    text = environ.get("TORCH_ELASTIC_SHUTDOWN_TIMEOUT")
+    if text is None or "shutdown-timeout" in parsed.given:
+        return _seconds(parsed, "shutdown-timeout")
+    return _as_seconds(text, f"TORCH_ELASTIC_SHUTDOWN_TIMEOUT={text}")
 
 
 def _command(parsed: Parsed, environ: Mapping[str, str]) -> tuple[str, ...]:
@@ -119,7 +140,8 @@ def _executable(what: str, program: str) -> None:
         raise UsageError(f"{what} {program} cannot be executed: no permission")
 
 
-def _workers(text: str) -> int:
+def _workers(parsed: Parsed) -> int:
+    text, spelled = parsed["nproc-per-node"], parsed.spelled("nproc-per-node")
     if text in ("cpu", "gpu", "xpu", "auto"):
         from .devices import count
 
@@ -127,11 +149,11 @@ def _workers(text: str) -> int:
     try:
         workers = int(text)
     except ValueError:
-        raise UsageError(f"--nproc-per-node={text}: a number, cpu, gpu, xpu or auto") from None
+        raise UsageError(f"{spelled}: a number, cpu, gpu, xpu or auto") from None
     if workers < 1:
-        raise UsageError(f"--nproc-per-node={text}: at least 1")
+        raise UsageError(f"{spelled}: at least 1")
     if workers > _MOST_WORKERS:
-        raise UsageError(f"--nproc-per-node={text}: at most {_MOST_WORKERS}")
+        raise UsageError(f"{spelled}: at most {_MOST_WORKERS}")
     return workers
 
 
@@ -139,19 +161,23 @@ def _number(parsed: Parsed, name: str, *, least: int) -> int:
     try:
         number = int(parsed[name])
     except ValueError:
-        raise UsageError(f"--{name}={parsed[name]}: a whole number expected") from None
+        raise UsageError(f"{parsed.spelled(name)}: a whole number expected") from None
     if number < least:
-        raise UsageError(f"--{name}={number}: at least {least}")
+        raise UsageError(f"{parsed.spelled(name)}: at least {least}")
     return number
 
 
 def _seconds(parsed: Parsed, name: str) -> float:
+    return _as_seconds(parsed[name], parsed.spelled(name))
+
+
+def _as_seconds(text: str, spelled: str) -> float:
     try:
-        seconds = float(parsed[name])
+        seconds = float(text)
     except ValueError:
-        raise UsageError(f"--{name}={parsed[name]}: a number of seconds expected") from None
+        raise UsageError(f"{spelled}: a number of seconds expected") from None
     if not 0 <= seconds < float("inf"):
-        raise UsageError(f"--{name}={parsed[name]}: zero or more seconds")
+        raise UsageError(f"{spelled}: zero or more seconds")
     return seconds
 
 
@@ -169,7 +195,7 @@ def _masks(parsed: Parsed, name: str) -> int | Mapping[int, int]:
     except ValueError:
         found, masks = {-1}, 0
     if not found <= {0, 1, 2, 3}:
-        raise UsageError(f"--{name}={text}: 0, 1, 2 or 3, or RANK:N,RANK:N with such N")
+        raise UsageError(f"{parsed.spelled(name)}: 0, 1, 2 or 3, or RANK:N,RANK:N with such N")
     return masks
 
 
@@ -178,7 +204,7 @@ def _local_ranks(parsed: Parsed) -> frozenset[int]:
     try:
         return frozenset(int(rank) for rank in text.split(",")) if text else frozenset()
     except ValueError:
-        raise UsageError(f"--local-ranks-filter={text}: numbers, separated by commas") from None
+        raise UsageError(f"{parsed.spelled('local-ranks-filter')}: numbers, separated by commas") from None
 
 
 def _signals(text: str) -> tuple[int, ...]:

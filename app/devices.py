@@ -21,11 +21,13 @@ def count(kind: str) -> int:
     """The number of CPUs or devices of that kind; `auto` means any accelerator, else CPUs. Raises `UsageError`."""
     if kind == "cpu":
         return _cpus()
-    devices = _asked().get(kind, 0)
-    if devices:
-        return devices
+    devices = _asked()
+    if devices.get(kind):
+        return devices[kind]
     if kind == "auto":
         return _cpus()
+    if not devices:
+        raise UsageError(f"--nproc-per-node={kind}: torch counts the devices, and cannot be imported")
     raise UsageError(f"--nproc-per-node={kind}: torch sees no such device here")
 
 

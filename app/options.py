@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from attrs import frozen
+from reknit.core.values import frozen
 
 
 class UsageError(Exception):
@@ -28,6 +28,8 @@ class Option:
     """Empty: a flag."""
     default: str = ""
     short: str = ""
+    only_for_many: bool = False
+    """Accepted for torchrun's sake: with one node there is nothing that it could change."""
 
     @property
     def variable(self) -> str:
@@ -36,7 +38,7 @@ class Option:
 
 OPTIONS = (
     Option("standalone", "one node, no rendezvous: nothing else may be needed. It is also what happens without it"),
-    Option("nnodes", "number of nodes; this version runs 1", "N", "1"),
+    Option("nnodes", "number of nodes: this version runs 1", "N", "1"),
     Option("nproc-per-node", "workers on this node: a number, cpu, gpu, xpu or auto", "N", "1"),
     Option("max-restarts", "failures that the whole job survives", "N", "0"),
     Option("rdzv-id", "id of the job (default: a random one)", "ID"),
@@ -56,6 +58,13 @@ OPTIONS = (
     ),
     Option("shutdown-timeout", "seconds between the signal that stops workers and SIGKILL", "S", "30"),
     Option("monitor-interval", "accepted and without effect: nothing is polled here", "S", "0.1"),
+    Option("rdzv-backend", "where nodes meet", "NAME", only_for_many=True),
+    Option("rdzv-endpoint", "where nodes meet", "HOST:PORT", only_for_many=True),
+    Option("rdzv-conf", "how nodes meet", "K=V,K=V", only_for_many=True),
+    Option("master-addr", "address of the first node", "HOST", only_for_many=True),
+    Option("master-port", "port of the first node; every round has a fresh one", "PORT", only_for_many=True),
+    Option("node-rank", "rank of this node: 0", "N", only_for_many=True),
+    Option("local-addr", "address of this node", "HOST", only_for_many=True),
     Option("verbose", "say every event and command of the agent on stderr", short="v"),
     Option("help", "this text", short="h"),
 )
@@ -70,34 +79,40 @@ class Parsed:
     values: Mapping[str, str]
     script: str
     args: tuple[str, ...]
-    given: frozenset[str] = frozenset()
-    """Options from the command line or the environment, not from the table."""
+    given: Mapping[str, str]
+    """What came from the command line or the environment, not from the table: how the user has spelled it."""
 
     def __getitem__(self, name: str) -> str:
         return self.values[name]
 
+    def spelled(self, name: str) -> str:
+        """`--max-restarts=x`, or `PET_MAX_RESTARTS=x` if that is where it comes from."""
+        return f"{self.given.get(name, '--' + name)}={self.values[name]}"
+
 
 def parse(argv: Sequence[str], environ: Mapping[str, str]) -> Parsed:
     """Read a command line. Raises `UsageError`."""
-    given = dict(_from_environment(environ))
+    values = {o.name: o.default for o in OPTIONS}
+    given = {}
+    for option, value in _from_environment(environ):
+        values[option.name], given[option.name] = value, option.variable
     at = 0
     while at < len(argv) and argv[at].startswith("-") and argv[at] != "-":
         if argv[at] == "--":
             at += 1
             break
-        option, value = _recognised(argv[at])
+        option, in_word = _recognised(argv[at])
         at += 1
-        if value is None and option.metavar:
+        if in_word is None and option.metavar:
             if at == len(argv):
                 raise UsageError(f"--{option.name} needs a value: --{option.name}={option.metavar}")
-            value = argv[at]
+            in_word = argv[at]
             at += 1
-        elif value is not None and not option.metavar:
+        elif in_word is not None and not option.metavar:
             raise UsageError(f"--{option.name} takes no value")
-        given[option.name] = "1" if value is None else value
-    values = {o.name: o.default for o in OPTIONS} | given
+        values[option.name], given[option.name] = in_word or ("" if option.metavar else "1"), f"--{option.name}"
     script = argv[at] if at < len(argv) else ""
-    return Parsed(values, script, tuple(argv[at + 1 :]), frozenset(given))
+    return Parsed(values, script, tuple(argv[at + 1 :]), given)
 
 
 def _recognised(word: str) -> tuple[Option, str | None]:
@@ -121,7 +136,7 @@ def _suggestion(word: str) -> str:
     return f"; did you mean {close[0]}?" if close else "; see reknit run --help"
 
 
-def _from_environment(environ: Mapping[str, str]) -> list[tuple[str, str]]:
+def _from_environment(environ: Mapping[str, str]) -> list[tuple[Option, str]]:
     found = []
     for option in OPTIONS:
         value = environ.get(option.variable)
@@ -131,7 +146,7 @@ def _from_environment(environ: Mapping[str, str]) -> list[tuple[str, str]]:
             if value.lower() not in _TRUE + _FALSE:
                 raise UsageError(f"{option.variable}={value}: 0 or 1 expected")
             value = "1" if value.lower() in _TRUE else ""
-        found.append((option.name, value))
+        found.append((option, value))
     return found
 
 
@@ -139,11 +154,15 @@ def help_text() -> str:
     """The text of `reknit run --help`."""
     lines = ["usage: reknit run [options] script [script arguments]", ""]
     for option in OPTIONS:
+        if option.only_for_many:
+            continue
         spelling = f"--{option.name}" + (f"={option.metavar}" if option.metavar else "")
         if option.short:
             spelling = f"-{option.short}, {spelling}"
         default = f" (default: {option.default})" if option.default else ""
         lines.append(f"  {spelling}")
         lines.append(f"        {option.help}{default}")
+    unused = ", ".join(f"--{option.name}" for option in OPTIONS if option.only_for_many)
+    lines += ["", "Accepted, and without effect for one node:", f"  {unused}"]
     lines += ["", "Every option can be given as a variable: PET_NPROC_PER_NODE=2 for --nproc-per-node=2.", ""]
     return "\n".join(lines)

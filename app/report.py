@@ -11,7 +11,6 @@ from reknit.core.agent import Agent
 from reknit.core.commands import Command, Result
 from reknit.core.entries import WorkerFailure
 from reknit.core.events import Event
-from reknit.core.restart import root_cause_of
 from reknit.core.states import WorkerState
 
 USAGE, BUG, INTERRUPTED = 2, 70, 130
@@ -85,36 +84,36 @@ def _status_of(failure: WorkerFailure) -> int:
     return failure.exitcode if failure.exitcode > 0 else 128 - failure.exitcode
 
 
-def final_lines(agent_result: Result, restarts: int) -> Iterator[str]:
+def final_lines(result: Result, restarts: int) -> Iterator[str]:
     """The end of the run, in one line or in a report."""
-    from reknit.core.describe import failure_text, reason_text
+    from reknit.core.describe import budget_text, failure_text, reason_text
 
-    result = agent_result
     if result.state is WorkerState.SUCCEEDED:
         yield "the job succeeded" + (f" after {restarts} restart{'s' * (restarts != 1)}" if restarts else "")
         return
     word = {WorkerState.STOPPED: "stopped", WorkerState.UNHEALTHY: "ended here"}.get(result.state, "failed")
-    if not result.failures:
+    if not isinstance(result.why, reasons.BudgetSpent):
         yield f"the job {word}: {reason_text(result.why)}"
         return
-    root = root_cause_of(list(result.failures.values()))
-    if isinstance(result.why, reasons.BudgetSpent):
-        root = result.why.root.failure
-    yield f"the job {word}: {reason_text(result.why)}"
-    yield from _details(root)
+    root = result.why.root
+    yield f"the job {word}: {budget_text(result.why.max_restarts)}"
+    yield from _details(root.failure, str(root.node))
     for failure in result.failures.values():
-        if failure != root:
+        if failure != root.failure:
             yield f"  likewise {failure_text(failure)}"
 
 
-def _details(failure: WorkerFailure) -> Iterator[str]:
+def _details(failure: WorkerFailure, node: str) -> Iterator[str]:
+    from reknit.core.describe import how_text
+
     pid = f", pid {failure.pid}" if failure.pid else ""  # it may not have been started at all
-    yield f"  rank {failure.rank} (local rank {failure.local_rank}{pid}) failed first"
+    where = f"node {node}, local rank {failure.local_rank}{pid}"
+    yield f"  rank {failure.rank} failed first ({where}): {how_text(failure)}"
     if failure.traceback:
         yield "  its traceback:"
         yield from (f"    {line}" for line in failure.traceback.splitlines())
-    elif failure.message:
-        yield f"  {failure.message}"
+    elif "\n" in failure.message:
+        yield from (f"    {line}" for line in failure.message.splitlines())
     if failure.stderr and not _says(failure.stderr, failure.traceback):
         yield "  its last lines on stderr:"
         yield from (f"    {line}" for line in failure.stderr)

@@ -34,11 +34,14 @@ def run(argv: Sequence[str], life_line: int) -> int:
 def _run(argv: Sequence[str], environ: Mapping[str, str], life_line: int) -> int:
     parsed = parse(argv, environ)
     if parsed["help"]:
-        print(help_text(), end="")
+        try:
+            os.write(1, help_text().encode())
+        except OSError:
+            pass  # nobody reads it
         return 0
     config = configure(parsed, environ)
-    if config.omp_num_threads:
-        say(f"OMP_NUM_THREADS={config.omp_num_threads} for every worker, because it was not set")
+    for notice in config.notices:
+        say(notice)
     logs = LogFolder(config)
     ports, say_among_workers = wire(config, environ, life_line, logs.path)
     gc.freeze()  # see cli: what was imported stays

@@ -66,8 +66,12 @@ class LogFolder:
         if self._is_wanted:
             return
         for folder, _, files in os.walk(self.path, topdown=False):
+            # What cannot be removed (a network's file system, a worker's doing) must not fail a job that is over.
             for name in () if keep else files:
-                os.unlink(os.path.join(folder, name))
+                try:
+                    os.unlink(os.path.join(folder, name))
+                except OSError:
+                    pass
             try:
                 os.rmdir(folder)
             except OSError:
@@ -86,13 +90,10 @@ def wire(config: Config, environ: Mapping[str, str], life_line: int, log_dir: st
     """
     clock = Clock()
     requests = Requests(clock, config.signals, life_line)
-    env = dict(environ)
-    if config.omp_num_threads:
-        env["OMP_NUM_THREADS"] = config.omp_num_threads
     workers = Processes(
         clock=clock,
         argv=config.argv,
-        env=env,
+        env={**environ, **config.env},
         run_id=config.run_id,
         log_dir=log_dir,
         streams=config.streams,

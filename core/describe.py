@@ -8,7 +8,7 @@ from typing import assert_never
 
 from . import reasons
 from .agent import Agent
-from .commands import Append, Beat, Command, Finish, StartWorkers, StopWorkers
+from .commands import SIGKILL, Append, Beat, Command, Finish, StartWorkers, StopWorkers
 from .entries import Entry, WorkerFailure
 from .job import Gathering, Job, Running
 from .ranks import node_of_rank
@@ -26,10 +26,15 @@ def exit_text(exitcode: int) -> str:
     return f"killed by {signal_name(-exitcode)}" if exitcode < 0 else f"exit code {exitcode}"
 
 
+def how_text(failure: WorkerFailure) -> str:
+    """`exit code 1, ValueError: no such file`"""
+    message = failure.message.partition("\n")[0]
+    return exit_text(failure.exitcode) + (f", {message}" if message else "")
+
+
 def failure_text(failure: WorkerFailure) -> str:
     """`rank 3 failed: exit code 1, ValueError: no such file`"""
-    message = failure.message.partition("\n")[0]
-    return f"rank {failure.rank} failed: {exit_text(failure.exitcode)}" + (f", {message}" if message else "")
+    return f"rank {failure.rank} failed: {how_text(failure)}"
 
 
 def reason_text(reason: Reason) -> str:  # noqa: C901  # a dispatcher: one arm per reason
@@ -41,8 +46,7 @@ def reason_text(reason: Reason) -> str:  # noqa: C901  # a dispatcher: one arm p
         case reasons.NodesAdmitted(nodes):
             return f"{_count(len(nodes), 'node')} admitted: {', '.join(map(str, nodes))}"
         case reasons.BudgetSpent(max_restarts, root):
-            spent = f"all {max_restarts} restarts are spent" if max_restarts else "no restarts are allowed"
-            return f"{reason_text(root)}, and {spent}"
+            return f"{reason_text(root)}, and {budget_text(max_restarts)}"
         case reasons.Unstable(max_unspent):
             return f"more than {max_unspent} rounds ended without a failure"
         case reasons.TooFewNodes(have, need):
@@ -52,7 +56,8 @@ def reason_text(reason: Reason) -> str:  # noqa: C901  # a dispatcher: one arm p
         case reasons.AllSucceeded():
             return "all workers succeeded"
         case reasons.SignalReceived(signal):
-            return f"{signal_name(signal)} received"
+            # Nobody receives SIGKILL: it stands for a wish without grace, as when the agent's warden is gone.
+            return "told to end at once" if signal == SIGKILL else f"{signal_name(signal)} received"
         case reasons.Replaced(by):
             return f"another agent has joined with this node's id, as {by}"
         case reasons.DeclaredLost():
@@ -72,6 +77,13 @@ def reason_text(reason: Reason) -> str:  # noqa: C901  # a dispatcher: one arm p
             assert_never(reason)
 
 
+def budget_text(max_restarts: int) -> str:
+    """`all 2 restarts are spent`"""
+    if max_restarts == 0:
+        return "no restarts are allowed"
+    return "the only restart is spent" if max_restarts == 1 else f"all {max_restarts} restarts are spent"
+
+
 def decisions(before: Agent, after: Agent, commands: Sequence[Command]) -> Iterator[str]:
     """What one step decided, for the agent's operator. Empty for most steps."""
     if after.outage and not before.outage:
@@ -83,6 +95,8 @@ def decisions(before: Agent, after: Agent, commands: Sequence[Command]) -> Itera
             case StopWorkers(round, signal, grace_s, why) if not isinstance(why, reasons.AllSucceeded):
                 if round == before.workers.round and before.workers.stopping is not None:
                     yield f"asked again to stop: SIGKILL in {grace_s:g} s"
+                elif len(after.workers.exits) == after.spec.local_world_size:
+                    yield reason_text(why)  # there is nobody left to stop
                 else:
                     kill = f", SIGKILL after {grace_s:g} s" if grace_s else ""
                     yield f"{reason_text(why)}; stopping this node's workers ({signal_name(signal)}{kill})"
@@ -98,7 +112,7 @@ def _job_news(before: Agent, after: Agent) -> Iterator[str]:
             yield sealed_text(new) + ("" if after.me in new.member_nodes else "; this node stands by")
         case Gathering() if isinstance(old.phase, Running) and new.why is not None and not _is_told(after, new.why):
             yield f"round {old.round} ended: {reason_text(new.why)}"
-        case Gathering() if after.was_live and len(new.live) != len(old.live) and not new.phase.expected:
+        case Gathering() if new.is_live(after.me) and len(new.live) != len(old.live) and not new.phase.expected:
             terms = new.terms
             most = f" to {terms.max_nodes}" if terms.max_nodes > terms.min_nodes else ""
             yield f"waiting for nodes: {len(new.live)} of {terms.min_nodes}{most} joined"

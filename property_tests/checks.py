@@ -1,0 +1,264 @@
+"""What must hold after every step, whatever happens (S1 to S9 and L1 to L3 of the design).
+
+Plain functions that raise `Violation`. What the journal means is asked from the oracle, what is true from the world.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from reknit.core.agent import Agent
+from reknit.core.commands import Append, Command, Finish, StartWorkers, StopWorkers
+from reknit.core.entries import Entry, Failed, Joined, Left, Lost
+from reknit.core.events import Counters, EntriesRead, Event, Woken
+from reknit.core.job import Closed, Gathering, Job, Running, Unopened, Verdict
+from reknit.core.reasons import BudgetSpent, StoreLost, WorkerFailed
+from reknit.core.restart import ECHOES
+from reknit.core.states import WorkerState
+from reknit.core.step import step
+
+from .hosts import Group, Proc, Violation, demand
+from .oracle import Oracle, ranks
+
+if TYPE_CHECKING:
+    from .world import World
+
+SLACK = 1e-6
+MOST_SAYINGS = 7
+"""Different entries that one agent has a reason to say in one round, besides accusations."""
+
+
+def crashed(world: World, proc: Proc, event: Event, error: Exception) -> Violation:
+    return Violation("S8", f"step of {proc.name} raised on {event} at {world.now:.2f}: {error!r}")
+
+
+# ---- after every step ------------------------------------------------------------------------------------------------
+
+
+def after_step(world: World, proc: Proc, before: Agent, event: Event, commands: tuple[Command, ...]) -> None:
+    agent = proc.agent
+    demand(agent.wakes_at is None or agent.wakes_at > agent.at, "wake", f"{proc.name} wants to be woken in the past")
+    if isinstance(event, EntriesRead):
+        same_job(world, proc)
+        proc.read_at = world.now
+        if (agent.job.epoch, agent.job.round) != (before.job.epoch, before.job.round):
+            proc.ended_at = world.now
+    for command in commands:
+        match command:
+            case Append():
+                may_say(world, proc, command.entry)
+                fresh = not isinstance(command.entry, Lost) or isinstance(event, Counters)
+                demand(fresh, "silence", f"{proc.name} accuses without a fresh read")
+            case StartWorkers():
+                may_start(world, proc, command)
+            case StopWorkers():
+                if isinstance(command.why, StoreLost):
+                    bore_s = world.now - proc.read_at
+                    demand(
+                        bore_s >= proc.spec.store_timeout_s, "outage", f"{proc.name} bore an outage for {bore_s:.1f} s"
+                    )
+                demand(agent.workers.alive, "stop", f"{proc.name} stops workers that it has not")
+            case Finish():
+                may_finish(world, proc)
+    if commands or not world.steps % 8:
+        again = step(agent, Woken(agent.at))
+        demand(not again.commands, "wake", f"{proc.name}: a second look at nothing new made {again.commands}")
+    count = sum(isinstance(c, StartWorkers | StopWorkers) for c in commands)
+    demand(count <= 1, "step", f"{proc.name} starts or stops workers more than once in a step")
+
+
+def same_job(world: World, proc: Proc) -> None:
+    """S1, S9: an agent's job is the fold of what it has read, however that was cut into batches."""
+    mine, theirs = proc.agent.job, world.jobs[proc.cursor]
+    demand(mine == theirs and list(mine.live) == list(theirs.live), "S1", f"{proc.name} derives another job")
+
+
+def may_say(world: World, proc: Proc, entry: Entry) -> None:
+    """L3, and what an entry promises to the others."""
+    at = proc.said.get(entry)
+    resay_s = proc.spec.resay_s
+    # An accusation is forgotten between two fresh reads, so it is said with each: once per beat and watcher.
+    in_time = isinstance(entry, Lost) or at is None or world.now >= at + resay_s - SLACK
+    demand(in_time, "L3", f"{proc.name} says {entry} again too soon")
+    proc.said[entry] = world.now
+    job = proc.agent.job
+    said = proc.per_round.setdefault((job.epoch, job.round, proc.agent.me), set())
+    if not isinstance(entry, Lost):
+        said.add(entry)
+    demand(len(said) <= MOST_SAYINGS, "L3", f"{proc.name} says too much in one round: {said}")
+    group = proc.group
+    if isinstance(entry, Joined):
+        demand(not _alive(group), "S2", f"{proc.name} says Joined with workers alive")
+        if isinstance(job.phase, Gathering) and isinstance(job.why, WorkerFailed) and entry.node in job.phase.expected:
+            backoff_s = min(world.setup.backoff * 2**job.spent, 4.0) * (job.spent < job.terms.restarts.max_restarts)
+            waited_s = world.now - proc.ended_at
+            demand(waited_s >= backoff_s - SLACK, "backoff", f"{proc.name} joins again after {waited_s:.2f} s")
+    elif isinstance(entry, Left):
+        stuck = group is not None and group.is_stuck and entry.stuck
+        demand(not _alive(group) or stuck, "S2", f"{proc.name} says Left with workers alive")
+    elif isinstance(entry, Lost):
+        quiet = proc.quiet.get(entry.node, 1e9)
+        terms = proc.spec.terms
+        demand(entry.node != proc.agent.me, "silence", f"{proc.name} accuses itself")
+        limit = terms.silence_s - 2 * terms.beat_s
+        demand(quiet >= limit, "silence", f"{proc.name} accuses {entry.node}, silent for {quiet:.2f} s")
+
+
+def _alive(group: Group | None) -> bool:
+    return group is not None and bool(group.running)
+
+
+def may_start(world: World, proc: Proc, command: StartWorkers) -> None:
+    """S1, S2, S3."""
+    job, me, round = proc.agent.job, proc.agent.me, command.round
+    demand(
+        isinstance(job.phase, Running) and job.round == round, "S3", f"{proc.name} starts round {round}, not running"
+    )
+    members = world.sealed.get((job.epoch, round))
+    demand(members is not None, "S3", f"{proc.name} starts round {round}, which was never sealed")
+    assert members is not None
+    demand(me in {m.node for m in members}, "S3", f"{proc.name} is no member of round {round}")
+    made = command.assignment
+    mine = [(w.local_rank, w.rank, w.role_rank) for w in made.workers]
+    demand(mine == ranks(members, me), "S1", f"{proc.name} derives ranks {mine}, not {ranks(members, me)}")
+    head = (members[0].address, members[0].port)
+    sizes = (len(members), sum(m.local_world_size for m in members))
+    demand((made.master_addr, made.master_port) == head, "S1", f"{proc.name} has another master")
+    demand((made.group_world_size, made.world_size) == sizes, "S1", f"{proc.name} has other sizes")
+    demand(made.group_rank == [m.node for m in members].index(me), "S1", f"{proc.name} has another group rank")
+    same_role = sum(m.local_world_size for m in members if m.role == made.role)
+    demand(made.role_world_size == same_role, "S1", f"{proc.name} has another role world size")
+    # The bootstrap port is the store's of this round alone: no key of an earlier round can be read there.
+    hosted = {g.key for g in world.groups if g.command.assignment.group_rank == 0 and g.hosts == head}
+    demand(hosted <= {(job.epoch, round)}, "S1", f"{proc.name}: rounds {hosted} had the same bootstrap port before")
+    _alone(world, proc, (job.epoch, round))
+    terms = proc.spec.terms
+    if terms.max_nodes > 1:
+        quiet = world.now - world.moved.get(me, -1e9)
+        demand(
+            quiet <= terms.silence_s + 1.0, "fresh", f"{proc.name} starts, though it has been silent for {quiet:.2f} s"
+        )
+
+
+def _alone(world: World, proc: Proc, key: tuple[int, int]) -> None:
+    """S2: nobody but the lost still runs another round."""
+    demand(not _alive(proc.group), "S2", f"{proc.name} starts {key} with workers alive")
+    demand(all((g.key, g.node) != (key, proc.agent.me) for g in world.groups), "S2", f"{proc.name} starts {key} twice")
+    for other in world.procs:
+        group = other.group
+        if group is None or not group.running or group.key == key or group.is_stuck or other.dead:
+            continue
+        if group.key[0] != key[0] or _is_excused(world, other, group):
+            continue
+        raise Violation("S2", f"{proc.name} starts {key} while {other.name} still runs {group.key}")
+
+
+def _is_excused(world: World, other: Proc, group: Group) -> bool:
+    """Declared lost, and not bound to kill its workers first; or ousted by another host with its id."""
+    if any(p.id == other.id and p.twin != other.twin for p in world.procs):
+        return True
+    if other.spec.terms.fence_s is not None and not other.was_suspended:
+        return False
+    return any(isinstance(e, Lost) and e.node == group.node for e in world.journal)
+
+
+def may_finish(world: World, proc: Proc) -> None:
+    """S5, S7."""
+    group, agent = proc.group, proc.agent
+    stuck = group is not None and group.is_stuck
+    demand(not _alive(group) or stuck, "S7", f"{proc.name} finishes with workers alive")
+    result = agent.result
+    demand(result is not None, "S7", f"{proc.name} finishes without a result")
+    assert result is not None
+    if result.state is WorkerState.SUCCEEDED:
+        outcome = agent.outcome or agent.job.outcome  # a latecomer of a finished job takes part in no epoch
+        ok = outcome is not None and outcome.verdict is Verdict.SUCCEEDED
+        demand(ok, "S5", f"{proc.name} reports success of a job that did not succeed")
+
+
+# ---- after every entry -----------------------------------------------------------------------------------------------
+
+
+def after_landing(world: World, entry: Entry, before: Job) -> None:
+    job = world.jobs[-1]
+    if isinstance(job.phase, Running):
+        world.sealed.setdefault((job.epoch, job.round), job.members)
+    if world.oracle is not None:
+        asked(world.oracle, job, entry)
+    if isinstance(job.phase, Unopened):
+        return
+    policy = job.terms.restarts
+    demand(job.spent <= policy.max_restarts, "S4", "more restarts than the budget")
+    demand(job.round <= policy.max_restarts + policy.max_unspent + 1, "S4", f"round {job.round} is one too many")
+    if isinstance(entry, Joined):
+        failed_first(world, entry)
+    if isinstance(job.phase, Closed):
+        closed(world, job, before)
+    else:
+        demand(not isinstance(before.phase, Closed) or job.epoch > before.epoch, "S6", "closed is for ever")
+        spends_are_earned(world, job)
+
+
+def asked(oracle: Oracle, job: Job, entry: Entry) -> None:
+    """S1, S4: the second implementation comes to the same."""
+    oracle.feed(entry)
+    phase = {Unopened: "unopened", Gathering: "gathering", Running: "running", Closed: "closed"}[type(job.phase)]
+    demand(phase == oracle.phase, "S1", f"the fold says {phase}, the oracle {oracle.phase} after {entry}")
+    if phase == "unopened":
+        return
+    demand(
+        (job.epoch, job.round) == (oracle.epoch, oracle.round), "S1", f"another round than the oracle's after {entry}"
+    )
+    demand(
+        job.spent == min(oracle.spent, job.terms.restarts.max_restarts), "S4", f"{job.spent} spent, not {oracle.spent}"
+    )
+    if isinstance(job.phase, Running):
+        members = oracle.sealed[job.epoch, job.round]
+        demand(list(job.members) == members, "S1", f"members of round {job.round} are not the oracle's")
+    if job.outcome is not None:
+        verdict = oracle.verdicts[job.epoch]
+        demand(job.outcome.verdict.value == verdict, "S5", f"the oracle's verdict is {verdict}")
+
+
+def failed_first(world: World, entry: Joined) -> None:
+    """A node that knows of a failure says so before it joins again: else the job would forget who is to blame."""
+    for proc in world.procs:
+        workers = proc.agent.workers
+        if not proc.up or workers.node != entry.node or workers.epoch != world.jobs[-1].epoch:
+            continue
+        if workers.round != entry.round - 1 or all(e.failure is None for e in workers.exits.values()):
+            continue
+        said = any(isinstance(e, Failed) and e.node == entry.node and e.round == workers.round for e in world.journal)
+        demand(said, "order", f"{proc.name} joins again before it has said that its workers failed")
+
+
+def spends_are_earned(world: World, job: Job) -> None:
+    """S4 against the truth: a restart is spent only on a worker that failed by itself, once per round."""
+    blown = {g.key for g in world.blows if g.key[0] == job.epoch}
+    if world.setup.fence:
+        return  # a fence kills workers, whose peers crash: a failure for all that anybody can tell
+    demand(job.spent <= len(blown), "S4", f"{job.spent} restarts spent on {len(blown)} rounds in which a worker failed")
+
+
+def closed(world: World, job: Job, before: Job) -> None:
+    """S5, S6."""
+    outcome = job.outcome
+    assert outcome is not None
+    if isinstance(before.phase, Closed):
+        demand(before.epoch != job.epoch or before.phase == job.phase, "S6", "closed is for ever")
+        return
+    if outcome.verdict is Verdict.SUCCEEDED:
+        done = {
+            g.node: g
+            for g in world.groups
+            if g.epoch == job.epoch and len(g.exited) == len(g.command.assignment.workers)
+        }
+        for member in job.member_nodes:
+            demand(member in done, "S5", f"success, though {member} has not")
+    if isinstance(outcome.why, BudgetSpent):
+        texts = [w.message for f in outcome.failures for w in f.failures]
+        own = [t for t in texts if not any(e in t.lower() for e in ECHOES)]
+        demand(not own or outcome.why.root.failure.message in own, "S5", "an echo is blamed")
+        earned = {g.key for g in world.blows if g.epoch == job.epoch}
+        ok = world.setup.fence or len(earned) > outcome.why.max_restarts
+        demand(ok, "S4", f"the budget of {outcome.why.max_restarts} was spent on {len(earned)} failures")

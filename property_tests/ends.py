@@ -1,0 +1,55 @@
+"""What must hold when an agent, or everything, has ended."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from reknit.core.agent import Agent
+from reknit.core.entries import Node
+from reknit.core.fold import fold_all
+from reknit.core.job import Job
+from reknit.core.step import step
+
+from .hosts import Proc, demand
+
+if TYPE_CHECKING:
+    from .world import World
+
+
+def host_ends(world: World, proc: Proc) -> None:
+    """Rule 12: the journal's host leaves last. Those that took part have seen the end."""
+    if proc.agent.outcome is None or proc.agent.leaving is not None:
+        return  # cut off, or told to leave: it takes the journal with it
+    for other in world.procs:
+        if other is proc or not other.up or other.suspended or other.was_cut or not other.agent.was_live:
+            continue
+        if proc.agent.epoch != other.agent.epoch or world.jobs[-1].is_gone(other.agent.me):
+            continue
+        demand(other.agent.outcome is not None, "host", f"{proc.name} takes the journal away from {other.name}")
+
+
+def replays(world: World, proc: Proc) -> None:
+    """S9: the same events make the same states and commands."""
+    agent = Agent(proc.spec)
+    for traced in proc.trace:
+        made = step(agent, traced.event)
+        demand(made.commands == traced.commands, "S9", f"{proc.name} replayed does something else at {traced.at}")
+        demand(repr(made.commands) == repr(traced.commands), "S9", f"{proc.name} replayed prints something else")
+        agent = made.agent
+        demand(agent.wakes_at == traced.wakes_at, "S9", f"{proc.name} replayed sleeps longer or shorter")
+    demand(agent == proc.agent and repr(agent) == repr(proc.agent), "S9", f"{proc.name} replayed is another")
+    demand(fold_all(Job(), world.journal) == world.jobs[-1], "S9", "the journal replayed is another job")
+
+
+def agree(world: World) -> None:
+    """S5: all agents that saw an epoch's end report the same."""
+    ends: dict[int, object] = {}
+    for proc in world.procs:
+        agent = proc.agent
+        if agent.epoch is not None and agent.outcome is not None:
+            first = ends.setdefault(agent.epoch, agent.outcome)
+            demand(first == agent.outcome, "S5", f"{proc.name} saw another end of epoch {agent.epoch}")
+
+
+def nodes_alive(world: World) -> set[Node]:
+    return {p.agent.me for p in world.procs if p.up}

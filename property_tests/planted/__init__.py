@@ -1,0 +1,1 @@
+"""Bugs that the suite must catch."""

@@ -1,0 +1,59 @@
+"""Every planted bug is caught, by its shortest known history, and by the check that is there for it.
+
+`REKNIT_REWRITE=1` searches new histories for bugs whose own is missing or no longer catches them.
+`REKNIT_PROFILE=night` finds every bug from scratch.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from property_tests.oracle import Oracle
+from property_tests.play import play
+from property_tests.script import parse
+
+from .ledger import BUGS, Bug
+from .search import is_caught, search, told, verdict
+
+HISTORIES = Path(__file__).parent / "histories"
+REWRITE = "REKNIT_REWRITE" in os.environ
+NIGHT = os.environ.get("REKNIT_PROFILE") == "night"
+
+
+@pytest.mark.parametrize("bug", BUGS, ids=lambda bug: bug.name)
+def test_its_history_catches_it(bug: Bug) -> None:
+    """With the bug planted the check speaks; without it nothing does. Else the check is worth nothing."""
+    path = HISTORIES / f"{bug.name}.txt"
+    if REWRITE:
+        _rewrite(bug, path)
+    script = parse(path.read_text())
+    play(script, oracle=Oracle())
+    violation = verdict(bug, script)
+    assert violation is not None, f"{bug.name} survives its history"
+    assert violation.rule == bug.check, f"{bug.name} is caught by another check: {violation}"
+
+
+@pytest.mark.skipif(not NIGHT, reason="searches for minutes; REKNIT_PROFILE=night")
+@pytest.mark.parametrize("bug", BUGS, ids=lambda bug: bug.name)
+def test_it_is_found_from_scratch(bug: Bug) -> None:
+    """Random search finds it again, so the histories are not all that the suite can do."""
+    assert search(bug, seed=2, examples=20_000) is not None
+
+
+def test_no_history_is_left_over() -> None:
+    """A history without a bug tests nothing."""
+    assert {p.stem for p in HISTORIES.glob("*.txt")} == {bug.name for bug in BUGS}
+
+
+def _rewrite(bug: Bug, path: Path) -> None:
+    """Keep the script if it still catches the bug, and tell its story anew."""
+    script = parse(path.read_text()) if path.exists() else None
+    if script is not None and is_caught(bug, script):
+        path.write_text(told(bug, script))
+        return
+    found = search(bug, seed=1, examples=3000)
+    assert found is not None, f"{bug.name}: no history catches it"
+    path.write_text(found[1])

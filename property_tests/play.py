@@ -1,0 +1,262 @@
+"""Play a script: form the cluster, make the moves, then heal everything and demand rest (L1, L2).
+
+`play` returns the world at its end, or raises `Violation` with the story as a note.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from reknit.core.entries import Aborted, Admission
+from reknit.core.events import StopRequested
+from reknit.core.job import Closed, Running, Verdict, admissible
+from reknit.core.states import WorkerState
+
+from . import ends, staff
+from .hosts import Proc, Violation, demand
+from .oracle import Oracle
+from .script import Move, Script
+from .story import tell
+from .world import World
+
+SETTLE_S = 15.0
+REST_S = 160.0
+"""Two rounds given up, an outage borne, and everybody found lost one after another."""
+NOTICE_S = 30.0
+"""A dead node is noticed within this, whatever was going on before (L2)."""
+
+
+def play(script: Script, *, is_ending: bool = True, oracle: Oracle | None = None) -> World:
+    """`oracle` is asked too, if given: without it a wrong fold must be found out by what it does to the world."""
+    world = World(script.setup, oracle=oracle)
+    try:
+        for host in range(min(script.setup.formed, script.setup.nodes)):
+            world.start(host)
+        if script.setup.formed:
+            settle(world)
+        for move in script.moves:
+            make(world, move)
+        if is_ending:
+            heal(world)
+            finish(world)
+            end(world)
+    except Violation as violation:
+        violation.add_note(f"{script}\n\n{tell(world)}")
+        raise
+    return world
+
+
+def make(world: World, move: Move) -> None:
+    world.story.append((world.now, str(move), "", ()))
+    if move.name == "wait":
+        world.run_for(move.number)
+    else:
+        MOVES[move.name](world, min(move.who, world.setup.nodes - 1))
+
+
+# ---- moves -----------------------------------------------------------------------------------------------------------
+
+
+def settle(world: World, *_: int) -> None:
+    world.run_for(SETTLE_S, until=lambda: unrest(world) is None)
+
+
+def _start(world: World, host: int) -> None:
+    if world.proc_of(host) is not None:
+        return
+    groups = [p.group for p in world.procs if p.host == host and not p.twin and p.group is not None]
+    if any(g.running and g.is_stuck for g in groups):
+        return  # the sweep of orphans ends that agent
+    if any(g.running for g in groups):
+        world.run_for(1.0)  # its warden is quicker than its successor
+    if not any(g.running for g in groups):
+        world.start(host)
+
+
+def _twin(world: World, host: int) -> None:
+    if world.proc_of(host, twin=True) is None:
+        world.start(host, twin=True)
+
+
+def _each(change: Callable[[World, Proc], None]) -> Callable[[World, int], None]:
+    def move(world: World, host: int) -> None:
+        proc = world.proc_of(host) or world.proc_of(host, twin=True)
+        if proc is not None:
+            change(world, proc)
+
+    return move
+
+
+def _suspend(_: World, proc: Proc) -> None:
+    proc.suspended = proc.was_suspended = True
+
+
+def _resume(_: World, proc: Proc) -> None:
+    if proc.suspended:
+        proc.suspended = False
+        inbox, proc.inbox = proc.inbox, []
+        for happen in inbox:
+            happen()
+
+
+def _cut(world: World, proc: Proc) -> None:
+    if not proc.cut:
+        proc.cut = proc.was_cut = True
+        world.tell_outage(proc)
+
+
+def _mend(world: World, proc: Proc) -> None:
+    if proc.cut:
+        proc.cut = False
+        world.back()
+
+
+def _outage(world: World, _: int) -> None:
+    if not world.outage:
+        for proc in world.procs:
+            proc.was_cut = True
+            world.outage = True
+        for proc in world.procs:
+            world.tell_outage(proc)
+
+
+def _restore(world: World, _: int) -> None:
+    if world.outage:
+        world.outage = False
+        world.back()
+
+
+def _stop(world: World, proc: Proc) -> None:
+    world.tell(proc, 0.0, lambda at: StopRequested(at, 15))
+    world.run_for(0.0)
+
+
+def _abort(world: World, _: int) -> None:
+    world.land(Aborted("because"))
+
+
+def _finish(world: World, _: int) -> None:
+    for proc in world.procs:
+        if not proc.dead:
+            staff.succeed(world, proc, proc.group)
+
+
+def _toggle(name: str) -> Callable[[World, int], None]:
+    def move(world: World, host: int) -> None:
+        hosts: set[int] = getattr(world, name)
+        hosts ^= {host}
+
+    return move
+
+
+def _fault(name: str) -> Callable[[World, int], None]:
+    return _each(lambda _, proc: proc.faults.append(name) if len(proc.faults) < 3 else None)
+
+
+MOVES: dict[str, Callable[[World, int], None]] = {
+    "settle": settle,
+    "outage": _outage,
+    "restore": _restore,
+    "abort": _abort,
+    "finish": _finish,
+    "start": _start,
+    "crash": _each(lambda world, proc: world.kill(proc)),
+    "fail": _each(staff.fail),
+    "succeed": _each(lambda world, proc: staff.succeed(world, proc, proc.group)),
+    "part": _each(lambda world, proc: staff.succeed(world, proc, proc.group, 1)),
+    "suspend": _each(_suspend),
+    "resume": _each(_resume),
+    "cut": _each(_cut),
+    "mend": _each(_mend),
+    "stop": _each(_stop),
+    "twin": _twin,
+    "slow": _toggle("slow"),
+    "stuck": _toggle("stuck"),
+    "stale": _toggle("stale"),
+    "lose": _fault("lose"),
+    "lag": _fault("lag"),
+    "again": _fault("again"),
+}
+
+
+# ---- the end ---------------------------------------------------------------------------------------------------------
+
+
+def heal(world: World) -> None:
+    """No more faults: then the job runs or ends, and whoever died is noticed."""
+    world.story.append((world.now, "heal", "", ()))
+    world.calm = True
+    world.outage = False
+    world.slow.clear()
+    world.stale.clear()
+    world.stuck = {h for h in world.stuck if any(p.host == h and p.group and p.group.is_stuck for p in world.procs)}
+    for proc in world.procs:
+        proc.cut = False
+        _resume(world, proc)
+    world.back()
+    world.run_for(NOTICE_S, until=lambda: unrest(world) is None)
+    job = world.jobs[-1]
+    live = [p for p in world.procs if p.up and job.is_live(p.agent.me)]
+    if live and not isinstance(job.phase, Closed) and not world.store_dead:
+        here = ends.nodes_alive(world)
+        ghosts = [str(j.node) for j in job.live.values() if j.node not in here]
+        demand(not ghosts, "L2", f"nobody has noticed that {', '.join(ghosts)} is dead")
+    world.run_for(6.0)  # what is on its way already (a crash, a fence) may still end the round
+    if not world.run_for(REST_S, until=lambda: unrest(world) is None):
+        raise Violation("L1", f"no rest at {world.now:.1f}: {unrest(world)}")
+    round = world.jobs[-1].round
+    world.run_for(6.0)
+    # One more round is allowed: something said long ago may have landed only now.
+    demand(world.jobs[-1].round <= round + 1, "L1", f"never at rest: round {world.jobs[-1].round} after {round}")
+    world.run_for(REST_S, until=lambda: unrest(world) is None)
+
+
+def finish(world: World) -> None:
+    """All workers succeed from now on: then the job must end, and everybody with it."""
+    world.story.append((world.now, "all succeed", "", ()))
+    world.finishing = True
+    was_running = isinstance(world.jobs[-1].phase, Running) and any(p.up for p in world.procs)
+    _finish(world, 0)
+    if not world.run_for(REST_S, until=lambda: not any(p.up for p in world.procs)):
+        raise Violation("L1", f"no end at {world.now:.1f}: {unrest(world) or 'the job runs on'}")
+    if was_running and not world.store_dead:
+        outcome = world.jobs[-1].outcome
+        ok = outcome is not None and outcome.verdict is Verdict.SUCCEEDED
+        demand(ok, "L1", f"all workers succeeded, but the job ended with {outcome}")
+
+
+def end(world: World) -> None:
+    ends.agree(world)
+    if world.procs:
+        ends.replays(world, world.procs[len(world.journal) % len(world.procs)])
+
+
+def unrest(world: World) -> str | None:
+    """Why the world is not at rest: neither a running job with everybody in it, nor everybody gone."""
+    procs = [p for p in world.procs if p.up]
+    if not procs:
+        return None
+    job = world.jobs[-1]
+    if world.store_dead:
+        return f"{procs[0].name} waits for a journal that is gone"
+    behind = next((p for p in procs if p.cursor < len(world.journal) or p.suspended or p.cut), None)
+    if behind is not None:
+        return f"{behind.name} has not read all"
+    if not isinstance(job.phase, Running):
+        return f"{procs[0].name} waits: the job is {job.phase}"
+    nodes = ends.nodes_alive(world)
+    for node in {j.node for j in job.live.values()} ^ nodes:
+        return f"{node} is {'not in the job' if node in nodes else 'dead and not noticed'}"
+    if job.terms.admission is Admission.SOON and admissible(job):
+        return "standbys wait"
+    if any(p.agent.leaving or p.agent.end for p in procs):
+        return "somebody is leaving"
+    for proc in procs:
+        node, group = proc.agent.me, proc.group
+        if node not in job.member_nodes or node in job.succeeded:
+            continue
+        if group is None or group.key != (job.epoch, job.round) or not group.is_whole:
+            return f"{proc.name} lacks workers"
+        if proc.agent.workers.state is not WorkerState.HEALTHY:
+            return f"{proc.name}'s workers are {proc.agent.workers.state}"
+    return None

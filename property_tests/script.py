@@ -1,0 +1,173 @@
+"""A history as data: how the cluster is set up, and what happens to it. The text form is what a failure prints.
+
+    setup nodes=3 min=2 max=3 budget=1 formed=3
+    crash a
+    wait 5
+
+1. Every move is always allowed, and does nothing when there is nothing to do: no history is thrown away.
+2. A script decides everything. What a script leaves open (delays, orders) is a function of `seed`; 0 is the calmest.
+"""
+
+from __future__ import annotations
+
+from attrs import Attribute, evolve, field, fields, frozen
+
+from reknit.core.entries import Admission, NodeId, RestartPolicy, Terms
+
+NAMES = "abcdefgh"
+WAITS = (0.1, 0.4, 1.0, 2.0, 4.5, 7.0, 12.0, 25.0)
+TROUBLES = ("lose", "lag", "double", "partial", "late")
+"""What may befall an append or a read: lost, delayed long, landed twice, read piecemeal, woken late."""
+
+
+@frozen
+class Setup:
+    """A cluster before anything happens. Times that matter are fixed: beats 1, silence 4, last call 5, give up 20."""
+
+    nodes: int = 3
+    """Hosts that exist."""
+    formed: int = 3
+    """Hosts whose agents are started, and settled, before the first move."""
+    min: int = 2
+    max: int = 3
+    budget: int = 1
+    unspent: int = 1000
+    admission: Admission = Admission.SOON
+    fence: bool = False
+    host: bool = False
+    """The journal ends with the first agent."""
+    echo: bool = True
+    """Workers crash when a peer of theirs has died."""
+    backoff: float = 0.0
+    sizes: tuple[int, ...] = (1,)
+    """Local world sizes, and below roles and rank hints, of the hosts in turn."""
+    roles: str = "t"
+    hints: tuple[int, ...] = ()
+    weather: frozenset[str] = frozenset()
+    """The troubles that exist."""
+    seed: int = 0
+
+    @property
+    def terms(self) -> Terms:
+        return Terms(
+            min_nodes=self.min,
+            max_nodes=self.max,
+            restarts=RestartPolicy(self.budget, max_unspent=self.unspent, backoff_s=self.backoff, backoff_max_s=4.0),
+            admission=self.admission,
+            join_timeout_s=20.0,
+            last_call_s=5.0,
+            settle_s=1.0,
+            beat_s=1.0,
+            silence_s=4.0,
+            fence_s=2.0 if self.fence else None,
+        )
+
+
+@frozen
+class Move:
+    """One thing that happens: its name, the host that it happens to, and a number for those that need one."""
+
+    name: str
+    who: int = 0
+    number: float = 0.0
+
+    def __str__(self) -> str:
+        if self.name == "wait":
+            return f"wait {self.number:g}"
+        if self.name in GLOBAL_MOVES:
+            return self.name
+        return f"{self.name} {NAMES[self.who]}"
+
+
+GLOBAL_MOVES = ("wait", "settle", "outage", "restore", "abort", "finish")
+NODE_MOVES = (
+    "start",  # an agent on a host that has none: a newcomer, or one that comes back
+    "crash",  # SIGKILL of the agent; its workers die within a moment
+    "fail",  # a worker raises
+    "succeed",  # all workers of the node exit with 0
+    "part",  # one worker of the node exits with 0
+    "suspend",
+    "resume",
+    "cut",  # the node reaches the store no more
+    "mend",
+    "stop",  # somebody asks the node to leave
+    "twin",  # another host with the same id
+    "slow",  # its workers take all of their grace from now on, or no more
+    "stuck",  # its workers survive SIGKILL from now on, or no more
+    "stale",  # its beats are swallowed and its reads of the counters are old from now on, or no more
+    "lose",  # its next append
+    "lag",
+    "again",  # its next append lands twice, the second time late
+)
+
+
+@frozen
+class Script:
+    setup: Setup = field(factory=Setup)
+    moves: tuple[Move, ...] = ()
+
+    def __str__(self) -> str:
+        return "\n".join([_setup_line(self.setup), *map(str, self.moves)])
+
+
+def parse(text: str) -> Script:
+    """The inverse of `str`. Ends at the first empty line: the story that follows is for the reader."""
+    lines = [line.strip() for line in text.split("\n\n", 1)[0].splitlines()]
+    lines = [line for line in lines if line and not line.startswith("#")]
+    setup = Setup()
+    for pair in lines[0].split()[1:]:
+        name, value = pair.split("=")
+        setup = evolve(setup, **{name: _parsed(name, value)})
+    return Script(setup, tuple(_move(line) for line in lines[1:]))
+
+
+def node_id(index: int) -> NodeId:
+    return NodeId(NAMES[index])
+
+
+def _move(line: str) -> Move:
+    name, *rest = line.split()
+    if name == "wait":
+        return Move(name, number=float(rest[0]))
+    return Move(name, NAMES.index(rest[0]) if rest else 0)
+
+
+def _setup_line(setup: Setup) -> str:
+    shown = [
+        f"{a.name}={_shown(getattr(setup, a.name))}" for a in _setup_fields() if a.default != getattr(setup, a.name)
+    ]
+    return " ".join(["setup", *shown])
+
+
+def _setup_fields() -> tuple[Attribute[object], ...]:
+    return tuple(fields(Setup))
+
+
+def _shown(value: object) -> str:
+    match value:
+        case bool():
+            return "yes" if value else "no"
+        case Admission():
+            return value.value
+        case tuple() | frozenset():
+            return ",".join(map(str, sorted(value) if isinstance(value, frozenset) else value))
+        case _:
+            return str(value)
+
+
+def _parsed(name: str, text: str) -> object:
+    match getattr(Setup(), name):
+        case bool():
+            return text == "yes"
+        case int():
+            return int(text)
+        case float():
+            return float(text)
+        case Admission():
+            return Admission(text)
+        case tuple():
+            return tuple(int(x) for x in text.split(",") if x)
+        case frozenset():
+            return frozenset(x for x in text.split(",") if x)
+        case _:
+            return text

@@ -1,0 +1,26 @@
+"""Whole clusters through all weathers: nothing that must hold is ever broken, and everything comes to rest."""
+
+from __future__ import annotations
+
+from hypothesis import event, given, settings
+
+from .oracle import Oracle
+from .play import play
+from .script import Script, parse
+from .weather import scripts
+
+
+@given(scripts())
+def test_nothing_breaks_and_everything_rests(script: Script) -> None:
+    """A failure prints the shortest script, then its story; `parse` and `play` make it happen again."""
+    world = play(script, oracle=Oracle())
+    event(f"rounds: {min(5, world.jobs[-1].round)}")
+    event(f"epochs: {min(2, world.jobs[-1].epoch)}")
+    event(f"end: {world.jobs[-1].outcome.why.__class__.__name__ if world.jobs[-1].outcome else 'none'}")
+
+
+@settings(max_examples=100)
+@given(scripts())
+def test_a_script_is_its_text(script: Script) -> None:
+    """Histories are kept as text: what is read back must be the same history."""
+    assert parse(str(script)) == script

@@ -1,0 +1,172 @@
+"""What holds of the core's functions alone, whatever they are given."""
+
+from __future__ import annotations
+
+import datetime
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from reknit.core import entries as said
+from reknit.core import events
+from reknit.core.agent import Agent, Spec
+from reknit.core.entries import Entry, Joined, Node, NodeId, Terms, WorkerFailure
+from reknit.core.fold import fold, fold_all
+from reknit.core.job import Closed, Job, Running
+from reknit.core.ranks import assign, node_of_rank
+from reknit.core.step import step
+
+from . import oracle
+
+NODES = st.builds(Node, st.sampled_from([NodeId("a"), NodeId("b"), NodeId("c")]), st.integers(0, 2))
+ROUNDS = st.integers(0, 3)
+FAILURES = st.lists(st.builds(WorkerFailure, st.integers(0, 1), st.integers(0, 3), st.just(1)), max_size=2).map(tuple)
+TERMS = Terms(min_nodes=1, max_nodes=3, silence_s=4.0, restarts=said.RestartPolicy(1, max_unspent=3))
+JOINED = st.builds(
+    Joined,
+    NODES,
+    st.sampled_from("xy"),
+    ROUNDS,
+    st.just("host"),
+    st.integers(1, 3),
+    st.sampled_from("tu"),
+    st.integers(1, 2),
+)
+ENTRIES: st.SearchStrategy[Entry] = st.one_of(
+    JOINED,
+    JOINED,
+    st.builds(said.Opened, st.just(TERMS), st.sampled_from("jk"), st.integers(0, 2)),
+    st.builds(said.LastCall, ROUNDS),
+    st.builds(said.Admit, ROUNDS),
+    st.builds(said.GaveUp, ROUNDS),
+    st.builds(said.Failed, NODES, ROUNDS, FAILURES),
+    st.builds(said.Succeeded, NODES, ROUNDS),
+    st.builds(said.Lost, NODES, NODES),
+    st.builds(said.Leaving, NODES),
+    st.builds(said.Left, NODES),
+    st.builds(said.Aborted, st.just("because")),
+    st.just(said.Filler()),
+)
+JOURNALS = st.lists(ENTRIES, max_size=30).map(lambda e: [said.Opened(TERMS, "j"), *e])
+
+
+@given(JOURNALS)
+def test_fold_agrees_with_the_oracle_on_any_journal(journal: list[Entry]) -> None:
+    """Total, and the same as the dumb implementation, on entries that no agent would say in that order."""
+    job, other = Job(), oracle.Oracle()
+    for entry in journal:
+        job = fold(job, entry)
+        other.feed(entry)
+        assert type(job.phase).__name__.lower() == other.phase
+        assert (job.epoch, job.round) == (other.epoch, other.round)
+        if isinstance(job.phase, Running):
+            assert list(job.members) == other.sealed[job.epoch, job.round]
+            assert job.spent == other.spent
+
+
+@given(JOURNALS, ENTRIES)
+def test_an_entry_twice_in_a_row_is_the_entry_once(journal: list[Entry], entry: Entry) -> None:
+    """The journal is at-least-once. It holds of neighbours; a late copy may find a round that it fits."""
+    once = fold(fold_all(Job(), journal), entry)
+    assert fold(once, entry) == once
+
+
+@given(JOURNALS, st.integers(0, 31))
+def test_batches_do_not_matter(journal: list[Entry], cut: int) -> None:
+    """However a journal is cut into reads, it is the same job."""
+    whole = fold_all(Job(), journal)
+    assert fold_all(fold_all(Job(), journal[:cut]), journal[cut:]) == whole
+    assert repr(fold_all(Job(), journal)) == repr(whole)
+
+
+@given(JOURNALS, ENTRIES)
+def test_the_gone_stay_gone_and_closed_is_for_ever(journal: list[Entry], entry: Entry) -> None:
+    """Of that epoch: only a new one opens a closed job again, and no epoch brings an incarnation back."""
+    before = fold_all(Job(), journal)
+    after = fold(before, entry)
+    assert all(after.gone.get(node_id, -1) >= incarnation for node_id, incarnation in before.gone.items())
+    assert all(not after.is_gone(j.node) for j in after.live.values())
+    if isinstance(before.phase, Closed) and after.phase != before.phase:
+        assert isinstance(entry, said.Opened)
+        assert after.epoch == before.epoch + 1
+    if after.epoch == before.epoch:
+        assert (after.round, after.spent, after.unspent) >= (before.round, before.spent, before.unspent)
+        assert all(after.seats[node_id] == seat for node_id, seat in before.seats.items())
+
+
+MEMBERS = st.lists(st.tuples(st.sampled_from("tuv"), st.integers(1, 4)), min_size=1, max_size=6).map(
+    lambda nodes: [
+        Joined(Node(NodeId(f"n{i}")), "x", 0, f"host{i}", 4000 + i, role, size) for i, (role, size) in enumerate(nodes)
+    ]
+)
+
+
+@given(MEMBERS)
+def test_ranks_are_dense(members: list[Joined]) -> None:
+    """0..W-1, contiguous per node; role ranks 0.. per role; every rank is found again on its node."""
+    made = [assign(members, m.node) for m in members]
+    assert [w.rank for a in made for w in a.workers] == list(range(made[0].world_size))
+    for role in {m.role for m in members}:
+        ranks = [w.role_rank for a in made if a.role == role for w in a.workers]
+        assert ranks == list(range(len(ranks)))
+        assert {a.role_world_size for a in made if a.role == role} == {len(ranks)}
+    assert all(node_of_rank(members, w.rank) == m for m, a in zip(members, made, strict=True) for w in a.workers)
+
+
+@settings(max_examples=100)
+@given(MEMBERS)
+def test_ranks_are_torchs(members: list[Joined]) -> None:
+    """The same numbers as torchelastic's own exchange over a store gives: a job can move between the two."""
+    pytest.importorskip("torch")
+    for member, theirs in zip(members, _torch_ranks(members), strict=True):
+        made = assign(members, member.node)
+        mine = [(w.rank, w.role_rank, made.world_size, made.role_world_size) for w in made.workers]
+        assert mine == theirs
+
+
+def _torch_ranks(members: list[Joined]) -> list[list[tuple[int, int, int, int]]]:
+    """What torch's agents find out. Its rank 0 computes for all once every key is there, so it goes first."""
+    from torch.distributed import HashStore
+    from torch.distributed.elastic.agent.server.api import SimpleElasticAgent, WorkerSpec, _RoleInstanceInfo
+
+    store = HashStore()
+    store.set_timeout(datetime.timedelta(seconds=5))
+    for i, m in enumerate(members):
+        store.set(f"torchelastic/role_info/{i}", _RoleInstanceInfo(m.role, i, m.local_world_size).serialize())
+    found = []
+    for i, m in enumerate(members):
+        spec = WorkerSpec(m.role, m.local_world_size, None, entrypoint="x", args=())  # type: ignore[arg-type]
+        workers = SimpleElasticAgent._assign_worker_ranks(None, store, i, len(members), spec)  # type: ignore[arg-type]
+        found.append([(w.global_rank, w.role_rank, w.world_size, w.role_world_size) for w in workers])
+    return found
+
+
+TIMES = st.floats(0, 100)
+EXITS = st.lists(st.builds(events.WorkerExit, st.integers(0, 1), st.none()), max_size=2).map(tuple)
+EVENTS: st.SearchStrategy[events.Event] = st.one_of(
+    st.builds(events.EntriesRead, TIMES, st.lists(ENTRIES, max_size=4).map(tuple)),
+    st.builds(events.EntriesRead, TIMES, st.just((said.Opened(TERMS, "j"),))),
+    st.builds(events.Counters, TIMES, st.dictionaries(NODES, st.integers(0, 5), max_size=3)),
+    st.builds(events.JournalFailed, TIMES, st.just("why"), st.booleans()),
+    st.builds(events.WorkersStarted, TIMES, ROUNDS),
+    st.builds(events.WorkersExited, TIMES, ROUNDS, EXITS),
+    st.builds(events.WorkersStopped, TIMES, ROUNDS, st.just(5), st.sampled_from([(), (7,)])),
+    st.builds(events.StopRequested, TIMES, st.just(15)),
+    st.builds(events.Woken, TIMES),
+    st.builds(events.Started, TIMES, st.just("x"), st.just(4)),
+)
+
+
+@given(st.lists(EVENTS, max_size=30))
+def test_step_is_total(happens: list[events.Event]) -> None:
+    """Any event at any time, forwards or backwards: nothing raises, time never goes back, a second look is idle."""
+    agent = step(Agent(Spec(NodeId("a"), "host", TERMS)), events.Started(0.0, "x", 4)).agent
+    for event in happens:
+        made = step(agent, event)
+        assert made == step(agent, event)
+        assert made.agent.at >= agent.at
+        agent = made.agent
+        assert agent.wakes_at is None or agent.wakes_at > agent.at
+        for at in (agent.at, agent.at - 1.0):
+            assert step(agent, events.Woken(at)).commands == ()

@@ -1,0 +1,81 @@
+"""Which troubles exist in one history: drawn once, so that whole kinds are absent from most (swarm testing).
+
+A history with every fault at once dies of the first; the interesting ones have two or three kinds.
+"""
+
+from __future__ import annotations
+
+from zlib import crc32
+
+from hypothesis import strategies as st
+
+from reknit.core.entries import Admission
+
+from .script import GLOBAL_MOVES, NODE_MOVES, TROUBLES, WAITS, Move, Script, Setup
+
+KINDS: tuple[tuple[str, ...], ...] = (
+    ("start",),
+    ("crash", "start"),
+    ("fail",),
+    ("succeed", "part"),
+    ("suspend", "resume"),
+    ("cut", "mend"),
+    ("outage", "restore"),
+    ("stop",),
+    ("twin",),
+    ("slow",),
+    ("stuck",),
+    ("stale",),
+    ("lose", "lag", "again"),
+    ("abort",),
+)
+assert {m for kind in KINDS for m in kind} >= set(NODE_MOVES), "a move that no weather makes is never made"
+
+
+@st.composite
+def setups(draw: st.DrawFn) -> Setup:
+    nodes = draw(st.sampled_from((3, 3, 2, 4, 5, 2, 3, 1)))
+    formed = nodes - draw(st.sampled_from((0, 0, 0, 0, 1, 1, 2, nodes)))
+    most = max(1, nodes - draw(st.sampled_from((0, 0, 0, 1, 1, 2, -1))))
+    least = max(1, min(most, nodes - draw(st.sampled_from((1, 1, 2, 0, 3, 4)))))
+    kind = draw(st.integers(0, 7))
+    return Setup(
+        nodes=nodes,
+        formed=max(0, formed),
+        min=least,
+        max=most,
+        budget=draw(st.integers(0, 3)),
+        unspent=draw(st.sampled_from((1000, 1000, 3, 0))),
+        admission=draw(st.sampled_from((Admission.SOON, Admission.SOON, Admission.AT_FAILURE, Admission.NEVER))),
+        fence=kind == 1,
+        host=kind == 2,
+        echo=kind != 3,
+        backoff=draw(st.sampled_from((0.0, 0.0, 1.0))),
+        sizes=draw(st.sampled_from(((1,), (2,), (1, 2), (3, 1, 2)))),
+        roles=draw(st.sampled_from(("t", "t", "ts", "tst"))),
+        hints=draw(st.sampled_from(((), (), (1, 0), (2, 2, 0), (0, 0, 0, 1), (9, -1)))),
+        weather=draw(st.frozensets(st.sampled_from(TROUBLES), max_size=3)),
+        seed=draw(st.integers(0, 2**16)),
+    )
+
+
+@st.composite
+def scripts(draw: st.DrawFn) -> Script:
+    setup = draw(setups())
+    # Hashed, because Hypothesis prefers short lists and small numbers: each kind exists in a quarter of the histories.
+    bits = crc32(str(draw(st.integers(0, 2**20))).encode())
+    mask = bits & (bits >> 16)
+    kinds = [kind for i, kind in enumerate(KINDS) if mask >> i & 1] or [("fail",)]
+    happen = st.builds(_move, st.sampled_from([m for kind in kinds for m in kind]), st.integers(0, setup.nodes - 1))
+    waits = st.sampled_from((0.0, *WAITS, -1.0))
+    least = draw(st.sampled_from((1, 4, 8, 12)))
+    pairs = draw(st.lists(st.tuples(happen, waits), min_size=least, max_size=least + 6))
+    return Script(setup, tuple(move for one, seconds in pairs for move in (one, *_pause(seconds))))
+
+
+def _pause(seconds: float) -> tuple[Move, ...]:
+    return () if not seconds else (Move("settle"),) if seconds < 0 else (Move("wait", number=seconds),)
+
+
+def _move(name: str, host: int) -> Move:
+    return Move(name) if name in GLOBAL_MOVES else Move(name, host)

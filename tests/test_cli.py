@@ -1,0 +1,300 @@
+"""The command as people and schedulers use it: real processes from the command line to the exit status."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.command import REKNIT, STUBBORN, Run, run
+from tests.waiting import PATIENCE_S, is_alive, read_pids, until
+
+WAITS = "import signal, os; open(f'up{os.environ[\"RANK\"]}', 'w').close(); signal.pause()"
+"""A worker that says that it runs and waits to be ended."""
+
+
+def started(tmp_path: Path, count: int = 1) -> None:
+    until(lambda: all((tmp_path / f"up{rank}").exists() for rank in range(count)), "the workers to run")
+
+
+# ---- the lives of jobs ----
+
+
+def test_a_job_that_succeeds(tmp_path: Path) -> None:
+    """The smallest job: its output untouched, the agent's lines on stderr alone."""
+    status, job = run(tmp_path, "--standalone", "w.py", "a", "--b=c", script="import sys; print(sys.argv[1:])")
+    assert (status, job.out) == (0, "['a', '--b=c']\n")
+    assert job.said == ["round 0: 1 node, 1 worker, master 127.0.0.1:PORT", "the job succeeded"]
+    assert len(job.err.splitlines()) == 2, "and nothing else"
+
+
+def test_a_job_that_is_knit_together_again(tmp_path: Path) -> None:
+    """A failure within the budget is survived, and every decision is one line with its reason."""
+    script = """
+        import os, signal, sys
+        if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+            if os.environ["RANK"] == "1": sys.exit(9)
+            signal.pause()
+    """
+    status, job = run(tmp_path, "--nproc-per-node=2", "--max-restarts=3", "w.py", script=script)
+    assert status == 0
+    assert job.said == [
+        "OMP_NUM_THREADS=1 for every worker, because it was not set",
+        "round 0: 1 node, 2 workers, master 127.0.0.1:PORT",
+        "rank 1 failed: exit code 9 (node N); stopping this node's workers (SIGTERM, SIGKILL after 30 s)",
+        "round 1 (restart 1 of 3): 1 node, 2 workers, master 127.0.0.1:PORT",
+        "the job succeeded after 1 restart",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("script", "status", "how"),
+    [
+        ("raise SystemExit(3)", 3, "exit code 3"),
+        ("raise SystemExit(255)", 255, "exit code 255"),
+        ("import os; os.abort()", 128 + 6, "killed by SIGABRT"),
+        ("import os; os.kill(os.getpid(), 9)", 128 + 9, "killed by SIGKILL"),
+        ("import os; os.kill(os.getpid(), 40)", 128 + 40, "killed by signal 40"),
+        ("1 / 0", 1, "exit code 1, ZeroDivisionError: division by zero"),
+    ],
+)
+def test_the_status_is_the_failing_workers(tmp_path: Path, script: str, status: int, how: str) -> None:
+    """Schedulers act on the exit status: torchrun gives 1 for everything, we say what the worker said."""
+    found, job = run(tmp_path, "w.py", script=script)
+    assert found == status
+    assert f"rank 0 failed: {how} (node N)" in job.said
+    assert f"  rank 0 failed first (node N, local rank 0, pid P): {how}" in job.said
+
+
+def test_everything_after_the_script_is_the_scripts(tmp_path: Path) -> None:
+    """A script has options of its own, with names that are ours, too."""
+    script = "import sys; print(sys.argv[1:])"
+    _, job = run(tmp_path, "w.py", "--nproc-per-node=7", "-h", "--", "--max-restarts", script=script)
+    assert job.out == "['--nproc-per-node=7', '-h', '--', '--max-restarts']\n"
+    _, job = run(tmp_path, "--role=x", "--", "w.py", "--", "-m")
+    assert job.out == "['--', '-m']\n", "our own -- is ours, the second the script's"
+
+
+def test_a_worker_can_run_a_job_of_its_own(tmp_path: Path) -> None:
+    """Hyper-parameter searches nest launchers; the inner one must not take the outer one's place."""
+    say = "import os; os.write(1, '{} {RANK} {MASTER_PORT}\\n'.format('%s', **os.environ).encode())"
+    (tmp_path / "inner.py").write_text(say % "inner")
+    script = f"""
+        import os, subprocess, sys
+        {say % "outer"}
+        sys.exit(subprocess.run([{REKNIT!r}, "run", "--nproc-per-node=2", "inner.py"]).returncode)
+    """
+    status, job = run(tmp_path, "w.py", script=script)
+    words = sorted(line.split() for line in job.out.splitlines())
+    assert status == 0, job.err
+    assert [line[:2] for line in words] == [["inner", "0"], ["inner", "1"], ["outer", "0"]]
+    assert words[0][2] == words[1][2] != words[2][2]
+
+
+def test_a_nested_failure_has_the_same_status(tmp_path: Path) -> None:
+    """A status that changes on its way out is of no use."""
+    (tmp_path / "inner.py").write_text("raise SystemExit(41)")
+    script = f"import os; os.execv({REKNIT!r}, ['reknit', 'run', 'inner.py'])"
+    status, job = run(tmp_path, "w.py", script=script)
+    assert status == 41, job.err
+
+
+# ---- being told to end ----
+
+
+@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT])
+@pytest.mark.parametrize("to", ["warden", "agent"])
+def test_a_signal_ends_the_job_in_order(tmp_path: Path, signum: signal.Signals, to: str) -> None:
+    """The scheduler's way to end a job: the workers hear of it, and the status says which signal it was."""
+    script = f"""
+        import os, signal, sys
+        signal.signal(signal.SIGTERM, lambda *_: (open("told" + os.environ["RANK"], "w").close(), sys.exit(5)))
+        signal.signal({int(signum)}, signal.getsignal(signal.SIGTERM))
+        open("up" + os.environ["RANK"], "w").close()
+        while True: signal.pause()
+    """
+    with Run(tmp_path, "--nproc-per-node=2", "--max-restarts=5", "w.py", script=script) as job:
+        started(tmp_path, 2)
+        os.kill(job.pid if to == "warden" else job.agent, signum)
+        assert job.end() == 128 + signum, job.err
+    assert (tmp_path / "told0").exists()
+    assert (tmp_path / "told1").exists()
+    assert "Traceback" not in job.err
+    assert job.said[2] == f"{signum.name} received; stopping this node's workers ({signum.name}, SIGKILL after 30 s)"
+    assert job.said[-1] == f"the job stopped: {signum.name} received"
+
+
+def test_a_worker_that_ignores_the_signal_is_killed(tmp_path: Path) -> None:
+    """The grace ends; a stubborn worker must not keep a node that the scheduler wants back."""
+    with Run(tmp_path, "--shutdown-timeout=0.2", STUBBORN, "pids", "ignore", "grandchild") as job:
+        read_pids(tmp_path / "pids", 2)
+        job.signal(signal.SIGTERM)
+        assert job.end() == 128 + signal.SIGTERM
+
+
+def test_every_further_signal_shortens_the_grace(tmp_path: Path) -> None:
+    """Ctrl-C again means sooner. With torchrun it starts the grace anew; here an hour of it ends at the third."""
+    with Run(tmp_path, "--shutdown-timeout=3600", STUBBORN, "pids", "ignore") as job:
+        read_pids(tmp_path / "pids", 1)
+        assert job.process.stderr is not None
+        give_up = time.monotonic() + PATIENCE_S
+        while job.process.poll() is None:
+            # Two within half a second are one request: a scheduler tells the agent and its parent alike.
+            assert time.monotonic() < give_up
+            job.signal(signal.SIGTERM)
+            select.select([job.process.stderr], [], [], 0.1)
+        assert job.end() == 128 + signal.SIGTERM
+    assert job.said[1:3] == [
+        "SIGTERM received; stopping this node's workers (SIGTERM, SIGKILL after 3600 s)",
+        "asked again to stop: SIGKILL in 5 s",
+    ]
+
+
+def test_ctrl_c_reaches_the_workers_once(tmp_path: Path) -> None:
+    """The terminal signals its whole foreground group; two for one would take the grace away."""
+    script = """
+        import os, signal
+        def told(*_): os.write(1, b"told\\n")
+        signal.signal(signal.SIGINT, told)
+        open("up0", "w").close()
+        signal.pause()
+        open("first", "w").close()
+        signal.sigwait([signal.SIGTERM])
+    """
+    with Run(tmp_path, "--shutdown-timeout=600", "w.py", script=script, start_new_session=True) as job:
+        started(tmp_path)
+        os.killpg(job.pid, signal.SIGINT)
+        until((tmp_path / "first").exists, "the signal")
+        worker = [pid for pid in job.left_over() if pid not in (job.pid, job.agent)]
+        os.kill(worker[0], signal.SIGTERM)
+        job.end()
+    assert job.out == "told\n"
+    assert "asked again" not in job.err
+
+
+def test_a_signal_while_it_starts(tmp_path: Path) -> None:
+    """From the moment that there are two of us, no signal is lost and none leaves a traceback."""
+    for attempt in range(30):
+        signum = (signal.SIGTERM, signal.SIGINT)[attempt % 2]
+        with Run(tmp_path, "--no-python", "sleep", "infinity") as job:
+            assert job.agent
+            select.select([job.process.stderr], [], [], attempt / 300)  # less and less early
+            job.signal(signum)
+            assert job.end() in (128 + signum, -signum)
+        assert "Traceback" not in job.err
+
+
+def test_a_signal_that_nobody_handles_takes_the_workers_along(tmp_path: Path) -> None:
+    """SIGUSR1 orphans torchrun's workers. Here it ends them."""
+    with Run(tmp_path, "w.py", script=WAITS) as job:
+        started(tmp_path)
+        job.signal(signal.SIGUSR1)
+        assert job.end() == 128 + signal.SIGUSR1
+    assert job.err.splitlines()[-1].startswith("reknit: the agent was killed by SIGUSR1;")
+
+
+def test_chosen_signals_are_handled_instead(tmp_path: Path) -> None:
+    """Slurm sends SIGUSR1 as a warning; `--signals-to-handle` makes it an orderly end."""
+    with Run(tmp_path, "--signals-to-handle=SIGUSR1", "w.py", script=WAITS) as job:
+        started(tmp_path)
+        job.signal(signal.SIGUSR1)
+        assert job.end() == 128 + signal.SIGUSR1
+    assert job.said[-1] == "the job stopped: SIGUSR1 received"
+
+
+# ---- nothing is left ----
+
+
+@pytest.mark.parametrize("victim", ["warden", "agent"])
+def test_sigkill_leaves_nothing(tmp_path: Path, victim: str) -> None:
+    """An agent killed by the kernel for memory must free the GPUs, daemonised grandchildren included."""
+    with Run(tmp_path, "--nproc-per-node=2", STUBBORN, "pids", "ignore", "grandchild") as job:
+        pids = read_pids(tmp_path / "pids", 4)
+        agent = job.agent
+        os.kill(job.pid if victim == "warden" else agent, signal.SIGKILL)
+        until(lambda: not any(map(is_alive, [*pids, agent])), "their end")
+        status = job.end()
+    assert status == (-9 if victim == "warden" else 137)
+
+
+def test_a_failed_worker_leaves_no_grandchild(tmp_path: Path) -> None:
+    """The group of a leader that is dead already is still to be ended; torchrun skips it."""
+    options = ("--nproc-per-node=2", "--shutdown-timeout=0.2", "--max-restarts=1")
+    status, _ = run(tmp_path, *options, STUBBORN, "pids", "grandchild", "die")
+    assert status == 3
+    assert not any(map(is_alive, read_pids(tmp_path / "pids", 4)))
+
+
+def test_a_succeeded_worker_leaves_no_grandchild(tmp_path: Path) -> None:
+    """A data loader that outlives its trainer holds the port and the GPU of the next job."""
+    status, _ = run(tmp_path, STUBBORN, "pids", "grandchild", "exit0")
+    assert status == 0
+    assert not any(map(is_alive, read_pids(tmp_path / "pids", 2)))
+
+
+# ---- what the agent itself is ----
+
+
+def test_the_agent_has_no_torch(tmp_path: Path) -> None:
+    """A quarter of a gigabyte and more than a second, for nothing: the agent's memory map names no torch."""
+    with Run(tmp_path, "--nproc-per-node=2", "w.py", script=WAITS) as job:
+        started(tmp_path, 2)
+        for pid in (job.pid, job.agent):
+            with open(f"/proc/{pid}/maps") as file:
+                assert "torch" not in file.read()
+        job.signal(signal.SIGTERM)
+        job.end()
+
+
+def test_an_idle_agent_does_not_wake_up(tmp_path: Path) -> None:
+    """No polling: while its workers work, the kernel's own count of the agent's switches stands still."""
+    script = """
+        import os, signal, time
+        open("up0", "w").close()
+        while not os.path.exists("counted"): time.sleep(0.001)
+        time.sleep(1)  # a second of a job that works
+        open("worked", "w").close()
+        signal.pause()
+    """
+    with Run(tmp_path, "w.py", script=script) as job:
+        agent = job.agent
+        started(tmp_path)
+        until(lambda: "S" in _status(agent, "State"), "the agent to sleep")
+        before = int(_status(agent, "voluntary_ctxt_switches"))
+        (tmp_path / "counted").touch()
+        until((tmp_path / "worked").exists, "the work")
+        assert int(_status(agent, "voluntary_ctxt_switches")) - before <= 1, "one late look at the start is allowed"
+
+
+def _status(pid: int, name: str) -> str:
+    with open(f"/proc/{pid}/status") as file:
+        return next(line.split(":", 1)[1].strip() for line in file if line.startswith(name + ":"))
+
+
+def test_other_verbs(tmp_path: Path) -> None:
+    """The first thing that anybody types."""
+
+    def say(*argv: str, **settings: Any) -> tuple[int, str, str]:
+        done = subprocess.run([REKNIT, *argv], capture_output=True, text=True, timeout=PATIENCE_S, **settings)
+        return done.returncode, done.stdout, done.stderr
+
+    from reknit import __version__
+
+    assert say("--version") == (0, f"reknit {__version__}\n", "")
+    assert say()[0] == say("--help")[0] == 0
+    assert say()[1].startswith("usage: reknit run")
+    assert say("frob") == (2, "", "reknit: frob is no command; see reknit --help\n")
+    assert "--nproc-per-node=N" in say("run", "--help")[1]
+    for argv in (["--help"], ["--version"], ["run", "--help"]):
+        with open("/dev/full", "wb") as full:
+            done = subprocess.run([REKNIT, *argv], stdout=full, stderr=subprocess.PIPE)
+        assert (done.returncode, done.stderr) == (0, b""), "nobody needs to read it"
+    done = subprocess.run([sys.executable, "-m", "reknit.app.cli", "--version"], capture_output=True)
+    assert done.returncode == 0

@@ -1,0 +1,225 @@
+"""What people and schedulers get at the end: a report that names the culprit, and a status that says the same."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+from pathlib import Path
+from typing import get_args
+
+import pytest
+
+from reknit.app.report import Reporter, exit_status, final_lines
+from reknit.core import reasons
+from reknit.core.agent import Agent, Spec
+from reknit.core.commands import Append, Result
+from reknit.core.entries import Filler, Node, NodeId, WorkerFailure
+from reknit.core.events import Woken
+from reknit.core.states import WorkerState
+from tests.command import REKNIT, run
+from tests.waiting import PATIENCE_S, until
+
+N = Node(NodeId("n"))
+
+
+def failed(rank: int = 0, exitcode: int = 3, **more: object) -> WorkerFailure:
+    return WorkerFailure(local_rank=rank, rank=rank, exitcode=exitcode, pid=40 + rank, **more)  # type: ignore[arg-type]
+
+
+def result(*failures: WorkerFailure) -> Result:
+    root = reasons.WorkerFailed(N, failures[0])
+    return Result(WorkerState.FAILED, reasons.BudgetSpent(0, root), failures={f.rank: f for f in failures})
+
+
+def report(*failures: WorkerFailure) -> list[str]:
+    return list(final_lines(result(*failures), 0))
+
+
+# ---- the status ----
+
+
+@pytest.mark.parametrize(("exitcode", "status"), [(1, 1), (3, 3), (255, 255), (-9, 137), (-15, 143), (-64, 192)])
+def test_the_status_is_the_culprits(exitcode: int, status: int) -> None:
+    """As a shell says it: the code, or 128 and the signal."""
+    assert exit_status(result(failed(exitcode=exitcode))) == status
+
+
+STATUSES = {
+    reasons.AllSucceeded(): 0,
+    reasons.AlreadyFinished(): 0,
+    reasons.SignalReceived(signal.SIGTERM): 143,
+    reasons.SignalReceived(signal.SIGINT): 130,
+    reasons.CannotStop((1,)): 71,
+    reasons.StoreLost("x"): 74,
+    reasons.CutOff(3): 74,
+    reasons.TooFewNodes(1, 2): 75,
+    reasons.Replaced(N): 76,
+    reasons.TermsDiffer(()): 78,
+    reasons.Unstable(3): 1,
+    reasons.AbortedByOperator("x"): 1,
+    reasons.DeclaredLost(): 1,
+    reasons.NodeGone(N, "lost"): 1,
+    reasons.NodesAdmitted(()): 1,
+    reasons.WorkerFailed(N, failed()): 1,
+    reasons.BudgetSpent(0, reasons.WorkerFailed(N, failed())): 3,
+}
+
+
+@pytest.mark.parametrize("why", STATUSES, ids=lambda why: type(why).__name__)
+def test_every_reason_has_a_status(why: reasons.Reason) -> None:
+    """A scheduler tells a job that failed from one that never had a chance (sysexits)."""
+    assert exit_status(Result(WorkerState.FAILED, why)) == STATUSES[why]
+
+
+def test_no_reason_is_forgotten() -> None:
+    """A new one needs a status, and none but success may be 0."""
+    assert {type(why) for why in STATUSES} == set(get_args(reasons.Reason))
+    assert [type(why).__name__ for why, status in STATUSES.items() if not status] == ["AllSucceeded", "AlreadyFinished"]
+
+
+# ---- the report ----
+
+
+def test_success_is_one_line() -> None:
+    """And says how often the job had to be knit together again."""
+    good = Result(WorkerState.SUCCEEDED, reasons.AllSucceeded())
+    assert list(final_lines(good, 0)) == ["the job succeeded"]
+    assert list(final_lines(good, 1)) == ["the job succeeded after 1 restart"]
+    assert list(final_lines(good, 2)) == ["the job succeeded after 2 restarts"]
+
+
+def test_a_stop_is_no_failure() -> None:
+    """Preempted is not failed."""
+    stopped = Result(WorkerState.STOPPED, reasons.SignalReceived(15))
+    assert list(final_lines(stopped, 0)) == ["the job stopped: SIGTERM received"]
+
+
+def test_the_culprit_comes_first_and_others_after_it() -> None:
+    """Whoever reads one line reads the right one."""
+    lines = report(failed(1, -9), failed(0, 1, message="ConnectionError: reset\nby peer"))
+    assert lines == [
+        "the job failed: no restarts are allowed",
+        "  rank 1 failed first (node n, local rank 1, pid 41): killed by SIGKILL",
+        "  likewise rank 0 failed: exit code 1, ConnectionError: reset",
+    ]
+
+
+def test_all_that_is_known_is_told() -> None:
+    """Traceback, last lines, where the rest is."""
+    failure = failed(message="E: x", traceback="Traceback …\nE: x\n", stderr=("a", "later"), log="/logs/0")
+    assert report(failure)[1:] == [
+        "  rank 0 failed first (node n, local rank 0, pid 40): exit code 3, E: x",
+        "  its traceback:",
+        "    Traceback …",
+        "    E: x",
+        "  its last lines on stderr:",
+        "    a",
+        "    later",
+        "  its output: /logs/0",
+    ]
+
+
+def test_nothing_is_told_twice() -> None:
+    """The traceback came from stderr: the same lines again would hide it."""
+    assert "  its last lines on stderr:" not in report(failed(traceback="T\nE: x\n", stderr=("T", "E: x")))
+
+
+def test_who_was_never_started_has_no_pid() -> None:
+    """There is no process 0 to look for."""
+    lines = report(WorkerFailure(0, 0, 127, message="cannot start x: No such file or directory"))
+    how = "exit code 127, cannot start x: No such file or directory"
+    assert lines[1:] == [f"  rank 0 failed first (node n, local rank 0): {how}"]
+
+
+# ---- saying ----
+
+
+def test_verbose_says_every_step() -> None:
+    """For the day when a decision is in doubt."""
+    said: list[str] = []
+    agent = Agent(Spec(NodeId("n"), "a"))
+    Reporter(said.append, verbose=True)(agent, Woken(1.5), agent, [Append(Filler())])
+    assert said == ["reknit: 1.500 << Woken(at=1.5)", "reknit: 1.500 >> say Filler"]
+    Reporter(said.append, verbose=False)(agent, Woken(1.5), agent, [Append(Filler())])
+    assert len(said) == 2, "most steps decide nothing"
+
+
+@pytest.mark.parametrize("where", ["2>&-", "2>/dev/full", "2>&1 >&3 | :", "2>/dev/null"])
+def test_nobody_needs_to_read_it(tmp_path: Path, where: str) -> None:
+    """A log collector that dies takes no job with it."""
+    (tmp_path / "w.py").write_text("import os; os.write(1, b'ran'); raise SystemExit(4)")
+    script = f"(exec 3>&1; ({REKNIT} run --max-restarts=1 w.py; echo $? >status) {where})"
+    done = subprocess.run(["sh", "-c", script], cwd=tmp_path, stdout=subprocess.PIPE, timeout=PATIENCE_S)
+    assert done.stdout == b"ranran"
+    until(lambda: (tmp_path / "status").exists() and (tmp_path / "status").read_text())
+    assert (tmp_path / "status").read_text() == "4\n"
+
+
+# ---- the whole of it, on real failures ----
+
+
+def test_a_traceback_from_torchs_record(tmp_path: Path) -> None:
+    """The error file that `@record` writes tells it, with or without a word on stderr."""
+    pytest.importorskip("torch")
+    script = """
+        import os, signal
+        from torch.distributed.elastic.multiprocessing.errors import record
+
+        @record
+        def main():
+            if os.environ["RANK"] == "0": signal.pause()
+            os.close(2)
+            raise ValueError("from the file")
+
+        main()
+    """
+    status, job = run(tmp_path, "--nproc-per-node=2", "w.py", script=script)
+    how = "exit code 1, ValueError: from the file"
+    at = job.said.index(f"  rank 1 failed first (node N, local rank 1, pid P): {how}")
+    assert (status, job.said[at + 1]) == (1, "  its traceback:")
+    assert job.said[at + 2].strip() == "Traceback (most recent call last):"
+    assert job.said[-1].strip() == "ValueError: from the file"
+    assert "rank 0" not in "".join(job.said[at:]), "it was stopped by us, and is not blamed"
+
+
+def test_a_traceback_without_record(tmp_path: Path) -> None:
+    """Most scripts do not decorate their main."""
+    script = "import os, signal\nif os.environ['RANK'] == '0': signal.pause()\nraise ValueError('no')"
+    status, job = run(tmp_path, "--nproc-per-node=2", "w.py", script=script)
+    how = "exit code 1, ValueError: no"
+    assert (status, job.said[2:]) == (
+        1,
+        [
+            f"rank 1 failed: {how} (node N); stopping this node's workers (SIGTERM, SIGKILL after 30 s)",
+            "the job failed: no restarts are allowed",
+            f"  rank 1 failed first (node N, local rank 1, pid P): {how}",
+            "  its traceback:",
+            "    Traceback (most recent call last):",
+            f'      File "{tmp_path}/w.py", line 3, in <module>',
+            "        raise ValueError('no')",
+            "    ValueError: no",
+        ],
+    )
+
+
+def test_last_words_and_where_the_rest_is(tmp_path: Path) -> None:
+    """A crash in C has no traceback; its last lines say most, whatever bytes they hold."""
+    script = r"import os, sys; os.write(2, b'x\n' * 100_000 + b'the \xff end\n'); os.abort()"
+    status, job = run(tmp_path, "--redirects=2", "--log-dir=logs", "--rdzv-id=job", "w.py", script=script)
+    assert status == 128 + signal.SIGABRT
+    assert job.said[-2] == "    the \\xff end"
+    (log,) = tmp_path.glob("logs/job_*/round_0/0")
+    assert job.said[-1] == f"  its output: {log}"
+    assert (log / "stderr.log").stat().st_size > 200_000
+    assert len(job.said) < 40
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", '{"message": 7}', "\\xff", '{"message": {"message": null}}'])
+def test_a_corrupt_error_file_is_named(tmp_path: Path, content: str) -> None:
+    """A worker that dies while it writes its error file must still be reported."""
+    script = f"import os; open(os.environ['TORCHELASTIC_ERROR_FILE'], 'wb').write(b'''{content}'''); os._exit(5)"
+    status, job = run(tmp_path, "w.py", script=script)
+    assert status == 5
+    assert f"the error file {tmp_path}/reknit_" in job.said[-1]
+    assert "error.json cannot be understood: " in job.said[-1]
+    assert "Traceback" not in job.err

@@ -1,0 +1,232 @@
+"""`reknit run` against a hostile world: what workers do to their streams, what the system refuses, bugs of our own."""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from reknit.app.run import run as run_agent
+from tests.command import REKNIT, STUBBORN, Run, run
+from tests.waiting import PATIENCE_S, is_alive, read_pids, until
+
+
+def launcher(tmp_path: Path, patch: str) -> tuple[str, str]:
+    """A `reknit` with something broken in it."""
+    path = tmp_path / "launcher.py"
+    path.write_text(f"{patch}\nfrom reknit.app.cli import main\nmain()\n")
+    return sys.executable, str(path)
+
+
+# ---- bugs of our own ----
+
+
+@pytest.mark.parametrize("event", ["WorkersStarted", "WorkersExited", "StopRequested"])
+def test_a_bug_stops_the_workers_and_says_so(tmp_path: Path, event: str) -> None:
+    """Exit status 70, the traceback for the report, and no worker left, whenever it strikes."""
+    patch = f"""
+import reknit.app.driver as driver
+step = driver.step
+def broken(agent, event):
+    if type(event).__name__ == {event!r}:
+        raise RuntimeError("planted")
+    return step(agent, event)
+driver.step = broken
+"""
+    dies = ["die"] if event == "WorkersExited" else ["ignore"]
+    argv = (*launcher(tmp_path, patch), "run", "--nproc-per-node=2", STUBBORN, "pids", "grandchild", *dies)
+    with Run(tmp_path, *argv) as job:
+        if event == "StopRequested":
+            read_pids(tmp_path / "pids", 4)
+            job.signal(signal.SIGTERM)
+        assert job.end() == 70, job.err
+    assert "reknit: this is a bug in reknit; its workers were stopped. Please report:" in job.err
+    assert "RuntimeError: planted" in job.err
+
+
+def test_a_bug_while_reporting_is_a_bug_too(tmp_path: Path) -> None:
+    """The last lines run after the workers are gone, and still must not end in silence."""
+    patch = "import reknit.app.run as m\ndef bad(*a): raise KeyError('planted')\nm.final_lines = bad"
+    status, job = run(tmp_path, *launcher(tmp_path, patch), "run", "w.py", script="pass")
+    assert status == 70
+    assert "KeyError: 'planted'" in job.err
+
+
+# ---- what the system refuses ----
+
+
+def test_a_worker_that_cannot_be_spawned(tmp_path: Path) -> None:
+    """EAGAIN: too many processes. Those that run are stopped, and the reason is the system's."""
+    patch = """
+import errno, os
+real, calls = os.posix_spawnp, []
+def spawn(*args, **settings):
+    calls.append(1)
+    if len(calls) == 3:
+        raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN), args[0])
+    return real(*args, **settings)
+os.posix_spawnp = spawn
+"""
+    argv = (*launcher(tmp_path, patch), "run", "--nproc-per-node=4", STUBBORN, "pids")
+    status, job = run(tmp_path, *argv)
+    assert status == 71
+    why = f"cannot start {sys.executable}: Resource temporarily unavailable"
+    assert job.said[-1] == f"  rank 2 failed first (node N, local rank 2): exit code 71, {why}"
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="becomes another user, so that the limit holds")
+def test_a_real_limit_of_processes(tmp_path: Path) -> None:
+    """What a container's or user's limit does: for each limit a clear end, never a traceback or a hang."""
+    tmp_path.chmod(0o777)
+    for limit in (1, 2, 3, 4, 5):
+        patch = f"""
+import os, resource, sys
+import reknit.adapters.warden, reknit.app.run, reknit.core.describe, reknit.adapters.errors, reknit.adapters.tracebacks
+os.setgroups([]); os.setgid(65534); os.setuid(65534 - 7)
+resource.setrlimit(resource.RLIMIT_NPROC, ({limit}, {limit}))
+"""
+        status, job = run(tmp_path, *launcher(tmp_path, patch), "run", "--nproc-per-node=2", "--no-python", "true")
+        reasons = ("Resource temporarily unavailable", "no thread for the workers' output")
+        assert status == (71 if any(reason in job.err for reason in reasons) else 0), (limit, job.err)
+        assert limit > 1 or status == 71, "the limit holds"
+        assert "Traceback" not in job.err
+
+
+def test_no_descriptor_is_left(tmp_path: Path) -> None:
+    """More workers than the limit of open files allows: said, and nothing is left."""
+    resource_limit = "import resource; resource.setrlimit(resource.RLIMIT_NOFILE, (24, 24))"
+    argv = (*launcher(tmp_path, resource_limit), "run", "--nproc-per-node=20", STUBBORN, "pids")
+    status, job = run(tmp_path, *argv)
+    assert status == 71, job.err
+    assert "Too many open files" in job.said[-1]
+    assert "bug" not in job.err
+
+
+# ---- what workers do to their streams ----
+
+
+def test_output_that_is_not_text(tmp_path: Path) -> None:
+    """It is the worker's: not a byte is changed on its way."""
+    script = r"import os; os.write(1, b'\xff\x00out'); os.write(2, b'\xfe\x00err\n'); raise SystemExit(2)"
+    with open(tmp_path / "err", "wb") as err:
+        status, job = run(tmp_path, "w.py", script=script, stderr=err)
+    assert status == 2
+    data = (tmp_path / "err").read_bytes()
+    assert b"\xfe\x00err\n" in data
+    assert b"reknit:     \\xfe\x00err\n" in data, "in the report it can be read"
+    assert "\x00out" in job.out
+
+
+def test_workers_read_our_stdin(tmp_path: Path) -> None:
+    """`reknit run script < data` works as it does without us."""
+    with open(tmp_path / "data", "w+") as data:
+        data.write("hello")
+        data.seek(0)
+        _, job = run(tmp_path, "w.py", script="print(input())", stdin=data)
+    assert job.out == "hello\n"
+
+
+def test_a_script_that_closes_its_streams(tmp_path: Path) -> None:
+    """Nothing to read is no reason to wait, or to take the worker for dead."""
+    script = "import os; os.close(0); os.close(1); os.close(2); open('ran', 'w').close(); os._exit(6)"
+    status, job = run(tmp_path, "w.py", script=script)
+    assert status == 6
+    assert (tmp_path / "ran").exists()
+    assert job.said[-1] == "  rank 0 failed first (node N, local rank 0, pid P): exit code 6"
+
+
+def test_a_flood_on_stderr(tmp_path: Path) -> None:
+    """Tens of megabytes arrive complete, and the agent does not keep them."""
+    script = "import os\nfor _ in range(300): os.write(2, b'x' * 99_999 + b'\\n')\nos._exit(3)"
+    with open(tmp_path / "err", "wb") as err:
+        status, _ = run(tmp_path, "w.py", script=script, stderr=err)
+    assert status == 3
+    lines = (tmp_path / "err").read_bytes().split(b"\n")
+    assert lines.count(b"x" * 99_999) == 300
+    assert len(lines) < 400, "the report shows the last ones only"
+
+
+def test_a_reader_that_leaves(tmp_path: Path) -> None:
+    """`reknit run … | head -1` ends: the worker gets its SIGPIPE, as it would without us."""
+    (tmp_path / "w.py").write_text("while True: print('line')")
+    script = f"{{ {REKNIT} run w.py; echo $? >status; }} | head -1"
+    done = subprocess.run(["sh", "-c", script], cwd=tmp_path, capture_output=True, text=True, timeout=PATIENCE_S)
+    assert done.stdout == "line\n"
+    until(lambda: (tmp_path / "status").exists() and (tmp_path / "status").read_text())
+    assert (tmp_path / "status").read_text() in ("1\n", "120\n", "141\n")
+    assert "bug" not in done.stderr
+
+
+def test_a_console_that_does_not_read_blocks_no_decision(tmp_path: Path) -> None:
+    """A pager that is not scrolled must not keep the job from being ended."""
+    script = "import os, signal\nopen('up', 'w').close()\nwhile True: os.write(2, b'x' * 1000)"
+    with Run(tmp_path, "--shutdown-timeout=1", "w.py", script=script) as job:
+        until((tmp_path / "up").exists)
+        (pid,) = [p for p in job.left_over() if p not in (job.pid, job.agent)]
+        job.signal(signal.SIGTERM)
+        until(lambda: not is_alive(pid), "the worker's end while nobody reads")
+        assert job.end() == 128 + signal.SIGTERM
+
+
+# ---- what is left for others ----
+
+
+def test_our_own_error_file_names_the_culprit(tmp_path: Path) -> None:
+    """Kubeflow, torchx and a surrounding torchrun read it; the workers must get another one than ours."""
+    ours = tmp_path / "ours.json"
+    script = """
+        import os, signal
+        assert os.environ["TORCHELASTIC_ERROR_FILE"] != os.environ["OURS"]
+        if os.environ["RANK"] == "0": signal.pause()
+        raise KeyError("lost")
+    """
+    env = {"TORCHELASTIC_ERROR_FILE": str(ours), "OURS": str(ours)}
+    status, job = run(tmp_path, "--nproc-per-node=2", "w.py", script=script, env=env)
+    assert status == 1, job.err
+    message = json.loads(ours.read_text())["message"]
+    assert (message["message"], message["errorCode"]) == ("KeyError: 'lost'", 1)
+    assert "raise KeyError" in message["extraInfo"]["py_callstack"]
+    ours.unlink()
+    assert run(tmp_path, "w.py", script="pass", env=env)[0] == 0
+    assert not ours.exists(), "success leaves none"
+
+
+def test_an_error_file_that_cannot_be_written_changes_nothing(tmp_path: Path) -> None:
+    """Its folder may be gone by then."""
+    env = {"TORCHELASTIC_ERROR_FILE": "/no/such/folder/e.json"}
+    status, job = run(tmp_path, "w.py", script="raise SystemExit(9)", env=env)
+    assert status == 9
+    assert "bug" not in job.err
+
+
+def test_a_refusal_needs_no_process(capfd: pytest.CaptureFixture[str]) -> None:
+    """The function itself: a status, one line, no exception."""
+    ours, held = os.pipe()
+    try:
+        assert run_agent(["--bogus"], ours) == 2
+        assert run_agent(["--help"], ours) == 0
+    finally:
+        os.close(ours)
+        os.close(held)
+    out, err = capfd.readouterr()
+    assert out.startswith("usage: reknit run")
+    assert err == "reknit: unknown option --bogus; did you mean --verbose?\n"
+
+
+def test_limits_are_the_users(tmp_path: Path) -> None:
+    """The agent hands on what it was given: limits, mask, and no descriptor of its own."""
+    script = """
+        import os, resource, signal
+        print(resource.getrlimit(resource.RLIMIT_NOFILE), signal.pthread_sigmask(signal.SIG_BLOCK, []))
+        print(sorted(os.listdir("/proc/self/fd"))[:-1])
+    """
+    _, job = run(tmp_path, "w.py", script=script)
+    first, second = job.out.splitlines()
+    assert first == f"{resource.getrlimit(resource.RLIMIT_NOFILE)} set()"
+    assert second == "['0', '1', '2']"
