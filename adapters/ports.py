@@ -66,6 +66,16 @@ class Workers(Protocol):
         ...
 
 
+class Console(Protocol):
+    """The agent's own lines, in order with what the workers write. A console that blocks holds nobody up."""
+
+    def say(self, line: str) -> None: ...
+
+    def flush(self, deadline_s: float) -> bool:
+        """Wait until all is written; False if it is not by then."""
+        ...
+
+
 class Clock(Protocol):
     def now(self) -> float:
         """Monotonic seconds."""

@@ -27,11 +27,15 @@ _LONGEST_LINE = 65_536
 class Tap:
     """One stream of one worker: what was read from it, and where that goes."""
 
-    def __init__(self, source: int, console: int | None, file: int | None = None, prefix: bytes = b"") -> None:
+    def __init__(
+        self, source: int, console: int | None, file: int | None = None, prefix: bytes = b"", name: str = ""
+    ) -> None:
         self.source = source
         """Our end of the pipe or terminal; -1 once it is closed."""
         self.console = console
         self.file = file
+        self.name = name
+        """Of the file."""
         self.prefix = prefix
         """Put before each line on the console, then shown in whole lines only. Empty: bytes go through as they come."""
         self.tail = b""
@@ -192,6 +196,7 @@ class Relay:
 def _deliver(tap: Tap, data: bytes, finished: bool) -> None:
     if tap.file is not None and not write_all(tap.file, data):
         _close_file(tap)  # the disk is full, or gone: the console goes on
+        write_all(2, f"reknit: {tap.name} cannot be written any more; its end is missing\n".encode())
     if tap.console is not None:
         shown = whole_lines(tap, data, finished) if tap.prefix else data
         if not write_all(tap.console, shown):

@@ -69,6 +69,11 @@ class Streams:
         self._relay = Relay()
         self._own = Tap(source=-1, console=stderr)
 
+    @property
+    def has_files(self) -> bool:
+        """Whether anybody's output goes to a file."""
+        return bool(self._settings.redirects or self._settings.tee)
+
     def open(self, *, local_rank: int, rank: int, role: str, folder: str) -> WorkerStreams:
         """Prepare both streams of a worker. `folder` exists and gets its files; empty: there are none."""
         streams = WorkerStreams()
@@ -109,7 +114,7 @@ class Streams:
         try:
             if stream in streams.files:
                 file = _create(streams.files[stream])
-            tap = Tap(ours, console, file, prefix.encode())
+            tap = Tap(ours, console, file, prefix.encode(), streams.files.get(stream, ""))
             self._relay.add(tap)
         except OSError:
             os.close(ours)

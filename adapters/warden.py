@@ -61,6 +61,7 @@ def _be_the_agent(run: Callable[[int], int], life_line: int, mask: set[signal.Si
     # The terminal's Ctrl-C then reaches only the warden, which forwards it once.
     os.setpgid(0, 0)
     become_subreaper()
+    _keep_descriptors_to_ourselves()
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     # A process outside the terminal's foreground group is stopped when it writes after `stty tostop`: a silent hang.
     # Ignored here, it is ignored in the workers, too.
@@ -84,6 +85,8 @@ def _be_the_warden(agent: int, forwarded: set[signal.Signals]) -> NoReturn:
         os.setpgid(agent, agent)  # so that it has happened before the first signal, whichever of us runs first
     except OSError:
         pass  # it has done so, or is dead
+    # Ctrl-Z would stop us alone: the job would run on, and nobody would be there to sweep.
+    signal.signal(signal.SIGTSTP, signal.SIG_IGN)
     _let_go_of_the_pipes()
     status = _wait_for(agent, forwarded)
     ended, stuck = sweep_counting(_SWEEP_S)
@@ -104,6 +107,7 @@ def _wait_for(agent: int, forwarded: set[signal.Signals]) -> int:
         signum = signal.sigwait(awaited)
         if signum != signal.SIGCHLD:
             os.kill(agent, signum)  # not reaped yet: the number is still the agent's, even if it is dead
+            os.kill(agent, signal.SIGCONT)  # a stopped agent cannot obey
             continue
         while True:  # one SIGCHLD may stand for several children
             pid, status = os.waitpid(-1, os.WNOHANG)
@@ -111,6 +115,20 @@ def _wait_for(agent: int, forwarded: set[signal.Signals]) -> int:
                 return status
             if pid == 0:
                 break
+
+
+def _keep_descriptors_to_ourselves() -> None:
+    """What the caller has left open is no business of the workers'."""
+    try:
+        inherited = [int(fd) for fd in os.listdir("/dev/fd")]
+    except OSError:
+        return
+    for fd in inherited:
+        if fd > 2:
+            try:
+                os.set_inheritable(fd, False)
+            except OSError:
+                pass  # the one that the list was read through
 
 
 def _open_standard_files() -> None:

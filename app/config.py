@@ -136,8 +136,23 @@ def _executable(what: str, program: str) -> None:
     found = [path for path in (os.path.join(folder, program) for folder in folders) if os.path.isfile(path)]
     if not found:
         raise UsageError(f"{what} {program} does not exist" + ("" if "/" in program else " in PATH"))
-    if not any(os.access(path, os.X_OK) for path in found):
+    runnable = [path for path in found if os.access(path, os.X_OK)]
+    if not runnable:
         raise UsageError(f"{what} {program} cannot be executed: no permission")
+    interpreter = _interpreter(runnable[0])
+    if interpreter and not os.path.exists(interpreter):
+        raise UsageError(f"{what} {program} cannot be executed: its interpreter {interpreter} does not exist")
+
+
+def _interpreter(path: str) -> str:
+    """What the first line of a script names; empty for any other file."""
+    try:
+        with open(path, "rb") as file:
+            line = file.readline(256)
+    except OSError:
+        return ""
+    words = line[2:].split() if line.startswith(b"#!") else []
+    return os.fsdecode(words[0]) if words else ""
 
 
 def _workers(parsed: Parsed) -> int:

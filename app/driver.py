@@ -35,7 +35,8 @@ class Ports:
     requests: Requests
     position: int = 0
     """Entries read so far."""
-    was_read: bool = False
+    owes_read: bool = True
+    """The next read is told even if it is empty: at the start, and after a beat, to show that the journal answers."""
 
 
 def drive(agent: Agent, ports: Ports, nonce: str, observe: Observer) -> Agent:
@@ -67,6 +68,7 @@ def _execute(command: Command, ports: Ports) -> Iterator[Event]:
             ports.workers.stop(command)
         case Beat(node, watch):
             ports.liveness.beat(node)
+            ports.owes_read = True
             yield Counters(ports.clock.now(), ports.liveness.counters((node, *watch)))
         case Finish():
             pass  # the agent holds its result
@@ -80,9 +82,9 @@ def _news(ports: Ports) -> list[Event]:
     events: list[Event] = [StopRequested(now, signal) for signal in ports.requests.taken()]
     events += ports.workers.events(now)
     entries = tuple(ports.journal.read(ports.position))
-    if entries or not ports.was_read:
+    if entries or ports.owes_read:
         ports.position += len(entries)
-        ports.was_read = True
+        ports.owes_read = False
         events.append(EntriesRead(now, entries))
     return events
 

@@ -123,4 +123,4 @@ def _details(failure: WorkerFailure, node: str) -> Iterator[str]:
 
 def _says(lines: Sequence[str], traceback: str) -> bool:
     """Whether the traceback already shows these lines."""
-    return bool(traceback) and lines[-1].strip() in traceback
+    return bool(traceback) and all(line.strip() in traceback for line in lines[-3:])

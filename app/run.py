@@ -13,8 +13,11 @@ from reknit.core.reasons import BudgetSpent
 from .config import configure
 from .driver import drive
 from .options import UsageError, help_text, parse
-from .report import BUG, USAGE, Reporter, exit_status, final_lines, say
+from .report import BUG, PREFIX, USAGE, Reporter, exit_status, final_lines, say
 from .wire import LogFolder, wire
+
+_LOOK_S = 0.2
+"""How often a console that blocks is left to see whether anybody asks us to end."""
 
 
 def run(argv: Sequence[str], life_line: int) -> int:
@@ -43,21 +46,21 @@ def _run(argv: Sequence[str], environ: Mapping[str, str], life_line: int) -> int
     for notice in config.notices:
         say(notice)
     logs = LogFolder(config)
-    ports, say_among_workers = wire(config, environ, life_line, logs.path)
+    ports, console = wire(config, environ, life_line, logs.path)
     gc.freeze()  # see cli: what was imported stays
     gc.enable()
-    keep_logs = True
     try:
-        observe = Reporter(say_among_workers, verbose=config.verbose)
-        agent = drive(Agent(config.spec), ports, os.urandom(8).hex(), observe)
+        agent = drive(Agent(config.spec), ports, os.urandom(8).hex(), Reporter(console.say, verbose=config.verbose))
         assert agent.result is not None, "the driver returns when the agent has finished"
-        keep_logs = bool(agent.result.failures)
     finally:
         ports.workers.close()
-        logs.close(keep=keep_logs)
+        logs.close()
     for line in final_lines(agent.result, agent.job.spent):
-        say(line)
+        console.say(PREFIX + line)
     _leave_error_file(agent.result, environ)
+    # The report is worth waiting for (`| less`), but not when somebody wants us gone.
+    while not console.flush(_LOOK_S) and not ports.requests.taken():
+        pass
     return exit_status(agent.result)
 
 

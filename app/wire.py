@@ -9,12 +9,12 @@ from collections.abc import Mapping, Sequence
 
 from reknit.adapters.clock import Clock, Signals
 from reknit.adapters.journals.memory import MemoryJournal, MemoryLiveness
+from reknit.adapters.ports import Console
 from reknit.adapters.workers.processes import Processes
 
 from .config import Config
 from .driver import Ports
 from .options import UsageError
-from .report import Say
 
 
 class Requests:
@@ -49,6 +49,7 @@ class LogFolder:
     def __init__(self, config: Config) -> None:
         self._is_wanted = bool(config.log_base or config.streams.redirects or config.streams.tee)
         self.path = ""
+        """Empty: there is none. Error files alone are not worth failing for."""
         if config.log_base == os.devnull:
             return  # torchrun's way to say: no files at all
         base = config.log_base or _temporary_base()
@@ -58,24 +59,23 @@ class LogFolder:
             self.path = os.path.abspath(os.path.join(base, name if config.log_base else f"reknit_{name}"))
             os.makedirs(self.path, mode=0o700)
         except OSError as e:
+            self.path = ""
+            if not self._is_wanted:
+                return
             flag = f"--log-dir={base}" if config.log_base else f"temporary folder {base}"
             raise UsageError(f"{flag}: {e.strerror}") from None
 
-    def close(self, *, keep: bool) -> None:
-        """Remove a folder that nobody asked for: always if it is empty, else unless `keep`."""
-        if self._is_wanted:
+    def close(self) -> None:
+        """Remove a folder that nobody asked for: what it held has been reported."""
+        if self._is_wanted or not self.path:
             return
         for folder, _, files in os.walk(self.path, topdown=False):
-            # What cannot be removed (a network's file system, a worker's doing) must not fail a job that is over.
-            for name in () if keep else files:
-                try:
-                    os.unlink(os.path.join(folder, name))
-                except OSError:
-                    pass
             try:
+                for name in files:
+                    os.unlink(os.path.join(folder, name))
                 os.rmdir(folder)
             except OSError:
-                pass  # what is kept is in it
+                pass  # a folder left behind must not turn a success into a failure
 
 
 def _temporary_base() -> str:
@@ -83,10 +83,10 @@ def _temporary_base() -> str:
     return base if os.path.isdir(base) else "/tmp"
 
 
-def wire(config: Config, environ: Mapping[str, str], life_line: int, log_dir: str) -> tuple[Ports, Say]:
+def wire(config: Config, environ: Mapping[str, str], life_line: int, log_dir: str) -> tuple[Ports, Console]:
     """The ports of a standalone agent: a journal in memory, operating-system processes as workers.
 
-    And how to say a line: it takes its place in the workers' output, and does not wait for a console that blocks.
+    And the console, which the workers' output goes through as well.
     """
     clock = Clock()
     requests = Requests(clock, config.signals, life_line)
@@ -101,4 +101,4 @@ def wire(config: Config, environ: Mapping[str, str], life_line: int, log_dir: st
         own_children=sys.platform == "linux",
     )
     ports = Ports(clock=clock, journal=MemoryJournal(), liveness=MemoryLiveness(), workers=workers, requests=requests)
-    return ports, workers.say
+    return ports, workers

@@ -28,6 +28,7 @@ class Spec:
     terms: Terms = Terms()
     role: str = "default"
     local_world_size: int = 1
+    """At least 1."""
     rank_hint: int | None = None
     hosts_journal: bool = False
     """The journal ends with this agent, so it leaves last."""
@@ -54,7 +55,7 @@ class Workers:
     kill_at: float = 0.0
     """When SIGKILL follows, while stopping."""
     exits: Mapping[int, WorkerExit] = field(factory=dict)
-    """By local rank; those that ended before the agent stopped the rest."""
+    """By local rank; those that ended by themselves."""
     assignment: Assignment | None = None
     stuck: tuple[int, ...] = ()
 
@@ -96,6 +97,8 @@ class Timer(Enum):
     GIVE_UP = "give up"
     ADMIT = "admit"
     BACKOFF = "backoff"
+    ECHO = "echo"
+    REOPEN = "reopen"
     OUTAGE = "outage"
     LINGER = "linger"
 
@@ -119,6 +122,8 @@ class Agent:
     """`me` was seen in the journal."""
     joined: bool = False
     """`me` has said `Joined`, which may be on its way."""
+    is_renewed: bool = False
+    """`me` is not the first incarnation of this agent: it was counted out before, or had to count on it."""
     workers: Workers = Workers()
     leaving: StopRequest | None = None
     outage: str | None = None

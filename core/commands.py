@@ -17,7 +17,7 @@ from .reasons import Reason
 from .states import WorkerState
 from .values import frozen
 
-# The core must not import `signal`; these two numbers are the same on every POSIX system.
+# The same on every POSIX system. `describe` alone imports `signal`, for the names.
 SIGTERM = 15
 SIGKILL = 9
 

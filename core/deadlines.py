@@ -11,12 +11,15 @@ from itertools import islice
 
 from .agent import Agent, Timer
 from .entries import Admission
-from .job import Gathering, Running, admissible, can_seal, coming
+from .job import Closed, Gathering, Running, admissible, can_seal, coming
 from .restart import backoff_s
+from .states import WorkerState
 from .values import evolve
 from .watching import beat_at, fence_at, is_beating
 
 STAGGER_S = 0.2
+ECHO_S = 1.0
+"""The cause of a failure that looks like an echo is usually dead within 30 ms; some upload their logs first."""
 STAGGERED = 4
 """Deadlines that any agent may announce are staggered over the first live nodes, so that usually one speaks."""
 
@@ -52,6 +55,10 @@ def _conditions(agent: Agent) -> Iterator[tuple[Timer, int]]:
     is_over = agent.outcome is not None or agent.leaving is not None or agent.workers.stuck
     if is_over and not agent.workers.alive:
         yield Timer.LINGER, 0
+    if agent.workers.state is WorkerState.FAILED and agent.workers.alive:
+        yield Timer.ECHO, agent.workers.round
+    if agent.epoch is None and isinstance(job.phase, Closed):
+        yield Timer.REOPEN, 0
     if agent.epoch != job.epoch:
         return
     if isinstance(job.phase, Gathering):
@@ -66,7 +73,14 @@ def _conditions(agent: Agent) -> Iterator[tuple[Timer, int]]:
 
 
 def _due_at(agent: Agent, timer: Timer) -> float | None:
-    since = agent.since.get((timer, 0 if timer in (Timer.OUTAGE, Timer.LINGER) else agent.job.round))
+    match timer:
+        case Timer.OUTAGE | Timer.LINGER | Timer.REOPEN:
+            round = 0
+        case Timer.ECHO:
+            round = agent.workers.round
+        case _:
+            round = agent.job.round
+    since = agent.since.get((timer, round))
     return None if since is None else since + _delay_s(agent, timer)
 
 
@@ -81,6 +95,12 @@ def _delay_s(agent: Agent, timer: Timer) -> float:
             return terms.settle_s + _stagger_s(agent)
         case Timer.BACKOFF:
             return backoff_s(agent.job)
+        case Timer.ECHO:
+            return ECHO_S
+        case Timer.REOPEN:
+            # Those of the epoch before may still be stopping their workers. The dead among them say nothing more.
+            others = agent.job.live.keys() - {agent.me.id}  # its own predecessor is gone
+            return agent.spec.grace_s + terms.silence_s if others else 0.0
         case Timer.OUTAGE | Timer.LINGER:
             return agent.spec.store_timeout_s
 

@@ -11,7 +11,6 @@ from .agent import Agent
 from .commands import SIGKILL, Append, Beat, Command, Finish, StartWorkers, StopWorkers
 from .entries import Entry, WorkerFailure
 from .job import Gathering, Job, Running
-from .ranks import node_of_rank
 from .reasons import Reason
 
 
@@ -90,6 +89,8 @@ def decisions(before: Agent, after: Agent, commands: Sequence[Command]) -> Itera
         yield f"the journal cannot be reached, workers keep running: {after.outage}"
     elif before.outage and not after.outage:
         yield "the journal is back"
+    if after.leaving is not None and before.leaving is None and before.workers.stopping is not None:
+        yield f"{reason_text(reasons.SignalReceived(after.leaving.signal))}; no round will follow"
     for command in commands:
         match command:
             case StopWorkers(round, signal, grace_s, why) if not isinstance(why, reasons.AllSucceeded):
@@ -167,14 +168,6 @@ def entry_text(entry: Entry) -> str:
         if value is not None:
             words.append(f"{name}={value}")
     return " ".join(words)
-
-
-def rank_text(job: Job, rank: int) -> str:
-    """`rank 3 (node n1)`"""
-    try:
-        return f"rank {rank} (node {node_of_rank(job.members, rank).node})"
-    except IndexError:
-        return f"rank {rank}"
 
 
 def _count(n: int, noun: str) -> str:

@@ -3,10 +3,12 @@
 An entry is a fact in the past tense, small, immutable and said by one node. The union `Entry` is closed:
 a reader that meets another kind must end (see `codec`), because two folds that differ are two jobs.
 
-1. Entries are idempotent by (kind, node, incarnation, round): the journal is at-least-once.
+1. Entries are idempotent by (kind, node, incarnation, round): the journal is at-least-once. Those that name no node
+   name the epoch: a late copy must not touch the next one. A node's do not: all incarnations of an epoch are gone in
+   the next.
 2. No entry holds a time. A deadline that matters to the job becomes an entry of its own (`LastCall`, `Admit`,
    `GaveUp`, `Lost`), and the fold decides whether its condition still holds when it is reached.
-3. What an entry means is decided in `job.fold` alone.
+3. What an entry means is decided in `fold` alone.
 """
 
 from __future__ import annotations
@@ -24,7 +26,8 @@ FORMAT = 1
 
 @frozen
 class Node:
-    """One incarnation of an agent's host. Every new agent process on the host is a new incarnation."""
+    """One incarnation of an agent's host. Every new agent process on the host is a new one, and so is an agent that
+    comes back after it was counted out."""
 
     id: NodeId
     incarnation: int = 0
@@ -65,7 +68,9 @@ class Terms:
     """What all agents of a job must agree on. Fixed by `Opened`."""
 
     min_nodes: int = 1
+    """At least 1."""
     max_nodes: int = 1
+    """At least `min_nodes`."""
     restarts: RestartPolicy = RestartPolicy()
     admission: Admission = Admission.SOON
     join_timeout_s: float = 600.0
@@ -132,6 +137,7 @@ class LastCall:
     """Newcomers have been waited for long enough."""
 
     round: int
+    epoch: int = 0
 
 
 @frozen
@@ -139,6 +145,7 @@ class Admit:
     """Standbys have waited long enough for `round` to be formed with them."""
 
     round: int
+    epoch: int = 0
 
 
 @frozen
@@ -146,6 +153,7 @@ class GaveUp:
     """Too few nodes for too long."""
 
     round: int
+    epoch: int = 0
 
 
 @frozen
@@ -193,6 +201,7 @@ class Aborted:
     """An operator ended the job."""
 
     why: str
+    epoch: int = 0
 
 
 @frozen

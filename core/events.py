@@ -27,7 +27,10 @@ class Started:
 
 @frozen
 class EntriesRead:
-    """A fresh read of the journal ended: these entries follow those read before. May be empty."""
+    """A fresh read of the journal ended: these entries follow those read before.
+
+    May be empty, and must be told so at the start and after every `Beat`: it shows that the journal answers.
+    """
 
     at: float
     entries: tuple[Entry, ...] = ()

@@ -11,7 +11,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from functools import reduce
 from typing import assert_never
 
@@ -28,11 +28,10 @@ from .entries import (
     Left,
     Lost,
     Node,
-    NodeId,
     Opened,
     Succeeded,
 )
-from .job import Closed, Gathering, Job, Outcome, Running, Unopened, Verdict, admissible, can_seal, coming, ready, room
+from .job import Closed, Gathering, Job, Outcome, Running, Unopened, Verdict, admissible, can_seal, coming, room
 from .reasons import (
     AbortedByOperator,
     AllSucceeded,
@@ -42,6 +41,7 @@ from .reasons import (
     TooFewNodes,
 )
 from .restart import judge, root_cause
+from .sealing import sealed
 from .values import evolve
 
 
@@ -51,12 +51,14 @@ def fold(job: Job, entry: Entry) -> Job:  # noqa: C901  # a dispatcher: one arm 
         return _opened(job, entry)
     if isinstance(job.phase, Unopened):
         return job  # said before the terms were fixed: its speaker joins again after it has read them
+    if isinstance(entry, LastCall | Admit | GaveUp | Aborted) and entry.epoch != job.epoch:
+        return job  # a late copy, meant for an epoch that is over
     match entry:
         case Joined():
             job = _joined(job, entry)
         case LastCall():
             # Void while anyone is expected, or below the minimum: it leaves no mark, and is said again.
-            return _sealed(job) if entry.round == job.round and can_seal(job) else job
+            return sealed(job) if entry.round == job.round and can_seal(job) else job
         case Admit():
             job = _admitted(job, entry)
         case GaveUp():
@@ -106,6 +108,8 @@ def _opened(job: Job, entry: Opened) -> Job:
 def _joined(job: Job, entry: Joined) -> Job:
     if isinstance(job.phase, Closed) or job.is_gone(entry.node):
         return job  # nothing to join; or an incarnation that is gone for ever: its agent sees itself out, and renews
+    if entry.local_world_size < 1:
+        return job  # no rank would be its own
     known = job.live.get(entry.node.id)
     if known is None:
         return evolve(job, live={**job.live, entry.node.id: entry})
@@ -136,7 +140,7 @@ def _admitted(job: Job, entry: Admit) -> Job:
 def _given_up(job: Job, entry: GaveUp) -> Job:
     phase = job.phase
     if not isinstance(phase, Gathering) or entry.round != phase.round:
-        return job
+        return job  # the round was sealed after all
     have = coming(job)
     if have >= job.terms.min_nodes:
         return job  # the missing node joined while this was on its way
@@ -150,8 +154,8 @@ def _failed(job: Job, entry: Failed) -> Job:
     if isinstance(phase, Running) and entry.round == phase.round and _is_working(job, entry.node):
         return _ended(job, root_cause((entry,)), ledger=(entry,))
     if isinstance(phase, Gathering) and entry.round == phase.round - 1 and entry.node in phase.expected:
-        if any(f.node == entry.node for f in phase.ledger):
-            return job
+        if _has_failed(phase, entry.node):
+            return job  # a repetition
         return evolve(job, phase=evolve(phase, ledger=(*phase.ledger, entry)))
     return job  # of a round whose end is judged already
 
@@ -160,9 +164,9 @@ def _succeeded(job: Job, entry: Succeeded) -> Job:
     phase = job.phase
     last = phase.round if isinstance(phase, Running) else phase.round - 1 if isinstance(phase, Gathering) else None
     if entry.round != last or entry.node not in job.member_nodes or not job.is_live(entry.node):
-        return job
-    if isinstance(phase, Gathering) and entry.node not in phase.expected:
-        return job  # it has joined the next round already: a late copy
+        return job  # of another round, or said by the gone
+    if isinstance(phase, Gathering) and (entry.node not in phase.expected or _has_failed(phase, entry.node)):
+        return job  # it has joined the next round already, or said the contrary before: a late copy, or nonsense
     job = evolve(job, succeeded=job.succeeded | {entry.node})
     if job.succeeded == job.member_nodes:
         return _closed(job, Verdict.SUCCEEDED, AllSucceeded())
@@ -171,7 +175,7 @@ def _succeeded(job: Job, entry: Succeeded) -> Job:
 
 def _leaving(job: Job, node: Node) -> Job:
     if not job.is_live(node) or node in job.leaving:
-        return job
+        return job  # gone already, or a repetition
     working = _is_working(job, node)
     job = evolve(job, leaving=job.leaving | {node})
     match job.phase:
@@ -187,7 +191,7 @@ def _leaving(job: Job, node: Node) -> Job:
 def _departed(job: Job, node: Node, why: NodeGone) -> Job:
     """`node` is gone for ever, whether or not anybody has heard of it (its `Joined` may come late)."""
     if job.is_gone(node):
-        return job
+        return job  # a repetition, or another's word for the same
     if not job.is_live(node):
         known = job.live.get(node.id)
         if why.how != "left" or (known is not None and known.node.incarnation > node.incarnation):
@@ -228,7 +232,7 @@ def _settled(job: Job) -> Job:
     """Draw the conclusions of an entry while gathering: too few? judge? seal?"""
     phase = job.phase
     if not isinstance(phase, Gathering):
-        return job
+        return job  # nothing is gathered
     if not phase.short and coming(job) < job.terms.min_nodes:
         phase = evolve(phase, short=True)
         job = evolve(job, phase=phase)
@@ -241,44 +245,8 @@ def _settled(job: Job) -> Job:
         job = verdict
     count = coming(job)
     if count >= room(job) or (not phase.short and count >= job.terms.min_nodes):
-        return _sealed(job)
+        return sealed(job)
     return job
-
-
-def _sealed(job: Job) -> Job:
-    """Start the gathered round: of the ready, old members come first, then old seats, then the journal's order."""
-    candidates = ready(job)
-    candidates.sort(key=lambda j: (j.node not in job.member_nodes, j.node.id not in job.seats))
-    chosen = candidates[: room(job)]
-    seats = _seated(job.seats, chosen)
-    members = tuple(sorted(chosen, key=lambda j: seats[j.node.id]))
-    return evolve(
-        job,
-        phase=Running(round=job.round),
-        members=members,
-        member_nodes=frozenset(m.node for m in members),
-        succeeded=frozenset(),
-        seats=seats,
-        size=job.size or len(members),
-    )
-
-
-def _seated(seats: Mapping[NodeId, int], chosen: list[Joined]) -> Mapping[NodeId, int]:
-    """Seats for all of `chosen`. Those that have one keep it; in the first round `rank_hint` is a wish."""
-    newcomers = [j for j in chosen if j.node.id not in seats]
-    if not newcomers:
-        return seats
-    first = len(seats)
-    places: dict[int, NodeId] = {}
-    if not seats:
-        for joined in newcomers:
-            hint = joined.rank_hint
-            if hint is not None and 0 <= hint < len(newcomers):
-                places.setdefault(hint, joined.node.id)
-    placed = set(places.values())
-    free = (i for i in range(len(newcomers)) if i not in places)
-    rest = {next(free): j.node.id for j in newcomers if j.node.id not in placed}
-    return {**seats, **{node_id: first + i for i, node_id in sorted((places | rest).items())}}
 
 
 def _closed(job: Job, verdict: Verdict, why: Reason, failures: tuple[Failed, ...] = ()) -> Job:

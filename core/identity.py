@@ -23,11 +23,10 @@ from .wanted import owed
 
 def read(agent: Agent, event: EntriesRead) -> Agent:
     """Take in a fresh read of the journal: fold the whole batch, then see where this agent stands in it."""
-    first = not agent.was_read
-    job = fold_all(agent.job, event.entries)
-    agent = evolve(agent, job=job, was_read=True, outage=None)
-    if first:
-        agent = _renewed(agent)
+    job, me = fold_all(agent.job, event.entries), agent.me
+    if not agent.was_read:
+        me = Node(me.id, job.highest_incarnation(me.id) + 1)
+    agent = evolve(agent, job=job, me=me, was_read=True, outage=None)
     agent = _after_gap(_taking_part(agent))
     return _identified(agent)
 
@@ -108,4 +107,4 @@ def _renewed(agent: Agent) -> Agent:
     # A `Joined` of this agent that is still on its way may be higher than what the journal shows.
     own = agent.me.incarnation + agent.joined
     me = Node(agent.me.id, max(agent.job.highest_incarnation(agent.me.id) + 1, own))
-    return evolve(agent, me=me, was_live=False, joined=False, said={}, pulse=Pulse())
+    return evolve(agent, me=me, was_live=False, joined=False, is_renewed=True, said={}, pulse=Pulse())

@@ -74,12 +74,3 @@ def assign(
         restart_count=restart_count,
         max_restarts=max_restarts,
     )
-
-
-def node_of_rank(members: Sequence[Joined], rank: int) -> Joined:
-    """The member that holds a global rank. Raises `IndexError` if the round has no such rank."""
-    for member in members:
-        if rank < member.local_world_size:
-            return member
-        rank -= member.local_world_size
-    raise IndexError(rank)

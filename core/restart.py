@@ -38,6 +38,11 @@ def is_echo(failure: WorkerFailure) -> bool:
     return any(echo in text for echo in ECHOES)
 
 
+def are_echoes(failures: Sequence[WorkerFailure]) -> bool:
+    """Whether somebody else must have failed first."""
+    return bool(failures) and all(is_echo(f) for f in failures)
+
+
 def root_cause_of(failures: Sequence[WorkerFailure]) -> WorkerFailure:
     """The first that does not look like an echo, else the first. `failures` must not be empty."""
     return next((f for f in failures if not is_echo(f)), failures[0])

@@ -5,7 +5,8 @@
 
 1. Pure and total: the same agent and event make the same step, on every machine, and nothing raises.
 2. `observe` issues no commands and `drive` does not look at the event, so it does not matter how a state was reached:
-   what is wanted is derived anew at every step, and whatever got lost on the way is wanted still.
+   what is wanted is derived anew at every step, and whatever got lost on the way is wanted still. One exception: whom
+   to call lost is known in the step of a fresh read only.
 3. A batch of entries is folded whole, then decided on once: no round that is over already is ever started.
 4. A step may issue several commands, but starts or stops workers at most once.
 """
@@ -54,6 +55,7 @@ def step(agent: Agent, event: Event) -> Step:
     """The agent after `event`, and what it wants done."""
     if agent.result is not None:
         return Step(agent)
+    # In this order: what the workers do decides which timers run, these what is said, and the end comes last.
     agent = _observed(noticed_gap(_at(agent, event.at)), event)
     agent = after_private_loss(_out_of_patience(agent))
     agent, commands = drive_workers(agent)

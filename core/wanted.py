@@ -29,7 +29,8 @@ from .entries import (
 from .job import Closed, Gathering, Running, Unopened, Verdict
 from .states import WorkerState
 from .values import evolve
-from .working import failures
+from .watching import is_fresh
+from .working import failures, is_held
 
 
 def drive_sayings(agent: Agent, accusations: tuple[Lost, ...]) -> tuple[Agent, list[Command]]:
@@ -67,7 +68,7 @@ def owed(agent: Agent) -> Failed | Succeeded | None:
     if workers.state is WorkerState.SUCCEEDED:
         return Succeeded(me, workers.round)
     failed = failures(workers)
-    if not failed or (isinstance(phase, Gathering) and any(f.node == me for f in phase.ledger)):
+    if not failed or is_held(agent) or (isinstance(phase, Gathering) and any(f.node == me for f in phase.ledger)):
         return None
     return Failed(me, workers.round, failed)
 
@@ -98,7 +99,7 @@ def _wanted(agent: Agent) -> Iterator[Entry]:
         return
     if isinstance(job.phase, Unopened):
         yield Opened(agent.spec.terms, agent.nonce)
-    elif isinstance(job.phase, Closed) and agent.epoch is None and job.phase.outcome.verdict is not Verdict.SUCCEEDED:
+    elif is_due(agent, Timer.REOPEN) and job.outcome is not None and job.outcome.verdict is not Verdict.SUCCEEDED:
         yield Opened(agent.spec.terms, agent.nonce, epoch=job.epoch + 1)
     if agent.epoch is None or agent.epoch != job.epoch:
         return
@@ -127,6 +128,8 @@ def _joining(agent: Agent) -> Iterator[Joined]:
     job, me = agent.job, agent.me
     if agent.workers.alive or agent.port is None or job.is_gone(me):
         return
+    if agent.is_renewed and not is_fresh(agent):
+        return  # one that reads but cannot be heard would be counted out, and join again, for ever
     phase = job.phase
     if isinstance(phase, Gathering) and me in phase.expected:
         if not is_due(agent, Timer.BACKOFF):
@@ -148,10 +151,10 @@ def _joining(agent: Agent) -> Iterator[Joined]:
 
 def _announcements(agent: Agent) -> Iterator[Entry]:
     """Deadlines of the job that have passed here."""
-    round = agent.job.round
+    job, round = agent.job, agent.job.round
     if is_due(agent, Timer.LAST_CALL):
-        yield LastCall(round)
+        yield LastCall(round, job.epoch)
     if is_due(agent, Timer.GIVE_UP):
-        yield GaveUp(round)
+        yield GaveUp(round, job.epoch)
     if is_due(agent, Timer.ADMIT):
-        yield Admit(round + 1)
+        yield Admit(round + 1, job.epoch)

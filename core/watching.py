@@ -32,10 +32,10 @@ def is_beating(agent: Agent) -> bool:
     But standbys hear it, even there: max_nodes=1, a and b start, a runs, a dies, and b would wait for ever. A fence
     needs the beats before the first standby is seen. Once begun they go on: a pause would look like a gap.
     """
-    if not agent.was_live or agent.result is not None:
+    if not (agent.was_live or agent.is_renewed) or agent.result is not None:
         return False
     job = agent.job
-    alone = job.terms.max_nodes == 1 and len(job.live) == 1 and job.terms.fence_s is None
+    alone = job.terms.max_nodes == 1 and len(job.live) <= 1 and job.terms.fence_s is None
     return not alone or agent.pulse.beat_at is not None
 
 

@@ -3,18 +3,20 @@
 1. Workers run for the sealed round that this incarnation is a member of, once, and for nothing else.
 2. The next round's workers start only after `WorkersStopped`.
 3. When there are several reasons to stop, the first below is given.
+4. A failure stops the others at once, unless it looks like the echo of one that is still to come.
 """
 
 from __future__ import annotations
 
-from .agent import Agent, Workers
+from .agent import Agent, Timer, Workers
 from .commands import SIGKILL, SIGTERM, Command, StartWorkers, StopWorkers
+from .deadlines import is_due
 from .entries import WorkerFailure
 from .events import WorkersExited, WorkersStarted, WorkersStopped
 from .job import Running
 from .ranks import assign
 from .reasons import AllSucceeded, CutOff, DeclaredLost, Reason, SignalReceived, WorkerFailed
-from .restart import root_cause_of
+from .restart import are_echoes, root_cause_of
 from .states import WorkerState
 from .values import evolve
 from .watching import is_fenced, is_fresh
@@ -28,9 +30,9 @@ def started(agent: Agent, event: WorkersStarted) -> Agent:
 
 
 def exited(agent: Agent, event: WorkersExited) -> Agent:
-    """Exits that follow the agent's own stop are its doing and blame nobody."""
+    """Workers that ended by themselves, be it while the others were being stopped. The adapter leaves out the rest."""
     workers = agent.workers
-    if event.round != workers.round or workers.stopping is not None or not workers.alive:
+    if event.round != workers.round or not workers.alive:
         return agent
     exits = dict(workers.exits) | {e.local_rank: e for e in event.exits}
     if any(e.failure for e in exits.values()):
@@ -57,6 +59,17 @@ def stopped(agent: Agent, event: WorkersStopped) -> Agent:
 
 def failures(workers: Workers) -> tuple[WorkerFailure, ...]:
     return tuple(e.failure for _, e in sorted(workers.exits.items()) if e.failure is not None)
+
+
+def is_held(agent: Agent) -> bool:
+    """Nothing is done about failures yet that all look like echoes, while a worker lives that may be the cause.
+
+    DDP, rank 1 raises and leaves through `destroy_process_group`: rank 0 sees its connection reset and is dead first.
+    """
+    workers = agent.workers
+    if not workers.alive or workers.stopping is not None or len(workers.exits) == agent.spec.local_world_size:
+        return False  # nobody is left that could be the cause, or its end is awaited anyway
+    return are_echoes(failures(workers)) and not is_due(agent, Timer.ECHO)
 
 
 def drive_workers(agent: Agent) -> tuple[Agent, list[Command]]:
@@ -124,7 +137,7 @@ def _why_stop(agent: Agent) -> Reason | None:
     assert workers.node is not None, "workers are alive, so a node started them"
     if agent.end is not None:
         return agent.end
-    if workers.state is WorkerState.FAILED:
+    if workers.state is WorkerState.FAILED and not is_held(agent):
         return WorkerFailed(workers.node, root_cause_of(failures(workers)))
     if workers.state is WorkerState.SUCCEEDED:
         return AllSucceeded()  # they are gone, but what they left behind may not be

@@ -78,7 +78,7 @@ def may_say(world: World, proc: Proc, entry: Entry) -> None:
     at = proc.said.get(entry)
     resay_s = proc.spec.resay_s
     # An accusation is forgotten between two fresh reads, so it is said with each: once per beat and watcher.
-    in_time = isinstance(entry, Lost) or at is None or world.now >= at + resay_s - SLACK
+    in_time = at is None or world.now >= at + resay_s - SLACK
     demand(in_time, "L3", f"{proc.name} says {entry} again too soon")
     proc.said[entry] = world.now
     job = proc.agent.job

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 import pytest
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, seed, settings
 
 COMMON = {
     "deadline": None,
@@ -31,6 +31,5 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Give every test drawn by Hypothesis the run's seed."""
     for item in items:
         test = getattr(item, "obj", None)
-        if hasattr(test, "hypothesis") and not hasattr(test, "_hypothesis_internal_use_seed"):
-            target = getattr(test, "__func__", test)
-            target._hypothesis_internal_use_seed = SEED
+        if hasattr(test, "hypothesis"):
+            seed(SEED)(test)

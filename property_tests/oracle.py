@@ -52,6 +52,8 @@ class Oracle:
     def feed(self, entry: Entry) -> None:
         if isinstance(entry, Opened):
             self._open(entry)
+        elif getattr(entry, "epoch", self.epoch) != self.epoch:
+            pass
         elif self.phase in ("gathering", "running") or (self.phase == "closed" and isinstance(entry, Left | Lost)):
             getattr(self, f"_{type(entry).__name__.lower()}")(entry)
             self._conclude()
@@ -146,6 +148,7 @@ class Oracle:
         node = entry.node
         running = self.phase == "running" and entry.round == self.round
         late = self.phase == "gathering" and entry.round == self.round - 1 and node in self.expected
+        late = late and node not in self.failed
         if self._in(node) and node in self.members and (running or late):
             self.done.add(node)
             if self.done == self.members:

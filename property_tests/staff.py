@@ -116,9 +116,6 @@ def _gone(world: World, proc: Proc, group: Group, at: float) -> None:
         stuck = tuple(1000 + i for i in sorted(group.running))
         group.is_stuck = True
     elif group.running:
-        if world.luck("term", 2):
-            exits = tuple(WorkerExit(i, group.failure(i, -15, "")) for i in sorted(group.running))
-            world.tell(proc, 0.0, lambda at: WorkersExited(at, round, exits))
         group.running.clear()
         _drag(world, group)
     port = 5000 + len(world.groups) * 10 + proc.number

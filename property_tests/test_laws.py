@@ -14,7 +14,7 @@ from reknit.core.agent import Agent, Spec
 from reknit.core.entries import Entry, Joined, Node, NodeId, Terms, WorkerFailure
 from reknit.core.fold import fold, fold_all
 from reknit.core.job import Closed, Job, Running
-from reknit.core.ranks import assign, node_of_rank
+from reknit.core.ranks import assign
 from reknit.core.step import step
 
 from . import oracle
@@ -104,14 +104,13 @@ MEMBERS = st.lists(st.tuples(st.sampled_from("tuv"), st.integers(1, 4)), min_siz
 
 @given(MEMBERS)
 def test_ranks_are_dense(members: list[Joined]) -> None:
-    """0..W-1, contiguous per node; role ranks 0.. per role; every rank is found again on its node."""
+    """0..W-1, contiguous per node; role ranks 0.. per role."""
     made = [assign(members, m.node) for m in members]
     assert [w.rank for a in made for w in a.workers] == list(range(made[0].world_size))
     for role in {m.role for m in members}:
         ranks = [w.role_rank for a in made if a.role == role for w in a.workers]
         assert ranks == list(range(len(ranks)))
         assert {a.role_world_size for a in made if a.role == role} == {len(ranks)}
-    assert all(node_of_rank(members, w.rank) == m for m, a in zip(members, made, strict=True) for w in a.workers)
 
 
 @settings(max_examples=100)

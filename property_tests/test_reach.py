@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from itertools import pairwise
+from random import Random
 
 import pytest
 from hypothesis import HealthCheck, Phase, find, settings
@@ -28,6 +29,7 @@ from reknit.core.reasons import (
     Unstable,
 )
 
+from .conftest import SEED
 from .play import play
 from .script import Script
 from .weather import scripts
@@ -122,6 +124,7 @@ def test_it_happens(goal: str) -> None:
     find(
         scripts(),
         reaches,
+        random=Random(SEED),
         settings=settings(
             max_examples=4000,
             phases=[Phase.generate],

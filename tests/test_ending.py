@@ -128,7 +128,13 @@ def test_a_succeeded_node_stays_until_the_job_closes() -> None:
 
 def test_a_succeeded_node_that_was_counted_out_shares_in_the_success() -> None:
     """Rule 10: it joins again as a standby, and its work still counts."""
-    playbook = succeeded() >> read(lost("n0", by="n1")) << ANY(Append, entry=ANY(Joined, node=node("n0", 1))) >> echo()
+    playbook = (
+        succeeded()
+        >> read(lost("n0", by="n1"))
+        >> ack()
+        << ANY(Append, entry=ANY(Joined, node=node("n0", 1)))
+        >> echo()
+    )
     result = finishing(playbook >> read(Succeeded(N1, 0)) << Append(Left(node("n0", 1))) >> echo())
     assert (result.state, set(result.return_values)) == (WorkerState.SUCCEEDED, {1})
 

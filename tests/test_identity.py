@@ -68,7 +68,7 @@ def test_it_stays_the_same_while_its_joining_is_on_its_way() -> None:
 def test_two_agents_that_start_at_once_do_not_become_one() -> None:
     """Both read an empty journal and say n0.0: the journal's order decides, and the nonce tells."""
     other = joined("n0", nonce="theirs")
-    assert newcomer(PAIR) << joining(0, 0) >> read(other) << joining(1, 0)
+    assert newcomer(PAIR) << joining(0, 0) >> read(other) >> ack() << joining(1, 0)
 
 
 # ---- being counted out -----------------------------------------------------------------------------------------------
@@ -79,14 +79,21 @@ def test_a_node_that_was_declared_lost_stops_and_comes_back_as_another() -> None
     playbook = (
         playing("n0", TRIO, joined("n1")) >> read(lost("n0", by="n1")) << Placeholder(StopWorkers, why=DeclaredLost())
     )
-    assert playbook >> after(1) >> read() >> stopped() << joining(1, 1)
-    assert playbook >> echo(joined("n1", 1)) >> ack() << Placeholder(StartWorkers, round=1)
+    assert playbook >> after(1) >> read() >> stopped() >> ack() << joining(1, 1)
+    assert playbook >> echo(joined("n1", 1)) << Placeholder(StartWorkers, round=1)
 
 
 def test_being_lost_again_while_coming_back_makes_another_one_more() -> None:
     """Each incarnation is gone for ever, so they must not be used twice."""
     playbook = playing("n0", TRIO, joined("n1")) >> read(lost("n0", by="n1")) << Placeholder(StopWorkers)
-    assert playbook >> stopped() << joining(1, 1) >> echo(lost("n0", by="n1", incarnation=1)) << joining(2, 1)
+    assert playbook >> stopped() >> ack() << joining(1, 1)
+    assert playbook >> echo(lost("n0", by="n1", incarnation=1)) >> ack() << joining(2, 1)
+
+
+def test_who_cannot_be_heard_does_not_come_back() -> None:
+    """A node that reads the journal and whose beats are swallowed would be counted out, and join, for ever."""
+    playbook = playing("n0", TRIO, joined("n1")) >> read(lost("n0", by="n1")) << Placeholder(StopWorkers)
+    assert playbook >> stopped() >> after(1) >> read() >> after(100) >> read()
 
 
 def test_a_leaving_node_does_not_come_back() -> None:
@@ -110,18 +117,18 @@ def test_an_agent_that_sees_another_in_its_place_ends() -> None:
 def test_workers_that_are_gone_for_a_private_reason_make_it_another() -> None:
     """Rule 5: the journal shows it as a running member. Nobody would ever hear of it again."""
     playbook = playing("n0", Terms(2, 2, fence_s=3.0), joined("n1")) >> cut_off() >> after(3)
-    assert playbook << Placeholder(StopWorkers, why=CutOff(3.0)) >> stopped() << joining(1, 1)
+    assert playbook << Placeholder(StopWorkers, why=CutOff(3.0)) >> stopped() >> ack() << joining(1, 1)
 
 
 def test_workers_that_vanish_without_having_been_stopped_make_it_another() -> None:
     """A warden that was killed takes the workers with it."""
-    assert playing("n0", PAIR, joined("n1")) >> stopped() << joining(1, 1)
+    assert playing("n0", PAIR, joined("n1")) >> stopped() >> ack() << joining(1, 1)
 
 
 def test_an_agent_without_workers_comes_back_as_another_after_a_gap() -> None:
     """Rule 5: a `Lost` of it may be on its way, and must not meet workers that it has started meanwhile."""
     playbook = newcomer(TRIO) << joining(0, 0) >> echo() >> ack() >> after(5) >> ack()
-    assert playbook >> read() << joining(1, 0)
+    assert playbook >> read() >> ack() << joining(1, 0)
 
 
 def test_a_gap_does_not_swallow_a_report() -> None:

@@ -277,11 +277,19 @@ def test_a_process_limit_is_reported(tmp_path: Path) -> None:
 def test_folders_that_cannot_be_made(make: Make, clock: Clock, tmp_path: Path) -> None:
     """A log folder on a full or missing disk is a failure with a name, not a crash of the agent."""
     (tmp_path / "file").write_text("")
-    workers = make("true", log_dir=str(tmp_path / "file"))
+    workers = make("true", log_dir=str(tmp_path / "file"), streams=StreamSettings(redirects=1))
     start(workers)
     (failure,) = failures(drive(workers, clock, WorkersExited))
     assert failure.exitcode == 71
-    assert failure.message == f"cannot start true: Not a directory: {tmp_path}/file/round_0"
+    assert failure.message == f"cannot write to {tmp_path}/file/round_0: Not a directory"
+
+
+def test_a_folder_that_nobody_needs_may_be_missing(make: Make, clock: Clock, tmp_path: Path) -> None:
+    """/tmp is full: no error file, and the job goes on."""
+    (tmp_path / "file").write_text("")
+    workers = make("true", log_dir=str(tmp_path / "file"))
+    start(workers)
+    assert failures(drive(workers, clock, WorkersExited)) == []
 
 
 # ---- failing ----

@@ -206,7 +206,7 @@ def test_no_workers_are_started_without_a_fresh_beat() -> None:
     assert playbook >> echo() >> ack() >> after(4.1) >> read(LastCall(0))
     assert not is_fresh(playbook.agent)
     # The read after the gap brings it back as another incarnation, as a `Lost` of it may be on its way.
-    assert playbook >> ack() >> read() << Placeholder(Append, entry=Placeholder(Joined, node=node("n0", 1)))
+    assert playbook >> ack() >> read() >> ack() << Placeholder(Append, entry=Placeholder(Joined, node=node("n0", 1)))
 
 
 def test_a_beat_within_the_limit_leaves_no_gap() -> None:

@@ -140,11 +140,46 @@ def test_a_failure_after_a_success_is_a_failure() -> None:
     assert playbook >> exits(bad) << stopping(WorkerFailed(ME, bad)) << Append(Failed(ME, 0, (bad,)))
 
 
-def test_exits_that_follow_the_agents_own_stop_blame_nobody() -> None:
-    """A worker that dies of our SIGTERM has not failed."""
+def test_a_worker_that_fails_while_the_others_are_stopped_is_reported_still() -> None:
+    """It died by itself, says the adapter, and may be the very cause of what ended the round."""
     playbook = playing("n0", TRIO, joined("n1")) >> read(lost("n1", by="n0")) << Placeholder(StopWorkers)
-    assert playbook >> exits(failure(0, -15)) >> stopped() << joining(1)
-    assert state(playbook) is WorkerState.STOPPED
+    assert playbook >> exits(failure()) << Append(failed("n0")) >> stopped() >> echo() << joining(1)
+    assert state(playbook) is WorkerState.FAILED
+
+
+# ---- echoes ----------------------------------------------------------------------------------------------------------
+
+ECHO = failure(0, message="RuntimeError: Connection reset by peer")
+CAUSE = failure(1, message="ValueError: boom")
+
+
+def test_an_echo_waits_for_its_cause() -> None:
+    """DDP: rank 1 raises and leaves through destroy_process_group, rank 0 sees the reset and is dead first."""
+    playbook = playing("n0", ALONE, local_world_size=2) >> exits(ECHO)
+    assert (
+        playbook
+        >> after(0.03)
+        >> exits(CAUSE)
+        << stopping(WorkerFailed(ME, CAUSE))
+        << Append(failed("n0", 0, ECHO, CAUSE))
+    )
+
+
+def test_an_echo_does_not_wait_for_ever() -> None:
+    """The cause may be on another node, or hang."""
+    playbook = playing("n0", ALONE, local_world_size=2) >> exits(ECHO) >> after(0.9)
+    assert playbook >> after(0.1) << stopping(WorkerFailed(ME, ECHO)) << Append(failed("n0", 0, ECHO))
+
+
+def test_an_echo_that_leaves_nobody_alive_waits_for_nobody() -> None:
+    """There is no cause to come."""
+    assert playing("n0", ALONE) >> exits(ECHO) << stopping(WorkerFailed(ME, ECHO)) << Append(failed("n0", 0, ECHO))
+
+
+def test_an_echo_ends_the_wait_when_the_round_has_ended_elsewhere() -> None:
+    """The cause is in the journal."""
+    playbook = playing("n0", PAIR, joined("n1"), local_world_size=2) >> exits(ECHO)
+    assert playbook >> read(failed("n1")) << Placeholder(StopWorkers) << Append(failed("n0", 0, ECHO))
 
 
 @pytest.mark.parametrize("event", [exits(failure(), round=7), exits(0, round=-1), up(7), stopped(7)])
@@ -261,3 +296,9 @@ def test_with_a_fence_a_node_that_is_counted_out_has_no_grace() -> None:
     """That it was counted out means that its fence has run out, even if it only wakes up to read it."""
     playbook = playing("n0", Terms(1, 3, fence_s=2.0), joined("n1"), joined("n2"))
     assert playbook >> read(lost("n0", by="n1")) << stopping(DeclaredLost(), signal=9, grace_s=0.0)
+
+
+def test_an_echo_is_reported_before_the_node_joins_again() -> None:
+    """The wait for its cause ends with the workers: held longer, the failure would never be said."""
+    playbook = playing("n0", PAIR, joined("n1"), local_world_size=2) >> read(failed("n1")) << Placeholder(StopWorkers)
+    assert playbook >> exits(ECHO) << Append(failed("n0", 0, ECHO)) >> stopped() >> echo() << joining(1)

@@ -141,17 +141,22 @@ class Processes:
                 os.unlink(os.path.join(folder, "error.json"))
             except FileNotFoundError:
                 pass
+        except OSError:
+            if self._streams.has_files:
+                raise
+            return ""  # a disk that is full is no reason to fail for want of an error file
         return folder
 
     def _not_started(self, worker: WorkerRanks, error: OSError | ValueError) -> WorkerFailure:
         reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-        # posix_spawn reports the program as the file name; another file is worth naming.
-        about = error.filename if isinstance(error, OSError) and error.filename != self._argv[0] else None
+        # posix_spawn reports the program as the file name; any other file is one of the worker's output.
+        file = error.filename if isinstance(error, OSError) and error.filename != self._argv[0] else None
+        what = f"cannot write to {file}" if file else f"cannot start {self._argv[0]}"
         return WorkerFailure(
             local_rank=worker.local_rank,
             rank=worker.rank,
             exitcode=spawn_exitcode(error),
-            message=f"cannot start {self._argv[0]}: {reason}" + (f": {about}" if about else ""),
+            message=f"{what}: {reason}",
         )
 
     # ---- stopping ----
@@ -277,6 +282,10 @@ class Processes:
     def say(self, line: str) -> None:
         """A line on the console, in order with the workers' output. Never waits."""
         self._streams.say(line)
+
+    def flush(self, deadline_s: float) -> bool:
+        """Wait until everything that was said or read is written; False if it is not by then."""
+        return self._streams.finish(deadline_s)
 
     # ---- the end ----
 

@@ -88,7 +88,7 @@ BUGS = (
     Bug(
         "newcomer-before-an-old-seat",
         1,
-        "fold._sealed",
+        "sealing.sealed",
         ", j.node.id not in job.seats",
         "",
         "S1",
@@ -422,7 +422,7 @@ BUGS = (
     Bug(
         "seat-by-arrival",
         0,
-        "fold._sealed",
+        "sealing.sealed",
         "sorted(chosen, key=lambda j: seats[j.node.id])",
         "chosen",
         "S1",
