@@ -28,6 +28,7 @@ ECHOES = (
     "communicator was aborted",
     "collective operation timeout",
     "socket closed",
+    "connection refused",
 )
 """What the exception of a worker whose peer died says, in lower case. Seen in gloo, NCCL and TCPStore."""
 

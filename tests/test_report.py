@@ -223,3 +223,22 @@ def test_a_corrupt_error_file_is_named(tmp_path: Path, content: str) -> None:
     assert f"the error file {tmp_path}/reknit_" in job.said[-1]
     assert "error.json cannot be understood: " in job.said[-1]
     assert "Traceback" not in job.err
+
+
+def test_a_ddp_crash_is_blamed_on_who_raised(tmp_path: Path) -> None:
+    """Its peers see their connection reset, and are often dead first: torchrun blames them."""
+    pytest.importorskip("torch")
+    script = """
+        import os, torch, torch.distributed as dist
+        dist.init_process_group("gloo")
+        try:
+            for i in range(1000):
+                if i == 20 and os.environ["RANK"] == "1":
+                    raise ValueError("boom")
+                dist.all_reduce(torch.ones(1000))
+        finally:
+            dist.destroy_process_group()
+    """
+    status, job = run(tmp_path, "--nproc-per-node=3", "w.py", script=script)
+    assert status == 1
+    assert "  rank 1 failed first (node N, local rank 1, pid P): exit code 1, ValueError: boom" in job.said
