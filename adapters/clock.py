@@ -13,7 +13,10 @@ import sys
 import time
 from collections.abc import Iterable
 from math import ceil
-from typing import Any
+
+TYPE_CHECKING = False  # as in core/values
+if TYPE_CHECKING:
+    from typing import Any
 
 _LONGEST_WAIT_S = 86_400.0
 """Waking up early is allowed; the system call's own limit is 24 days."""

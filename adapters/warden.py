@@ -20,9 +20,12 @@ import os
 import signal
 import sys
 from collections.abc import Callable
-from typing import NoReturn
 
 from .children import become_subreaper, sweep_counting
+
+TYPE_CHECKING = False  # as in core/values
+if TYPE_CHECKING:
+    from typing import NoReturn
 
 _FORWARDED = frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2})
 """Any other catchable signal that ends a process ends the warden, and the agent sees the end of the life-line."""

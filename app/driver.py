@@ -10,33 +10,36 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from typing import assert_never
 
-from attrs import define
-
-from reknit.adapters.ports import Clock, Journal, Liveness, Requests, Workers
 from reknit.core.agent import Agent
 from reknit.core.commands import Append, Beat, Command, Finish, StartWorkers, StopWorkers
 from reknit.core.events import Counters, EntriesRead, Event, Started, StopRequested, Woken
 from reknit.core.step import step
+from reknit.core.values import assert_never
+
+TYPE_CHECKING = False  # as in core/values
+if TYPE_CHECKING:
+    from reknit.adapters.ports import Clock, Journal, Liveness, Requests, Workers
 
 Observer = Callable[[Agent, Event, Agent, Sequence[Command]], None]
 """Told of every step: the agent before, the event, the agent after, the commands."""
 
 
-@define
 class Ports:
     """One agent's world."""
 
-    clock: Clock
-    journal: Journal
-    liveness: Liveness
-    workers: Workers
-    requests: Requests
-    position: int = 0
-    """Entries read so far."""
-    owes_read: bool = True
-    """The next read is told even if it is empty: at the start, and after a beat, to show that the journal answers."""
+    def __init__(
+        self, clock: Clock, journal: Journal, liveness: Liveness, workers: Workers, requests: Requests
+    ) -> None:
+        self.clock = clock
+        self.journal = journal
+        self.liveness = liveness
+        self.workers = workers
+        self.requests = requests
+        self.position = 0
+        """Entries read so far."""
+        self.owes_read = True
+        """The next read is told even if it is empty: at the start, and after a beat, it shows that there is one."""
 
 
 def drive(agent: Agent, ports: Ports, nonce: str, observe: Observer) -> Agent:

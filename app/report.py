@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Sequence
-from typing import assert_never
 
 from reknit.core import reasons
 from reknit.core.agent import Agent
@@ -12,6 +11,7 @@ from reknit.core.commands import Command, Result
 from reknit.core.entries import WorkerFailure
 from reknit.core.events import Event
 from reknit.core.states import WorkerState
+from reknit.core.values import assert_never
 
 USAGE, BUG, INTERRUPTED = 2, 70, 130
 _CANNOT_STOP, _NO_STORE, _CONFIGURATION, _REPLACED, _TOO_FEW = 71, 74, 78, 76, 75

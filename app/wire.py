@@ -9,12 +9,15 @@ from collections.abc import Mapping, Sequence
 
 from reknit.adapters.clock import Clock, Signals
 from reknit.adapters.journals.memory import MemoryJournal, MemoryLiveness
-from reknit.adapters.ports import Console
 from reknit.adapters.workers.processes import Processes
 
 from .config import Config
 from .driver import Ports
 from .options import UsageError
+
+TYPE_CHECKING = False  # as in core/values
+if TYPE_CHECKING:
+    from reknit.adapters.ports import Console
 
 
 class Requests:

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from enum import Enum
 
-from attrs import field
-
 from .commands import Result
 from .entries import Entry, Node, NodeId, Terms
 from .events import WorkerExit
@@ -14,7 +12,7 @@ from .job import Job, Outcome
 from .ranks import Assignment
 from .reasons import Reason
 from .states import WorkerState
-from .values import frozen
+from .values import EMPTY, frozen
 
 
 @frozen
@@ -54,7 +52,7 @@ class Workers:
     stopping: Reason | None = None
     kill_at: float = 0.0
     """When SIGKILL follows, while stopping."""
-    exits: Mapping[int, WorkerExit] = field(factory=dict)
+    exits: Mapping[int, WorkerExit] = EMPTY
     """By local rank; those that ended by themselves."""
     assignment: Assignment | None = None
     stuck: tuple[int, ...] = ()
@@ -86,7 +84,7 @@ class Pulse:
     gap: bool = False
     """Nothing was acknowledged for longer than the silence limit, and the journal has not been read since."""
     watch: tuple[Node, ...] = ()
-    heard: Mapping[Node, tuple[int, float]] = field(factory=dict)
+    heard: Mapping[Node, tuple[int, float]] = EMPTY
     """Per watched node its counter, and for how many seconds of fresh reads it stood still."""
 
 
@@ -130,9 +128,9 @@ class Agent:
     """Why the journal cannot be reached, while it cannot."""
     end: Reason | None = None
     """Why this agent must end whatever the job does."""
-    said: Mapping[Entry, float] = field(factory=dict)
+    said: Mapping[Entry, float] = EMPTY
     """What was said and is not in the journal yet, and when."""
-    since: Mapping[tuple[Timer, int], float] = field(factory=dict)
+    since: Mapping[tuple[Timer, int], float] = EMPTY
     """Running timers, per round."""
     pulse: Pulse = Pulse()
     wakes_at: float | None = None

@@ -9,13 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from attrs import field
-
 from .entries import Entry, Node, WorkerFailure
 from .ranks import Assignment
 from .reasons import Reason
 from .states import WorkerState
-from .values import frozen
+from .values import EMPTY, frozen
 
 # The same on every POSIX system. `describe` alone imports `signal`, for the names.
 SIGTERM = 15
@@ -68,9 +66,9 @@ class Result:
     state: WorkerState
     """SUCCEEDED, FAILED, STOPPED when the node left before the job ended, UNHEALTHY when it cannot stop its workers."""
     why: Reason
-    return_values: Mapping[int, object] = field(factory=dict)
+    return_values: Mapping[int, object] = EMPTY
     """This node's ranks if the job succeeded, else empty."""
-    failures: Mapping[int, WorkerFailure] = field(factory=dict)
+    failures: Mapping[int, WorkerFailure] = EMPTY
     """The workers of the last round that failed, as far as the journal tells, else empty."""
 
 

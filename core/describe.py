@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from signal import Signals
-from typing import assert_never
 
 from . import reasons
 from .agent import Agent
@@ -12,6 +11,7 @@ from .commands import SIGKILL, Append, Beat, Command, Finish, StartWorkers, Stop
 from .entries import Entry, WorkerFailure
 from .job import Gathering, Job, Running
 from .reasons import Reason
+from .values import assert_never
 
 
 def signal_name(number: int) -> str:

@@ -14,11 +14,15 @@ a reader that meets another kind must end (see `codec`), because two folds that 
 from __future__ import annotations
 
 from enum import Enum
-from typing import NewType
 
-from .values import frozen
+from .values import TYPE_CHECKING, frozen
 
-NodeId = NewType("NodeId", str)
+if TYPE_CHECKING:
+    from typing import NewType
+
+    NodeId = NewType("NodeId", str)
+else:
+    NodeId = str
 
 FORMAT = 1
 """Version of the entries and of the fold. Agents of one job must agree on it."""

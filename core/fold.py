@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from functools import reduce
-from typing import assert_never
 
 from .entries import (
     Aborted,
@@ -42,7 +41,7 @@ from .reasons import (
 )
 from .restart import judge, root_cause
 from .sealing import sealed
-from .values import evolve
+from .values import assert_never, evolve
 
 
 def fold(job: Job, entry: Entry) -> Job:  # noqa: C901  # a dispatcher: one arm per entry

@@ -8,8 +8,6 @@
 
 from __future__ import annotations
 
-from attrs import fields
-
 from .agent import Agent, Pulse
 from .entries import Node
 from .events import EntriesRead
@@ -57,6 +55,10 @@ def _taking_part(agent: Agent) -> Agent:
 
 def _differences(agent: Agent) -> tuple[tuple[str, str, str], ...]:
     theirs, ours = agent.job.terms, agent.spec.terms
+    if theirs == ours:
+        return ()
+    from attrs import fields  # slow to import, and needed here alone
+
     pairs = [
         (a.name, getattr(there, a.name), getattr(here, a.name))
         for there, here in ((theirs, ours), (theirs.restarts, ours.restarts))

@@ -12,11 +12,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from enum import Enum
 
-from attrs import field
-
 from .entries import Admission, Failed, Joined, Node, NodeId, Terms
 from .reasons import Reason
-from .values import frozen
+from .values import EMPTY, frozen
 
 
 class Verdict(Enum):
@@ -81,9 +79,9 @@ class Job:
     epoch: int = 0
     past: tuple[Outcome, ...] = ()
     """Outcomes of the epochs before this one."""
-    live: Mapping[NodeId, Joined] = field(factory=dict)
+    live: Mapping[NodeId, Joined] = EMPTY
     """The latest `Joined` of every live node, in the order in which they came."""
-    gone: Mapping[NodeId, int] = field(factory=dict)
+    gone: Mapping[NodeId, int] = EMPTY
     """The highest incarnation of each node that is gone for ever."""
     leaving: frozenset[Node] = frozenset()
     members: tuple[Joined, ...] = ()
@@ -93,7 +91,7 @@ class Job:
     """What ended the round before the one that runs or is gathered. None before the first."""
     succeeded: frozenset[Node] = frozenset()
     """Members of the last sealed round whose workers all exited with 0."""
-    seats: Mapping[NodeId, int] = field(factory=dict)
+    seats: Mapping[NodeId, int] = EMPTY
     """Every node's place in rank order, for as long as the epoch lasts. Holes are not filled."""
     spent: int = 0
     unspent: int = 0

@@ -13,8 +13,6 @@
 
 from __future__ import annotations
 
-from typing import assert_never
-
 from .agent import Agent, StopRequest, Timer
 from .commands import SIGKILL, Command
 from .deadlines import is_due, next_wake, run_timers
@@ -34,7 +32,7 @@ from .events import (
 )
 from .identity import after_private_loss, read
 from .reasons import StoreLost
-from .values import evolve, frozen
+from .values import assert_never, evolve, frozen
 from .wanted import drive_sayings
 from .watching import accusations, drive_beats, heard, noticed_gap
 from .working import drive_workers, exited, started, stopped

@@ -87,7 +87,8 @@ def test_a_real_limit_of_processes(tmp_path: Path) -> None:
     for limit in (1, 2, 3, 4, 5):
         patch = f"""
 import os, resource, sys
-import reknit.adapters.warden, reknit.app.run, reknit.core.describe, reknit.adapters.errors, reknit.adapters.tracebacks
+import inspect, re, traceback, reknit.adapters.warden, reknit.app.run, reknit.core.describe, reknit.adapters.errors
+import reknit.adapters.tracebacks
 os.setgroups([]); os.setgid(65534); os.setuid(65534 - 7)
 resource.setrlimit(resource.RLIMIT_NPROC, ({limit}, {limit}))
 """

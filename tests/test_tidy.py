@@ -23,6 +23,7 @@ CORE_MAY_IMPORT = {
     "collections",
     "enum",
     "functools",
+    "inspect",  # in values, when somebody asks for a signature
     "itertools",
     "json",
     "operator",

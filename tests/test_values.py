@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+import inspect
+import os
 import pickle
+import subprocess
+import sys
 from collections.abc import Mapping
+from pathlib import Path
 
 import attrs
 import pytest
-from attrs import field
 
+import reknit
 from reknit.core import agent, commands, entries, events, job, ranks, reasons
-from reknit.core.values import evolve, frozen
+from reknit.core.values import EMPTY, evolve, frozen
+
+# No site-packages, where a .pth file may import anything.
+BARE = {**os.environ, "PYTHONPATH": str(Path(reknit.__file__).parents[1])}
 
 
 @frozen
@@ -26,13 +34,13 @@ class One:
 @frozen
 class Two:
     left: int
-    right: Mapping[str, int] = field(factory=dict)
+    right: Mapping[str, int] = EMPTY
 
 
 @frozen
 class Twin:
     left: int
-    right: Mapping[str, int] = field(factory=dict)
+    right: Mapping[str, int] = EMPTY
 
 
 def test_equal_are_values_of_one_class_with_equal_fields() -> None:
@@ -77,9 +85,27 @@ def test_a_copy_with_a_field_that_is_none_is_refused() -> None:
         evolve(One(1), onyl=2)
 
 
-def test_defaults_are_made_for_each_value() -> None:
-    """A shared mapping would be one job's members in another's."""
-    assert Two(1).right is not Two(1).right
+def test_a_default_mapping_cannot_be_changed() -> None:
+    """It is shared: one job's members would be in another's."""
+    with pytest.raises(TypeError):
+        Two(1).right["a"] = 1  # type: ignore[index]
+    assert Two(1).right == {}
+
+
+def test_attrs_takes_them_for_its_own() -> None:
+    """`has`, `fields`, `evolve` and `asdict` are how others work with values, Hypothesis among them."""
+    assert attrs.has(Two)
+    assert [(a.name, a.default is attrs.NOTHING) for a in attrs.fields(Two)] == [("left", True), ("right", False)]
+    assert attrs.evolve(Two(1), left=2) == Two(2)
+    assert attrs.asdict(Two(1, {"a": 2})) == {"left": 1, "right": {"a": 2}}
+    assert list(inspect.signature(Two).parameters) == ["left", "right"]
+
+
+def test_an_agent_is_made_without_attrs() -> None:
+    """It took half of the time before the first worker; so did the modules that it needs."""
+    script = "import sys, reknit.app.run; print({'attr', 'attrs', 'typing', 're', 'inspect'} & set(sys.modules))"
+    done = subprocess.run([sys.executable, "-S", "-c", script], env=BARE, capture_output=True, text=True, check=True)
+    assert done.stdout == "set()\n"
 
 
 def test_a_value_is_shown_as_it_is_written() -> None:

@@ -12,8 +12,11 @@ import signal
 from collections.abc import Mapping
 
 from reknit.adapters.children import signal_group
-from reknit.adapters.ports import Clock
 from reknit.adapters.streams import WorkerStreams
+
+TYPE_CHECKING = False  # as in core/values
+if TYPE_CHECKING:
+    from reknit.adapters.ports import Clock
 
 _CANNOT_EXECUTE = (errno.EACCES, errno.ENOEXEC)
 

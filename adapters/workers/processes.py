@@ -17,7 +17,6 @@ from collections.abc import Mapping, Sequence
 from reknit.adapters.bootstrap import Reservation
 from reknit.adapters.children import reap, sweep
 from reknit.adapters.errors import explain
-from reknit.adapters.ports import Clock
 from reknit.adapters.streams import Streams, StreamSettings
 from reknit.core.commands import StartWorkers, StopWorkers
 from reknit.core.entries import WorkerFailure
@@ -27,6 +26,10 @@ from reknit.core.ranks import Assignment, WorkerRanks
 from .environment import arguments, environment
 from .leaders import Leader, spawn, spawn_exitcode
 from .strays import STUCK_AFTER_S, Strays
+
+TYPE_CHECKING = False  # as in core/values
+if TYPE_CHECKING:
+    from reknit.adapters.ports import Clock
 
 _AT_ONCE = 0.0
 _STDERR_LINES = 20

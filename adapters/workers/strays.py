@@ -10,9 +10,12 @@ import signal
 from collections.abc import Collection
 
 from reknit.adapters.children import children, reaped, signal_process
-from reknit.adapters.ports import Clock
 
 from .leaders import PidWatch
+
+TYPE_CHECKING = False  # as in core/values
+if TYPE_CHECKING:
+    from reknit.adapters.ports import Clock
 
 _GRACE_S = 1.0
 STUCK_AFTER_S = 5.0
