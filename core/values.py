@@ -35,13 +35,16 @@ def assert_never(value: Never) -> NoReturn:
 
 
 class _Late:
-    """A class attribute that is made when it is first looked at."""
+    """A class attribute that is made when it is first looked at, and then takes this one's place."""
 
-    def __init__(self, make: Callable[[Any], Any]) -> None:
+    def __init__(self, name: str, make: Callable[[Any], Any]) -> None:
+        self._name = name
         self._make = make
 
     def __get__(self, instance: object, cls: Any) -> Any:
-        return self._make(cls)
+        made = self._make(cls)
+        setattr(cls, self._name, made)
+        return made
 
 
 def _attributes(cls: Any) -> Any:
@@ -111,8 +114,8 @@ _SHARED = {
     "__reduce__": _reduce,
     "__setattr__": _refuse,
     "__delattr__": _refuse,
-    "__attrs_attrs__": _Late(_attributes),
-    "__signature__": _Late(_signature),
+    "__attrs_attrs__": _Late("__attrs_attrs__", _attributes),
+    "__signature__": _Late("__signature__", _signature),
 }
 
 
