@@ -30,7 +30,8 @@ def main() -> int:
     elif verb in ("--help", "-h"):
         _show(_HELP)
     else:
-        print(f"reknit: {verb} is no command; see reknit --help", file=sys.stderr)
+        advice = f"did you mean: reknit run {verb}?" if os.path.exists(verb) else "see reknit --help"
+        print(f"reknit: {verb} is no command; {advice}", file=sys.stderr)
         return 2
     return 0
 

@@ -62,7 +62,7 @@ def configure(parsed: Parsed, environ: Mapping[str, str]) -> Config:
         streams=StreamSettings(
             redirects=_masks(parsed, "redirects"),
             tee=_masks(parsed, "tee"),
-            shown=_local_ranks(parsed),
+            shown=_local_ranks(parsed, workers),
             prefix=parsed["log-line-prefix-template"],
         ),
         signals=_signals(parsed["signals-to-handle"]),
@@ -214,12 +214,15 @@ def _masks(parsed: Parsed, name: str) -> int | Mapping[int, int]:
     return masks
 
 
-def _local_ranks(parsed: Parsed) -> frozenset[int]:
+def _local_ranks(parsed: Parsed, workers: int) -> frozenset[int]:
     text = parsed["local-ranks-filter"]
     try:
-        return frozenset(int(rank) for rank in text.split(",")) if text else frozenset()
+        shown = frozenset(int(rank) for rank in text.split(",")) if text else frozenset()
     except ValueError:
         raise UsageError(f"{parsed.spelled('local-ranks-filter')}: numbers, separated by commas") from None
+    if any(rank not in range(workers) for rank in shown):
+        raise UsageError(f"{parsed.spelled('local-ranks-filter')}: local ranks are 0 to {workers - 1}")
+    return shown
 
 
 def _signals(text: str) -> tuple[int, ...]:

@@ -45,7 +45,7 @@ OPTIONS = (
     Option("role", "role of the workers", "NAME", "default"),
     Option("module", "the script is a module: python -m", short="m"),
     Option("no-python", "execute the script itself, not Python with it"),
-    Option("log-dir", "folder for the workers' output and error files (default: a temporary one)", "DIR"),
+    Option("log-dir", "folder for what --redirects and --tee write (default: a temporary one)", "DIR"),
     Option("redirects", "what goes to files: 0 nothing, 1 stdout, 2 stderr, 3 both; or RANK:N,RANK:N", "N", "0", "r"),
     Option("tee", "likewise, but shown as well, with a prefix", "N", "0", "t"),
     Option("local-ranks-filter", "show the output of these local ranks only", "RANK,RANK"),
@@ -104,7 +104,7 @@ def parse(argv: Sequence[str], environ: Mapping[str, str]) -> Parsed:
         option, in_word = _recognised(argv[at])
         at += 1
         if in_word is None and option.metavar:
-            if at == len(argv):
+            if at == len(argv) or argv[at].startswith("--"):
                 raise UsageError(f"--{option.name} needs a value: --{option.name}={option.metavar}")
             in_word = argv[at]
             at += 1

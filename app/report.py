@@ -10,6 +10,7 @@ from reknit.core.agent import Agent
 from reknit.core.commands import Command, Result
 from reknit.core.entries import WorkerFailure
 from reknit.core.events import Event
+from reknit.core.restart import is_echo
 from reknit.core.states import WorkerState
 from reknit.core.values import assert_never
 
@@ -109,6 +110,8 @@ def _details(failure: WorkerFailure, node: str) -> Iterator[str]:
     pid = f", pid {failure.pid}" if failure.pid else ""  # it may not have been started at all
     where = f"node {node}, local rank {failure.local_rank}{pid}"
     yield f"  rank {failure.rank} failed first ({where}): {how_text(failure)}"
+    if is_echo(failure):
+        yield "  this looks like the consequence of another worker's end"
     if failure.traceback:
         yield "  its traceback:"
         yield from (f"    {line}" for line in failure.traceback.splitlines())
@@ -123,4 +126,9 @@ def _details(failure: WorkerFailure, node: str) -> Iterator[str]:
 
 def _says(lines: Sequence[str], traceback: str) -> bool:
     """Whether the traceback already shows these lines."""
-    return bool(traceback) and all(line.strip() in traceback for line in lines[-3:])
+    return bool(traceback) and all(_without_rank(line).strip() in traceback for line in lines[-3:])
+
+
+def _without_rank(line: str) -> str:
+    """torch puts `[rank3]: ` before each line of a traceback."""
+    return line.partition("]: ")[2] if line.startswith("[rank") else line

@@ -43,9 +43,10 @@ def _run(argv: Sequence[str], environ: Mapping[str, str], life_line: int) -> int
             pass  # nobody reads it
         return 0
     config = configure(parsed, environ)
-    for notice in config.notices:
-        say(notice)
     logs = LogFolder(config)
+    for notice in (*config.notices, logs.notice):
+        if notice:
+            say(notice)
     ports, console = wire(config, environ, life_line, logs.path)
     gc.freeze()  # see cli: what was imported stays
     gc.enable()

@@ -68,6 +68,11 @@ class LogFolder:
             flag = f"--log-dir={base}" if config.log_base else f"temporary folder {base}"
             raise UsageError(f"{flag}: {e.strerror}") from None
 
+    @property
+    def notice(self) -> str:
+        """Where the output goes, if the user cannot know."""
+        return f"the workers' output: {self.path}" if self.path and self._is_wanted else ""
+
     def close(self) -> None:
         """Remove a folder that nobody asked for: what it held has been reported."""
         if self._is_wanted or not self.path:

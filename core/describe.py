@@ -95,7 +95,7 @@ def decisions(before: Agent, after: Agent, commands: Sequence[Command]) -> Itera
         match command:
             case StopWorkers(round, signal, grace_s, why) if not isinstance(why, reasons.AllSucceeded):
                 if round == before.workers.round and before.workers.stopping is not None:
-                    yield f"asked again to stop: SIGKILL in {grace_s:g} s"
+                    yield f"asked again to stop: SIGKILL {f'in {grace_s:g} s' if grace_s else 'now'}"
                 elif len(after.workers.exits) == after.spec.local_world_size:
                     yield reason_text(why)  # there is nobody left to stop
                 else:

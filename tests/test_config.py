@@ -93,7 +93,8 @@ def test_masks_by_rank() -> None:
     """Local ranks have more than one digit on big hosts; torchrun refuses 10:3."""
     assert config("-r=3").streams.redirects == 3
     assert config("-t=0:1,10:3").streams.tee == {0: 1, 10: 3}
-    assert config("--local-ranks-filter=0,2").streams.shown == {0, 2}
+    assert config("--local-ranks-filter=0,2", "--nproc-per-node=3").streams.shown == {0, 2}
+    assert refused("--local-ranks-filter=2", "--nproc-per-node=2").endswith("local ranks are 0 to 1")
 
 
 def test_the_prefix_template_is_passed_on() -> None:

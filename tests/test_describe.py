@@ -103,7 +103,7 @@ def test_a_run_that_is_stopped() -> None:
         FIRST_ALONE,
         f"SIGTERM received; {STOPPING}",
         "asked again to stop: SIGKILL in 5 s",
-        "asked again to stop: SIGKILL in 0 s",
+        "asked again to stop: SIGKILL now",
     ]
 
 

@@ -119,6 +119,19 @@ def test_all_that_is_known_is_told() -> None:
     ]
 
 
+def test_an_echo_is_called_one() -> None:
+    """When nobody else can be blamed, the reader must not look for a bug where there is none."""
+    failure = failed(message="RuntimeError: Connection closed by peer")
+    assert "  this looks like the consequence of another worker's end" in report(failure)
+    assert len(report(failed())) < len(report(failure))
+
+
+def test_torchs_rank_prefix_makes_no_other_lines_of_it() -> None:
+    """Once a process group is there, torch puts the rank before each line of a traceback."""
+    failure = failed(traceback="Traceback …\nE: x\n", stderr=("[rank0]: Traceback …", "[rank0]: E: x"))
+    assert "  its last lines on stderr:" not in report(failure)
+
+
 def test_nothing_is_told_twice() -> None:
     """The traceback came from stderr: the same lines again would hide it."""
     assert "  its last lines on stderr:" not in report(failed(traceback="T\nE: x\n", stderr=("T", "E: x")))
