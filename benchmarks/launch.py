@@ -103,7 +103,9 @@ for step in range(20):
     model(torch.ones(4, 8)).square().mean().backward()
     optimizer.step()
 tell("trained")
-dist.destroy_process_group()
+dist.barrier()
+# Tearing gloo down aborts now and then, with no launcher at all (6 of 14 runs): that is not what is measured.
+os._exit(0)
 """
 )
 
