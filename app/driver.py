@@ -15,9 +15,8 @@ from reknit.core.agent import Agent
 from reknit.core.commands import Append, Beat, Command, Finish, StartWorkers, StopWorkers
 from reknit.core.events import Counters, EntriesRead, Event, Started, StopRequested, Woken
 from reknit.core.step import step
-from reknit.core.values import assert_never
+from reknit.core.values import TYPE_CHECKING, assert_never
 
-TYPE_CHECKING = False  # as in core/values
 if TYPE_CHECKING:
     from reknit.adapters.ports import Clock, Journal, Liveness, Requests, Workers
 

@@ -10,12 +10,12 @@ from collections.abc import Mapping, Sequence
 from reknit.adapters.clock import Clock, Signals
 from reknit.adapters.journals.memory import MemoryJournal, MemoryLiveness
 from reknit.adapters.workers.processes import Processes
+from reknit.core.values import TYPE_CHECKING
 
 from .config import Config
 from .driver import Ports
 from .options import UsageError
 
-TYPE_CHECKING = False  # as in core/values
 if TYPE_CHECKING:
     from reknit.adapters.ports import Console
 

@@ -139,6 +139,11 @@ class Agent:
     """Set once, with `Finish`."""
 
     @property
+    def is_departing(self) -> bool:
+        """The job is over, or this node must leave it: what is left to say is goodbye."""
+        return bool(self.outcome is not None or self.leaving is not None or self.workers.stuck)
+
+    @property
     def outcome(self) -> Outcome | None:
         """How this agent's epoch of the job ended, however long ago."""
         if self.epoch is None:

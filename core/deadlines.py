@@ -52,8 +52,7 @@ def _conditions(agent: Agent) -> Iterator[tuple[Timer, int]]:
     job = agent.job
     if agent.outage is not None:
         yield Timer.OUTAGE, 0
-    is_over = agent.outcome is not None or agent.leaving is not None or agent.workers.stuck
-    if is_over and not agent.workers.alive:
+    if agent.is_departing and not agent.workers.alive:
         yield Timer.LINGER, 0
     if agent.workers.state is WorkerState.FAILED and agent.workers.alive:
         yield Timer.ECHO, agent.workers.round
@@ -66,7 +65,7 @@ def _conditions(agent: Agent) -> Iterator[tuple[Timer, int]]:
             yield Timer.GIVE_UP, job.round
         elif can_seal(job):
             yield Timer.LAST_CALL, job.round
-        if agent.me in job.phase.expected:
+        if job.is_expected(agent.me):
             yield Timer.BACKOFF, job.round
     elif isinstance(job.phase, Running) and job.terms.admission is Admission.SOON and admissible(job):
         yield Timer.ADMIT, job.round

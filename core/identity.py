@@ -12,7 +12,7 @@ from .agent import Agent, Pulse
 from .entries import Node
 from .events import EntriesRead
 from .fold import fold_all
-from .job import Closed, Gathering, Running, Unopened, Verdict
+from .job import Closed, Running, Unopened, Verdict
 from .reasons import AlreadyFinished, Replaced, TermsDiffer
 from .states import WorkerState
 from .values import evolve
@@ -93,16 +93,14 @@ def _after_gap(agent: Agent) -> Agent:
     if not pulse.gap or pulse.acked_at is None or agent.at - pulse.acked_at > agent.job.terms.silence_s:
         return agent
     agent = evolve(agent, pulse=evolve(pulse, gap=False))
-    phase = agent.job.phase
-    is_expected = isinstance(phase, Gathering) and agent.me in phase.expected
-    if agent.workers.alive or _is_over(agent) or is_expected or owed(agent) is not None:
+    if agent.workers.alive or _is_over(agent) or agent.job.is_expected(agent.me) or owed(agent) is not None:
         return agent  # expected: as the same it still has to come back, and its failure counts as its own
     return _renewed(agent)
 
 
 def _is_over(agent: Agent) -> bool:
     """This agent is on its way out: to be gone in the journal is its wish."""
-    return bool(agent.leaving is not None or agent.end is not None or agent.outcome is not None or agent.workers.stuck)
+    return agent.is_departing or agent.end is not None
 
 
 def _renewed(agent: Agent) -> Agent:

@@ -111,6 +111,10 @@ class Job:
         joined = self.live.get(node.id)
         return joined is not None and joined.node == node
 
+    def is_expected(self, node: Node) -> bool:
+        """It is still to come back from the last round, while the next one is gathered."""
+        return isinstance(self.phase, Gathering) and node in self.phase.expected
+
     def is_gone(self, node: Node) -> bool:
         return self.gone.get(node.id, -1) >= node.incarnation
 

@@ -62,7 +62,7 @@ def owed(agent: Agent) -> Failed | Succeeded | None:
     if isinstance(phase, Running):
         in_time = phase.round == workers.round
     else:
-        in_time = isinstance(phase, Gathering) and phase.round - 1 == workers.round and me in phase.expected
+        in_time = job.is_expected(me) and job.round - 1 == workers.round
     if not in_time:
         return None
     if workers.state is WorkerState.SUCCEEDED:
@@ -94,7 +94,7 @@ def _wanted(agent: Agent) -> Iterator[Entry]:
     job = agent.job
     if agent.end is not None:
         return
-    if agent.leaving is not None or agent.outcome is not None or agent.workers.stuck:
+    if agent.is_departing:
         yield from _goodbye(agent)
         return
     if isinstance(job.phase, Unopened):
@@ -130,8 +130,7 @@ def _joining(agent: Agent) -> Iterator[Joined]:
         return
     if agent.is_renewed and not is_fresh(agent):
         return  # one that reads but cannot be heard would be counted out, and join again, for ever
-    phase = job.phase
-    if isinstance(phase, Gathering) and me in phase.expected:
+    if job.is_expected(me):
         if not is_due(agent, Timer.BACKOFF):
             return
     elif job.is_live(me):
@@ -140,7 +139,7 @@ def _joining(agent: Agent) -> Iterator[Joined]:
     yield Joined(
         node=me,
         nonce=agent.nonce,
-        round=job.round + isinstance(phase, Running),
+        round=job.round + isinstance(job.phase, Running),
         address=spec.address,
         port=agent.port,
         role=spec.role,

@@ -13,8 +13,8 @@ from collections.abc import Mapping
 
 from reknit.adapters.children import signal_group
 from reknit.adapters.streams import WorkerStreams
+from reknit.core.values import TYPE_CHECKING
 
-TYPE_CHECKING = False  # as in core/values
 if TYPE_CHECKING:
     from reknit.adapters.ports import Clock
 

@@ -22,12 +22,12 @@ from reknit.core.commands import StartWorkers, StopWorkers
 from reknit.core.entries import WorkerFailure
 from reknit.core.events import Event, WorkerExit, WorkersExited, WorkersStarted, WorkersStopped
 from reknit.core.ranks import Assignment, WorkerRanks
+from reknit.core.values import TYPE_CHECKING
 
 from .environment import arguments, environment
 from .leaders import Leader, spawn, spawn_exitcode
 from .strays import STUCK_AFTER_S, Strays
 
-TYPE_CHECKING = False  # as in core/values
 if TYPE_CHECKING:
     from reknit.adapters.ports import Clock
 

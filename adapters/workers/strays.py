@@ -10,10 +10,10 @@ import signal
 from collections.abc import Collection
 
 from reknit.adapters.children import children, reaped, signal_process
+from reknit.core.values import TYPE_CHECKING
 
 from .leaders import PidWatch
 
-TYPE_CHECKING = False  # as in core/values
 if TYPE_CHECKING:
     from reknit.adapters.ports import Clock
 
