@@ -1,43 +1,102 @@
 """What the driver needs of the world. No decision is taken behind these: they do what they are told, and report.
 
-An adapter turns exceptions of the world into events where they happen; none of these calls raises for the world's sake.
+1. What the driver calls never waits and never raises for the world's sake: what happened comes back as events.
+2. What has to wait, waits in a `Journal`, which `link` calls from threads of its own. That one raises `Unavailable` or
+   `Refused`, and nothing else.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from reknit.core.commands import StartWorkers, StopWorkers
 from reknit.core.entries import Entry, Node
 from reknit.core.events import Event
+from reknit.core.job import Job
+from reknit.core.reasons import Refusal
+from reknit.core.values import frozen
+
+
+class Unavailable(Exception):
+    """The store does not answer now; trying again may help. The text says what was tried, and what came of it."""
+
+
+class Refused(Exception):
+    """There is no use in trying again. The text is one line for the operator of this node."""
+
+    def __init__(self, refusal: Refusal, why: str) -> None:
+        super().__init__(why)
+        self.refusal = refusal
+
+
+@frozen
+class Batch:
+    """What a read of a journal has found."""
+
+    position: int
+    """Where the next read begins. What it counts (entries, bytes, revisions) is the journal's own affair; it grows."""
+    entries: tuple[Entry, ...] = ()
+    base: Job | None = None
+    """The fold of all that was skipped, if the reader was far behind: the entries come after it."""
 
 
 class Journal(Protocol):
-    """An append-only, totally ordered sequence of entries. At-least-once; the order is the store's."""
+    """A store that holds an append-only, totally ordered sequence of entries, and a counter per node beside it.
+
+    Every call returns or raises within a bounded time. Two threads may use it: one reads, the other does the rest.
+    """
+
+    def append(self, token: str, entry: Entry) -> None:
+        """Returns when the entry is in the journal for good. `token` is unique to this entry: a call that is repeated
+        after `Unavailable` does not double what the first may have written after all."""
+        ...
+
+    def read(self, after: int, wait_s: float) -> Batch:
+        """What follows position `after` (0: the start), waiting up to `wait_s` seconds for something to come.
+
+        Empty only if the store has answered, during this call, that there is nothing."""
+        ...
+
+    def beat(self, node: Node, watch: Sequence[Node]) -> Mapping[Node, int]:
+        """Raise the counter of `node`; the new values of its own and of those in `watch`. One that never beat is
+        missing, or 0."""
+        ...
+
+    def publish(self, position: int, job: Job) -> None:
+        """Offer the fold of everything before `position` to readers that are far behind. May do nothing."""
+        ...
+
+    def close(self) -> None:
+        """Let go of everything. Calls that wait in the other thread end with `Unavailable`, or soon."""
+        ...
+
+
+class Link(Protocol):
+    """This agent's connection to the journal."""
 
     def append(self, entry: Entry) -> None: ...
 
-    def read(self, after: int, wait_s: float = 0.0) -> Sequence[Entry]:
-        """The entries from position `after` on, waiting up to `wait_s` seconds for the first of them."""
+    def beat(self, node: Node, watch: Sequence[Node]) -> None:
+        """Answered by `Counters`, and then by an `EntriesRead`, which may be empty."""
         ...
 
-
-class Liveness(Protocol):
-    """One counter per incarnation of a node: counters, never clocks."""
-
-    def beat(self, node: Node) -> None: ...
-
-    def counters(self, nodes: Iterable[Node]) -> Mapping[Node, int]:
-        """The counters of these nodes; one that never beat is missing."""
+    def events(self, now: float) -> list[Event]:
+        """`EntriesRead` (at least one at the start), `Counters`, `JournalFailed`, since the last call."""
         ...
+
+    def folded(self, job: Job) -> None:
+        """The agent has taken in the next `EntriesRead` in turn, and this is the fold of all up to it."""
+        ...
+
+    def close(self) -> None: ...
 
 
 class Requests(Protocol):
     """Signals to this process, or an embedder's wish, that the node leaves."""
 
     def taken(self) -> Sequence[int]:
-        """The signal numbers that came since the last call. Never waits."""
+        """The signal numbers that came since the last call."""
         ...
 
 
@@ -53,7 +112,7 @@ class Workers(Protocol):
         ...
 
     def events(self, now: float) -> list[Event]:
-        """What has happened to the workers since the last call. Never waits."""
+        """What has happened to the workers since the last call."""
         ...
 
     @property

@@ -9,16 +9,16 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 
 from reknit.core.agent import Agent
 from reknit.core.commands import Append, Beat, Command, Finish, StartWorkers, StopWorkers
-from reknit.core.events import Counters, EntriesRead, Event, Started, StopRequested, Woken
+from reknit.core.events import EntriesRead, Event, Started, StopRequested, Woken
 from reknit.core.step import step
 from reknit.core.values import TYPE_CHECKING, assert_never
 
 if TYPE_CHECKING:
-    from reknit.adapters.ports import Clock, Journal, Liveness, Requests, Workers
+    from reknit.adapters.ports import Clock, Link, Requests, Workers
 
 Observer = Callable[[Agent, Event, Agent, Sequence[Command]], None]
 """Told of every step: the agent before, the event, the agent after, the commands."""
@@ -27,18 +27,11 @@ Observer = Callable[[Agent, Event, Agent, Sequence[Command]], None]
 class Ports:
     """One agent's world."""
 
-    def __init__(
-        self, clock: Clock, journal: Journal, liveness: Liveness, workers: Workers, requests: Requests
-    ) -> None:
+    def __init__(self, clock: Clock, journal: Link, workers: Workers, requests: Requests) -> None:
         self.clock = clock
         self.journal = journal
-        self.liveness = liveness
         self.workers = workers
         self.requests = requests
-        self.position = 0
-        """Entries read so far."""
-        self.owes_read = True
-        """The next read is told even if it is empty: at the start, and after a beat, it shows that there is one."""
 
 
 def drive(agent: Agent, ports: Ports, nonce: str, observe: Observer) -> Agent:
@@ -49,7 +42,9 @@ def drive(agent: Agent, ports: Ports, nonce: str, observe: Observer) -> Agent:
         before, after = agent, step(agent, event)
         agent = after.agent
         for command in after.commands:
-            inbox.extend(_execute(command, ports))
+            _execute(command, ports)
+        if isinstance(event, EntriesRead):
+            ports.journal.folded(agent.job)
         # Told afterwards: what is said of a start must not come before it.
         observe(before, event, agent, after.commands)
         if agent.result is not None:
@@ -60,7 +55,7 @@ def drive(agent: Agent, ports: Ports, nonce: str, observe: Observer) -> Agent:
             inbox.extend(_news(ports))
 
 
-def _execute(command: Command, ports: Ports) -> Iterator[Event]:
+def _execute(command: Command, ports: Ports) -> None:
     match command:
         case Append(entry):
             ports.journal.append(entry)
@@ -69,9 +64,7 @@ def _execute(command: Command, ports: Ports) -> Iterator[Event]:
         case StopWorkers():
             ports.workers.stop(command)
         case Beat(node, watch):
-            ports.liveness.beat(node)
-            ports.owes_read = True
-            yield Counters(ports.clock.now(), ports.liveness.counters((node, *watch)))
+            ports.journal.beat(node, watch)
         case Finish():
             pass  # the agent holds its result
         case _:
@@ -82,13 +75,7 @@ def _news(ports: Ports) -> list[Event]:
     """What the ports have to tell now, without waiting."""
     now = ports.clock.now()
     events: list[Event] = [StopRequested(now, signal) for signal in ports.requests.taken()]
-    events += ports.workers.events(now)
-    entries = tuple(ports.journal.read(ports.position))
-    if entries or ports.owes_read:
-        ports.position += len(entries)
-        ports.owes_read = False
-        events.append(EntriesRead(now, entries))
-    return events
+    return [*events, *ports.workers.events(now), *ports.journal.events(now)]
 
 
 def _earliest(*times: float | None) -> float | None:

@@ -16,6 +16,13 @@ from reknit.core.values import assert_never
 
 USAGE, BUG, INTERRUPTED = 2, 70, 130
 _CANNOT_STOP, _NO_STORE, _CONFIGURATION, _REPLACED, _TOO_FEW = 71, 74, 78, 76, 75
+_REFUSED = {
+    reasons.Refusal.OTHER_JOB: 73,
+    reasons.Refusal.SECRET: 77,
+    reasons.Refusal.IDENTITY: 72,
+    reasons.Refusal.FORMAT: 65,
+    reasons.Refusal.SETUP: 69,
+}
 
 
 Say = Callable[[str], None]
@@ -62,6 +69,8 @@ def exit_status(result: Result) -> int:
             return _CANNOT_STOP
         case reasons.StoreLost() | reasons.CutOff():
             return _NO_STORE
+        case reasons.JournalRefused(refusal, _):
+            return _REFUSED[refusal]
         case reasons.TermsDiffer():
             return _CONFIGURATION
         case reasons.Replaced():

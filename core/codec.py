@@ -36,6 +36,11 @@ def loads(text: str | bytes, type_: type[T]) -> T:
         data = json.loads(text, parse_constant=_constant)
     except (ValueError, RecursionError) as e:
         raise CodecError(f"not JSON: {e}") from None
+    return decode(data, type_)
+
+
+def decode(data: object, type_: type[T]) -> T:
+    """Like `loads`, for JSON that has been parsed already."""
     value: T = _decode(data, type_)
     return value
 
@@ -48,6 +53,10 @@ def _constant(name: str) -> float:
 
 def load_entry(text: str | bytes) -> Entry:
     return loads(text, Entry)  # type: ignore[arg-type]  # a union is not a `type` to mypy
+
+
+def decode_entry(data: object) -> Entry:
+    return decode(data, Entry)  # type: ignore[arg-type]
 
 
 def _encode(value: object) -> Any:

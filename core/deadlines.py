@@ -53,7 +53,7 @@ def _conditions(agent: Agent) -> Iterator[tuple[Timer, int]]:
     if agent.outage is not None:
         yield Timer.OUTAGE, 0
     if agent.is_departing and not agent.workers.alive:
-        yield Timer.LINGER, 0
+        yield Timer.LINGER, int(agent.outcome is not None)
     if agent.workers.state is WorkerState.FAILED and agent.workers.alive:
         yield Timer.ECHO, agent.workers.round
     if agent.epoch is None and isinstance(job.phase, Closed):
@@ -73,8 +73,10 @@ def _conditions(agent: Agent) -> Iterator[tuple[Timer, int]]:
 
 def _due_at(agent: Agent, timer: Timer) -> float | None:
     match timer:
-        case Timer.OUTAGE | Timer.LINGER | Timer.REOPEN:
+        case Timer.OUTAGE | Timer.REOPEN:
             round = 0
+        case Timer.LINGER:
+            round = int(agent.outcome is not None)  # after the close everybody is on the way out: a wait of its own
         case Timer.ECHO:
             round = agent.workers.round
         case _:
@@ -100,6 +102,8 @@ def _delay_s(agent: Agent, timer: Timer) -> float:
             # Those of the epoch before may still be stopping their workers. The dead among them say nothing more.
             others = agent.job.live.keys() - {agent.me.id}  # its own predecessor is gone
             return agent.spec.grace_s + terms.silence_s if others else 0.0
+        case Timer.OUTAGE if not agent.was_read:
+            return agent.spec.terms.join_timeout_s  # the host of the store may not be up yet
         case Timer.OUTAGE | Timer.LINGER:
             return agent.spec.store_timeout_s
 

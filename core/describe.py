@@ -12,6 +12,7 @@ from .entries import Entry, WorkerFailure
 from .job import Gathering, Job, Running
 from .reasons import Reason
 from .values import assert_never
+from .wanted import is_serving
 
 
 def signal_name(number: int) -> str:
@@ -65,6 +66,8 @@ def reason_text(reason: Reason) -> str:  # noqa: C901  # a dispatcher: one arm p
             return f"no beat of this node was acknowledged for {seconds:g} s"
         case reasons.StoreLost(why):
             return f"the journal cannot be reached: {why}"
+        case reasons.JournalRefused(_, why):
+            return why
         case reasons.TermsDiffer(differences):
             listed = "; ".join(f"{name}: {theirs} there, {ours} here" for name, theirs, ours in differences)
             return f"the job runs on other terms: {listed}"
@@ -86,9 +89,11 @@ def budget_text(max_restarts: int) -> str:
 def decisions(before: Agent, after: Agent, commands: Sequence[Command]) -> Iterator[str]:
     """What one step decided, for the agent's operator. Empty for most steps."""
     if after.outage and not before.outage:
-        yield f"the journal cannot be reached, workers keep running: {after.outage}"
+        yield f"the journal cannot be reached{', workers keep running' * after.workers.alive}: {after.outage}"
     elif before.outage and not after.outage:
-        yield "the journal is back"
+        yield "the journal is back" if before.was_read else "the journal is there"
+    if is_serving(after) and after.outcome is None and after.job.is_gone(after.me) and not before.job.is_gone(after.me):
+        yield "this node hosts the journal, and serves the others until they end; a second signal ends it at once"
     if after.leaving is not None and before.leaving is None and before.workers.stopping is not None:
         yield f"{reason_text(reasons.SignalReceived(after.leaving.signal))}; no round will follow"
     for command in commands:
@@ -106,7 +111,7 @@ def decisions(before: Agent, after: Agent, commands: Sequence[Command]) -> Itera
 
 def _job_news(before: Agent, after: Agent) -> Iterator[str]:
     old, new = before.job, after.job
-    if old.phase == new.phase:
+    if old.phase == new.phase and len(old.live) == len(new.live):
         return
     match new.phase:
         case Running() if not isinstance(old.phase, Running) or old.round != new.round:

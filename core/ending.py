@@ -2,7 +2,7 @@
 
 1. An agent has finished only when no worker of it is left.
 2. It lingers until the journal shows its farewell, so that nobody waits for it. The journal's host lingers until
-   nobody else lives.
+   nobody else lives, even if it was told to leave; a second time it is obeyed at once.
 3. How the job ended is known from the fold, or not at all: once it is closed, losing the journal changes nothing.
 """
 
@@ -15,7 +15,7 @@ from .job import Outcome, Verdict
 from .reasons import AlreadyFinished, CannotStop, SignalReceived
 from .states import WorkerState
 from .values import evolve
-from .wanted import farewell, has_guests, owed
+from .wanted import farewell, is_serving, owed
 
 
 def drive_end(agent: Agent) -> tuple[Agent, list[Command]]:
@@ -29,12 +29,15 @@ def drive_end(agent: Agent) -> tuple[Agent, list[Command]]:
 
 def _has_said_farewell(agent: Agent) -> bool:
     """Nothing is owed any more, or nobody can be told."""
-    if is_due(agent, Timer.LINGER) or agent.outage is not None:
+    if agent.outage is not None:
         return True
+    serves = is_serving(agent)
+    if is_due(agent, Timer.LINGER):
+        return not serves or agent.outcome is not None  # before the close the others may go on for days
+    if serves:
+        return False
     if agent.leaving is not None and agent.outcome is not None:
         return True  # told to leave while it only waited for the others
-    if agent.outcome is not None and has_guests(agent):
-        return False
     return farewell(agent) is None and owed(agent) is None
 
 

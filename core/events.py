@@ -11,6 +11,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from .entries import Entry, Node, WorkerFailure
+from .job import Job
+from .reasons import Refusal
 from .values import frozen
 
 
@@ -34,6 +36,8 @@ class EntriesRead:
 
     at: float
     entries: tuple[Entry, ...] = ()
+    base: Job | None = None
+    """The fold of all that comes before `entries`, if the reader was far behind and has skipped what it holds."""
 
 
 @frozen
@@ -50,8 +54,8 @@ class JournalFailed:
 
     at: float
     why: str
-    fatal: bool = False
-    """There is no use in trying: an entry of unknown kind, a journal with another identity."""
+    refusal: Refusal | None = None
+    """There is no use in trying."""
 
 
 @frozen

@@ -40,6 +40,7 @@ from .reasons import (
     TooFewNodes,
 )
 from .restart import judge, root_cause
+from .ring import with_node, without
 from .sealing import sealed
 from .values import assert_never, evolve
 
@@ -111,11 +112,11 @@ def _joined(job: Job, entry: Joined) -> Job:
         return job  # no rank would be its own
     known = job.live.get(entry.node.id)
     if known is None:
-        return evolve(job, live={**job.live, entry.node.id: entry})
+        return _with_new(job, entry)
     if entry.node.incarnation > known.node.incarnation:
         # The host has a new agent, so the old one's workers are gone (swept before the first `Joined`).
         job = _departed(job, known.node, NodeGone(known.node, "replaced"))
-        return evolve(job, live={**job.live, entry.node.id: entry})
+        return _with_new(job, entry)
     phase = job.phase
     if (
         entry.node == known.node
@@ -127,6 +128,11 @@ def _joined(job: Job, entry: Joined) -> Job:
         phase = evolve(phase, expected=phase.expected - {entry.node})
         return evolve(job, phase=phase, live={**job.live, entry.node.id: entry})
     return job  # a repetition, or a second agent of that name: the latter sees itself out, and takes over or ends
+
+
+def _with_new(job: Job, entry: Joined) -> Job:
+    ring = with_node(job.ring, entry.node, job.seats)
+    return evolve(job, live={**job.live, entry.node.id: entry}, ring=ring)
 
 
 def _admitted(job: Job, entry: Admit) -> Job:
@@ -182,7 +188,7 @@ def _leaving(job: Job, node: Node) -> Job:
             # It stays expected: its workers may be in their grace, and only `Left` says that they are gone.
             return _ended(job, NodeGone(node, "leaving"))
         case Gathering() as phase if node in phase.expected:
-            return evolve(job, phase=evolve(phase, excused=phase.excused or not _has_failed(phase, node)))
+            return evolve(job, phase=_excused(phase, NodeGone(node, "leaving")))
         case _:
             return job  # a standby, or one whose work is done: no round changes
 
@@ -205,19 +211,22 @@ def _departed(job: Job, node: Node, why: NodeGone) -> Job:
         live={k: v for k, v in job.live.items() if k != node.id},
         gone={**job.gone, node.id: node.incarnation},
         leaving=job.leaving - {node},
+        ring=without(job.ring, node, job.seats),
     )
     match job.phase:
         case Running() if working:
             return _ended(job, why)
         case Gathering() as phase if node in phase.expected:
-            phase = evolve(
-                phase,
-                expected=phase.expected - {node},
-                excused=phase.excused or not _has_failed(phase, node),
-            )
-            return evolve(job, phase=phase)
+            return evolve(job, phase=evolve(_excused(phase, why), expected=phase.expected - {node}))
         case _:
             return job
+
+
+def _excused(phase: Gathering, why: NodeGone) -> Gathering:
+    """A member that goes without having failed itself excuses what its peers fail of."""
+    if phase.excuse is not None or _has_failed(phase, why.node):
+        return phase
+    return evolve(phase, excuse=why)
 
 
 def _ended(job: Job, why: Reason, *, ledger: tuple[Failed, ...] = ()) -> Job:

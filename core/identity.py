@@ -21,7 +21,7 @@ from .wanted import owed
 
 def read(agent: Agent, event: EntriesRead) -> Agent:
     """Take in a fresh read of the journal: fold the whole batch, then see where this agent stands in it."""
-    job, me = fold_all(agent.job, event.entries), agent.me
+    job, me = fold_all(agent.job if event.base is None else event.base, event.entries), agent.me
     if not agent.was_read:
         me = Node(me.id, job.highest_incarnation(me.id) + 1)
     agent = evolve(agent, job=job, me=me, was_read=True, outage=None)

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from enum import Enum
 
 from .entries import Admission, Failed, Joined, Node, NodeId, Terms
-from .reasons import Reason
+from .reasons import NodeGone, Reason
 from .values import EMPTY, frozen
 
 
@@ -47,8 +47,8 @@ class Gathering:
     """Members of the last round that may still have workers: nobody is sealed over them."""
     ledger: tuple[Failed, ...] = ()
     """Failures of the last round, in journal order."""
-    excused: bool = False
-    """A member went without having failed itself: the failures of its peers are its echo."""
+    excuse: NodeGone | None = None
+    """The first member that went without having failed itself: the failures of its peers are its echo."""
     judged: bool = False
     """The end of the last round has been counted, as a restart or as unspent."""
     short: bool = False
@@ -91,6 +91,8 @@ class Job:
     """What ended the round before the one that runs or is gathered. None before the first."""
     succeeded: frozenset[Node] = frozenset()
     """Members of the last sealed round whose workers all exited with 0."""
+    ring: tuple[Node, ...] = ()
+    """All live nodes, in the order in which they watch each other (see `ring`)."""
     seats: Mapping[NodeId, int] = EMPTY
     """Every node's place in rank order, for as long as the epoch lasts. Holes are not filled."""
     spent: int = 0

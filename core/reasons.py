@@ -5,6 +5,8 @@ A reason names the nodes and workers that it is about, so that a caller can act 
 
 from __future__ import annotations
 
+from enum import Enum
+
 from .entries import Node, WorkerFailure
 from .values import frozen
 
@@ -96,6 +98,27 @@ class StoreLost:
     why: str
 
 
+class Refusal(Enum):
+    """Why there is no use in trying a journal again."""
+
+    OTHER_JOB = "other job"
+    """The endpoint serves another job."""
+    SECRET = "secret"
+    """Its entries are signed with another secret, or one side has none."""
+    IDENTITY = "identity"
+    """It is not the journal that was read before: empty, or shorter."""
+    FORMAT = "format"
+    """It holds what this version cannot read: two folds would be two jobs."""
+    SETUP = "setup"
+    """It cannot be used as it was asked for: no such folder, no such client library."""
+
+
+@frozen
+class JournalRefused:
+    refusal: Refusal
+    why: str
+
+
 @frozen
 class TermsDiffer:
     """The journal's job has other terms than this agent was given: `(field, theirs, ours)` each."""
@@ -129,6 +152,7 @@ Reason = (
     | DeclaredLost
     | CutOff
     | StoreLost
+    | JournalRefused
     | TermsDiffer
     | AlreadyFinished
     | CannotStop

@@ -58,14 +58,15 @@ def root_cause(ledger: Sequence[Failed]) -> WorkerFailed:
 def judge(job: Job, phase: Gathering) -> Job | Reason:
     """The job with the end of its last round counted, or why it must not go on."""
     policy = job.terms.restarts
-    if isinstance(job.why, WorkerFailed) and not phase.excused:
+    if isinstance(job.why, WorkerFailed) and phase.excuse is None:
         root = root_cause(phase.ledger)  # more is known by now than when the first failure ended the round
         if job.spent >= policy.max_restarts:
             return BudgetSpent(max_restarts=policy.max_restarts, root=root)
         return evolve(job, phase=evolve(phase, judged=True), spent=job.spent + 1, why=root)
     if job.unspent >= policy.max_unspent:
         return Unstable(max_unspent=policy.max_unspent)
-    return evolve(job, phase=evolve(phase, judged=True), unspent=job.unspent + 1)
+    why = phase.excuse if isinstance(job.why, WorkerFailed) else job.why
+    return evolve(job, phase=evolve(phase, judged=True), unspent=job.unspent + 1, why=why)
 
 
 def backoff_s(job: Job) -> float:

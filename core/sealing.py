@@ -10,6 +10,7 @@ from collections.abc import Mapping
 
 from .entries import Joined, NodeId
 from .job import Job, Running, ready, room
+from .ring import ring_of
 from .values import evolve
 
 
@@ -27,6 +28,7 @@ def sealed(job: Job) -> Job:
         member_nodes=frozenset(m.node for m in members),
         succeeded=frozenset(),
         seats=seats,
+        ring=job.ring if seats is job.seats else ring_of(job.live, seats),
         size=job.size or len(members),
     )
 

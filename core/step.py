@@ -31,7 +31,7 @@ from .events import (
     WorkersStopped,
 )
 from .identity import after_private_loss, read
-from .reasons import StoreLost
+from .reasons import JournalRefused, StoreLost
 from .values import assert_never, evolve, frozen
 from .wanted import drive_sayings
 from .watching import accusations, drive_beats, heard, noticed_gap
@@ -98,8 +98,8 @@ def _observed(agent: Agent, event: Event) -> Agent:
 
 
 def _journal_failed(agent: Agent, event: JournalFailed) -> Agent:
-    if event.fatal and agent.outcome is None:
-        return evolve(agent, end=StoreLost(event.why))
+    if event.refusal is not None and agent.outcome is None:
+        return evolve(agent, end=JournalRefused(event.refusal, event.why))
     return agent if agent.outage is not None else evolve(agent, outage=event.why)
 
 

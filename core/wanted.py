@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from .agent import Agent, Timer
-from .commands import Append, Command
+from .commands import SIGKILL, Append, Command
 from .deadlines import is_due
 from .entries import (
     Admit,
@@ -29,7 +29,7 @@ from .entries import (
 from .job import Closed, Gathering, Running, Unopened, Verdict
 from .states import WorkerState
 from .values import evolve
-from .watching import is_fresh
+from .watching import are_guests_dead, is_fresh
 from .working import failures, is_held
 
 
@@ -80,7 +80,7 @@ def farewell(agent: Agent) -> Left | None:
         return None
     if isinstance(job.phase, Closed):
         # A `Joined` that is still on its way is ignored now, so an unseen node owes nothing.
-        if not job.is_live(me) or (has_guests(agent) and agent.leaving is None):
+        if not job.is_live(me) or is_serving(agent):
             return None
     return Left(me, agent.workers.stuck)
 
@@ -88,6 +88,20 @@ def farewell(agent: Agent) -> Left | None:
 def has_guests(agent: Agent) -> bool:
     """The journal ends with this agent, and somebody still lives by it."""
     return agent.spec.hosts_journal and len(agent.job.live) > agent.job.is_live(agent.me)
+
+
+def is_serving(agent: Agent) -> bool:
+    """Its work is over, and it stays for the sake of those who live by its journal.
+
+    Even if it was told to leave: it says goodbye like any node, the others regroup, and need the journal for that. Who
+    tells it a second time, or while it only waits for the others to end, wants it gone.
+    """
+    request, waits_since = agent.leaving, agent.since.get((Timer.LINGER, 1))
+    if request is not None:
+        is_told_again = request.count > 1 or request.latest == SIGKILL
+        if is_told_again or (waits_since is not None and request.at >= waits_since):
+            return False
+    return has_guests(agent) and agent.is_departing and not are_guests_dead(agent)
 
 
 def _wanted(agent: Agent) -> Iterator[Entry]:

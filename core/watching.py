@@ -6,7 +6,7 @@
    So a stale reader, or an outage of the store, accuses nobody.
 3. `Lost` is said only in the step of such a read.
 4. The ring goes over all live nodes in every phase: members may all be dead, and while the first round gathers there
-   are none. While gathering everyone expected is watched too, so that k dead in a row are not found one by one.
+   are none. While gathering those expected are watched too, so that k dead in a row are not found two by two.
 5. After a gap in its own beats longer than the silence limit an agent may have been counted out. It says and starts
    nothing until it has read the journal.
 """
@@ -14,16 +14,22 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import islice
 
 from .agent import Agent
 from .commands import Beat, Command
 from .entries import Lost, Node
 from .events import Counters
 from .job import Gathering, Job
+from .ring import after
 from .values import evolve
 
 NEIGHBOURS = 2
 """Nodes that each watches: the cost per node stays constant."""
+DEAD = 3
+"""Silence limits after which nobody will call the silent lost any more."""
+EXPECTED = 16
+"""And at most so many of those expected, the next ones in the ring: a rack that dies at once is found at once."""
 
 
 def is_beating(agent: Agent) -> bool:
@@ -67,15 +73,15 @@ def fence_at(agent: Agent) -> float | None:
 
 
 def watched(job: Job, me: Node) -> tuple[Node, ...]:
-    """Whom `me` watches: the next two live nodes in seat order, and while gathering all expected."""
-    ring = sorted((j.node for j in job.live.values()), key=lambda n: (job.seats.get(n.id, len(job.seats)), n.id))
-    if me in ring:
-        i = ring.index(me)
-        ring = ring[i + 1 :] + ring[:i]
-    near = ring[:NEIGHBOURS]
-    if isinstance(job.phase, Gathering):
-        near += sorted(n for n in job.phase.expected if n != me and n not in near)
-    return tuple(near)
+    """Whom `me` watches: the next two live nodes in seat order, and while gathering those expected."""
+    near = [*after(job.ring, me, job.seats, NEIGHBOURS)]
+    if not isinstance(job.phase, Gathering) or not job.phase.expected:
+        return tuple(near)
+    expected = job.phase.expected
+    # Those who came back are no longer in it. A walk from here ends soon as long as most are.
+    walk = sorted(expected) if len(expected) <= EXPECTED else after(job.ring, me, job.seats, len(job.ring))
+    missing = (n for n in walk if n in expected and n != me and n not in near)
+    return (*near, *islice(missing, EXPECTED))
 
 
 def heard(agent: Agent, event: Counters) -> Agent:
@@ -95,10 +101,18 @@ def heard(agent: Agent, event: Counters) -> Agent:
 
 
 def accusations(agent: Agent) -> Iterator[Lost]:
-    """Whom to call lost, in the step of a fresh read."""
+    """Whom to call lost, in the step of a fresh read. The gone accuse nobody."""
+    if not agent.job.is_live(agent.me):
+        return
     for node, (_, silent_s) in agent.pulse.heard.items():
         if silent_s >= agent.job.terms.silence_s and agent.job.is_live(node):
             yield Lost(node, agent.me)
+
+
+def are_guests_dead(agent: Agent) -> bool:
+    """The last nodes alive die unnoticed: nobody is left who could say so, and one that has said goodbye may not."""
+    silences = [silent_s for node, (_, silent_s) in agent.pulse.heard.items() if agent.job.is_live(node)]
+    return bool(silences) and min(silences) >= DEAD * agent.job.terms.silence_s
 
 
 def drive_beats(agent: Agent) -> tuple[Agent, list[Command]]:

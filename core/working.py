@@ -62,13 +62,16 @@ def failures(workers: Workers) -> tuple[WorkerFailure, ...]:
 
 
 def is_held(agent: Agent) -> bool:
-    """Nothing is done about failures yet that all look like echoes, while a worker lives that may be the cause.
+    """Nothing is done about failures yet that all look like echoes, while a worker lives, here or on another node, that
+    may be the cause.
 
     DDP, rank 1 raises and leaves through `destroy_process_group`: rank 0 sees its connection reset and is dead first.
     """
     workers = agent.workers
-    if not workers.alive or workers.stopping is not None or len(workers.exits) == agent.spec.local_world_size:
-        return False  # nobody is left that could be the cause, or its end is awaited anyway
+    if not workers.alive or workers.stopping is not None:
+        return False  # their end is awaited anyway
+    if len(workers.exits) == agent.spec.local_world_size and len(agent.job.members) == 1:
+        return False  # nobody is left that could be the cause
     return are_echoes(failures(workers)) and not is_due(agent, Timer.ECHO)
 
 

@@ -18,14 +18,22 @@ if TYPE_CHECKING:
 
 def host_ends(world: World, proc: Proc) -> None:
     """Rule 12: the journal's host leaves last. Those that took part have seen the end."""
-    if proc.agent.outcome is None or proc.agent.leaving is not None:
-        return  # cut off, or told to leave: it takes the journal with it
+    if proc.agent.end is not None or proc.agent.outage is not None or proc.agent.workers.stuck:
+        return  # it has no journal any more, or may not stay
+    if proc.agent.leaving is not None and not _serves(world, proc):
+        return
     for other in world.procs:
         if other is proc or not other.up or other.suspended or other.was_cut or not other.agent.was_live:
             continue
         if proc.agent.epoch != other.agent.epoch or world.jobs[-1].is_gone(other.agent.me):
             continue
         demand(other.agent.outcome is not None, "host", f"{proc.name} takes the journal away from {other.name}")
+
+
+def _serves(world: World, proc: Proc) -> bool:
+    """Told to leave once, before the end of the job: the others may still live by its journal."""
+    request, outcome = proc.agent.leaving, proc.agent.outcome
+    return request is None or (request.count == 1 and outcome is None)
 
 
 def replays(world: World, proc: Proc) -> None:

@@ -11,6 +11,7 @@ from reknit.core.entries import Aborted, Admission
 from reknit.core.events import StopRequested
 from reknit.core.job import Closed, Running, Verdict, admissible
 from reknit.core.states import WorkerState
+from reknit.core.wanted import is_serving
 
 from . import ends, staff
 from .hosts import Proc, Violation, demand
@@ -245,11 +246,12 @@ def unrest(world: World) -> str | None:
     if not isinstance(job.phase, Running):
         return f"{procs[0].name} waits: the job is {job.phase}"
     nodes = ends.nodes_alive(world)
+    nodes -= {p.agent.me for p in procs if is_serving(p.agent)}
     for node in {j.node for j in job.live.values()} ^ nodes:
         return f"{node} is {'not in the job' if node in nodes else 'dead and not noticed'}"
     if job.terms.admission is Admission.SOON and admissible(job):
         return "standbys wait"
-    if any(p.agent.leaving or p.agent.end for p in procs):
+    if any((p.agent.leaving and not is_serving(p.agent)) or p.agent.end for p in procs):
         return "somebody is leaving"
     for proc in procs:
         node, group = proc.agent.me, proc.group

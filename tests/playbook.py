@@ -40,6 +40,7 @@ from reknit.core.events import (
 )
 from reknit.core.fold import fold_all
 from reknit.core.job import Gathering, Job
+from reknit.core.reasons import Refusal
 from reknit.core.step import step
 
 
@@ -193,8 +194,8 @@ def ask_to_leave(signal: int = 15) -> Builder:
     return lambda p: StopRequested(p.at, signal)
 
 
-def cut_off(why: str = "refused", *, fatal: bool = False) -> Builder:
-    return lambda p: JournalFailed(p.at, why, fatal)
+def cut_off(why: str = "refused", *, refusal: Refusal | None = None) -> Builder:
+    return lambda p: JournalFailed(p.at, why, refusal)
 
 
 def _round(p: Playbook, round: int | None) -> int:

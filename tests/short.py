@@ -21,7 +21,7 @@ def short_event(event: events.Event) -> str:
         case events.Counters():
             return "beat acknowledged"
         case events.JournalFailed():
-            return f"store unreachable: {event.why}" + (" (fatal)" if event.fatal else "")
+            return f"store unreachable: {event.why}" + (f" ({event.refusal.value})" if event.refusal else "")
         case events.WorkersStarted():
             return f"workers run r{event.round}"
         case events.WorkersExited():
@@ -155,7 +155,7 @@ def _phase(job: Job) -> str:
             return "unopened"
         case Gathering() as phase:
             expected = f", expecting {_list(sorted(phase.expected))}" if phase.expected else ""
-            marks = [name for name in ("excused", "judged", "short") if getattr(phase, name)]
+            marks = [name for name in ("excuse", "judged", "short") if getattr(phase, name)]
             return f"gathering r{phase.round}{epoch}{expected}" + (f" ({', '.join(marks)})" if marks else "")
         case Running():
             return f"running r{job.round}{epoch}"

@@ -181,6 +181,7 @@ SENTENCES = {
     reasons.DeclaredLost(): "the others have counted this node out",
     reasons.CutOff(1.5): "no beat of this node was acknowledged for 1.5 s",
     reasons.StoreLost("refused"): "the journal cannot be reached: refused",
+    reasons.JournalRefused(reasons.Refusal.SECRET, "signed with another secret"): "signed with another secret",
     reasons.TermsDiffer((("max_nodes", "2", "3"),)): "the job runs on other terms: max_nodes: 2 there, 3 here",
     reasons.AlreadyFinished(): "the job has already finished",
     reasons.CannotStop((7, 8)): "processes 7, 8 survive SIGKILL",

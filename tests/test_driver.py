@@ -8,12 +8,11 @@ import sys
 import textwrap
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from reknit.adapters.clock import Clock
-from reknit.adapters.journals.memory import MemoryJournal, MemoryLiveness
+from reknit.adapters.journals.memory import MemoryJournal, MemoryLink
 from reknit.adapters.workers.processes import Processes
 from reknit.app.driver import Ports, drive
 from reknit.core.agent import Agent, Spec
@@ -91,7 +90,7 @@ class World:
         self.workers = Processes(
             clock=self.clock, argv=argv, env=os.environ, run_id="job", stdout=self.console, stderr=self.console
         )
-        ports = Ports(self.clock, self.journal, MemoryLiveness(), self.workers, self.requests)
+        ports = Ports(self.clock, MemoryLink(self.journal, self.clock), self.workers, self.requests)
         return drive(Agent(spec), ports, "nonce", self.trace)
 
     def close(self) -> None:
@@ -115,7 +114,7 @@ def test_a_job_that_succeeds(world: World) -> None:
     assert agent.result is not None
     assert (agent.result.state, agent.result.why) == (WorkerState.SUCCEEDED, AllSucceeded())
     assert agent.result.return_values.keys() == {0, 1}
-    entries = [type(entry).__name__ for entry in world.journal.read(0)]
+    entries = [type(entry).__name__ for entry in world.journal.since(0)]
     assert entries == ["Opened", "Joined", "Succeeded", "Left"]
 
 
@@ -126,7 +125,7 @@ def test_a_job_that_is_restarted_and_fails(world: World) -> None:
     assert isinstance(agent.result.why, BudgetSpent)
     assert agent.result.why.root.failure.exitcode == 7
     assert agent.job.spent == 1
-    entries = [type(entry).__name__ for entry in world.journal.read(0)]
+    entries = [type(entry).__name__ for entry in world.journal.since(0)]
     assert entries == ["Opened", "Joined", "Failed", "Joined", "Failed", "Joined", "Left"]
 
 
@@ -221,14 +220,15 @@ class FakeWorkers:
     def close(self) -> None: ...
 
 
-def faked(workers: FakeWorkers, journal: Any = None) -> tuple[Ports, Trace]:
-    return Ports(FakeClock(), journal or MemoryJournal(), MemoryLiveness(), workers, Requests()), Trace()
+def faked(workers: FakeWorkers, journal: MemoryJournal | None = None) -> tuple[Ports, Trace]:
+    clock = FakeClock()
+    return Ports(clock, MemoryLink(journal or MemoryJournal(), clock), workers, Requests()), Trace()
 
 
 def test_every_command_is_executed_before_the_next_step() -> None:
     """And told to the observer afterwards: what is said of a start must not come before it."""
-    workers = FakeWorkers([WorkerExit(0)])
-    ports, trace = faked(workers)
+    workers, journal = FakeWorkers([WorkerExit(0)]), MemoryJournal()
+    ports, trace = faked(workers, journal)
     seen: list[int] = []
 
     def observe(before: Agent, event: Event, after: Agent, commands: Sequence[Command]) -> None:
@@ -237,7 +237,7 @@ def test_every_command_is_executed_before_the_next_step() -> None:
             if isinstance(command, StartWorkers):
                 seen.append(workers.told.count(command))
             if isinstance(command, Append):
-                assert command.entry in ports.journal.read(0)
+                assert command.entry in journal.since(0)
 
     agent = drive(Agent(spec()), ports, "nonce", observe)
     assert seen == [1]
@@ -285,11 +285,11 @@ def test_the_earliest_deadline_counts() -> None:
 
         lost = False
 
-        def append(self, entry: Entry) -> None:
+        def append(self, token: str, entry: Entry) -> None:
             if not self.lost:
                 self.lost = True
                 return
-            super().append(entry)
+            super().append(token, entry)
 
     for deadline, expected in ((None, [102.0]), (100.5, [100.5, 102.0]), (500.0, [102.0])):
         workers = FakeWorkers([WorkerExit(0)])

@@ -9,8 +9,9 @@ from reknit.core.reasons import (
     AbortedByOperator,
     AllSucceeded,
     BudgetSpent,
+    JournalRefused,
+    Refusal,
     SignalReceived,
-    StoreLost,
     WorkerFailed,
 )
 from reknit.core.states import WorkerState
@@ -150,13 +151,21 @@ def test_after_the_close_losing_the_journal_changes_nothing() -> None:
     assert (
         finishing(succeeded() >> read(Succeeded(N1, 0)) << Append(Left(ME)) >> cut_off()).state is WorkerState.SUCCEEDED
     )
-    playbook = succeeded() >> cut_off() >> read(Succeeded(N1, 0)) << Append(Left(ME)) >> cut_off("gone", fatal=True)
+    playbook = (
+        succeeded()
+        >> cut_off()
+        >> read(Succeeded(N1, 0))
+        << Append(Left(ME))
+        >> cut_off("gone", refusal=Refusal.FORMAT)
+    )
     assert finishing(playbook).state is WorkerState.SUCCEEDED
 
 
 def test_before_the_close_a_journal_of_another_kind_is_the_end() -> None:
     """Two folds that differ are two jobs."""
-    assert finishing(succeeded() >> cut_off("unknown kind", fatal=True)).why == StoreLost("unknown kind")
+    assert finishing(succeeded() >> cut_off("unknown kind", refusal=Refusal.FORMAT)).why == JournalRefused(
+        Refusal.FORMAT, "unknown kind"
+    )
 
 
 def test_the_journals_host_waits_for_its_guests() -> None:
@@ -174,9 +183,9 @@ def test_the_journals_host_does_not_wait_for_a_guest_that_died() -> None:
     assert playbook >> after(1) >> ack() << ANY(Append) >> echo() << Append(Left(ME))
 
 
-def test_the_journals_host_may_be_told_to_leave() -> None:
-    """A second wish beats the courtesy: its scheduler will kill it anyway."""
-    playbook = succeeded(hosts_journal=True) >> read(Succeeded(N1, 0)) >> ask_to_leave() << Append(Left(ME))
+def test_the_journals_host_may_be_told_to_leave_while_it_waits() -> None:
+    """The job is over: SIGTERM during the wait for the others works at once."""
+    playbook = succeeded(hosts_journal=True) >> read(Succeeded(N1, 0)) >> after(1) >> ask_to_leave() << Append(Left(ME))
     assert finishing(playbook).state is WorkerState.SUCCEEDED
 
 
@@ -207,3 +216,35 @@ def test_a_latecomer_of_a_finished_job_has_succeeded() -> None:
     """Rule 16: its scheduler must not start it again."""
     job = (Opened(Terms(), "j"), joined("n1"), Succeeded(N1, 0))
     assert finishing(Playbook(an_agent()) >> start() >> read(*job)).state is WorkerState.SUCCEEDED
+
+
+# ---- the host of the journal -----------------------------------------------------------------------------------------
+
+
+def told_host() -> Playbook:
+    """n0 hosts the journal, was told to leave, and has said goodbye: n1 and n2 go on without it."""
+    playbook = playing("n0", Terms(1, 3), joined("n1"), joined("n2"), hosts_journal=True) >> ask_to_leave()
+    playbook = playbook << ANY(StopWorkers) << Append(Leaving(ME)) >> stopped() << Append(Left(ME))
+    assert playbook >> echo(joined("n1", 1), joined("n2", 1))
+    return playbook
+
+
+def test_a_host_that_is_told_to_leave_serves_the_others_until_they_end() -> None:
+    """They regroup at once, and need its journal for that; else preempting one node would end the job of all."""
+    playbook = told_host() >> after(1) >> ack(n1=1, n2=1) >> after(400) >> ack(n1=2, n2=2) >> read()
+    assert playbook >> ack(n1=3, n2=3) >> read(Aborted("x")) >> read(Left(N1))
+    assert finishing(playbook >> read(Left(node("n2")))).why == SignalReceived(15)
+
+
+def test_a_host_that_is_told_twice_ends_at_once() -> None:
+    """The second signal is the operator's last word."""
+    assert finishing(told_host() >> after(1) >> ask_to_leave()).why == SignalReceived(15)
+
+
+def test_a_host_whose_last_guests_fell_silent_ends() -> None:
+    """Nobody is left who could call the last one lost: without this it would serve the dead for ever."""
+    playbook = told_host()
+    for _ in range(12):
+        assert playbook.agent.result is None
+        assert playbook >> after(1) >> ack(n1=1, n2=1)
+    assert finishing(playbook >> after(1) >> ack(n1=1, n2=1)).why == SignalReceived(15)

@@ -6,7 +6,7 @@ import pytest
 
 from reknit.core.entries import Admit, Failed, Leaving, Left, RestartPolicy, Terms, WorkerFailure
 from reknit.core.job import Closed, Job, Running
-from reknit.core.reasons import BudgetSpent, Unstable, WorkerFailed
+from reknit.core.reasons import BudgetSpent, NodeGone, Unstable, WorkerFailed
 from reknit.core.restart import backoff_s, is_echo, root_cause, root_cause_of
 
 from .playbook import failed, failure, joined, lost, node, running
@@ -166,3 +166,9 @@ def test_the_reason_of_a_restart_is_the_root_cause_not_the_first_word() -> None:
     echo, root = failure(message="connection reset by peer"), failure(message="ValueError: boom", rank=1)
     job = running(2, terms, failed("n0", 0, echo), failed("n1", 0, root), joined("n0", 1), joined("n1", 1))
     assert job.why == WorkerFailed(node("n1"), root)
+
+
+def test_an_excuse_is_why_the_round_ended() -> None:
+    """Who reads the line of the next round must learn which node went, not what its peers died of."""
+    job = running(3, TERMS, failed("n0"), lost("n1", by="n2"), joined("n0", 1), joined("n2", 1))
+    assert (job.round, counted(job), job.why) == (1, (0, 1), NodeGone(node("n1"), "lost", node("n2")))

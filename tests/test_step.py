@@ -11,7 +11,7 @@ from reknit.core import events
 from reknit.core.agent import Agent
 from reknit.core.commands import Append, Finish, StartWorkers, StopWorkers
 from reknit.core.entries import Leaving, RestartPolicy, Terms
-from reknit.core.reasons import NodeGone, SignalReceived
+from reknit.core.reasons import NodeGone, Refusal, SignalReceived
 from reknit.core.step import step
 
 from .playbook import (
@@ -47,7 +47,7 @@ EVERYTHING: tuple[Builder, ...] = (
     read(failed("n1")),
     ack(n1=3),
     cut_off(),
-    cut_off(fatal=True),
+    cut_off(refusal=Refusal.FORMAT),
     up(),
     exits(0),
     exits(failure()),
@@ -183,7 +183,7 @@ def test_the_first_reason_of_an_outage_is_kept() -> None:
 
 def test_a_fatal_failure_of_the_journal_ends_the_agent_not_the_job() -> None:
     """A journal of another format would be folded into another job: nothing is said any more."""
-    playbook = at_work() >> cut_off("unknown kind", fatal=True) << ANY(StopWorkers)
+    playbook = at_work() >> cut_off("unknown kind", refusal=Refusal.FORMAT) << ANY(StopWorkers)
     assert playbook >> stopped() << ANY(Finish)
 
 

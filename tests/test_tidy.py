@@ -21,6 +21,7 @@ CORE_MAY_IMPORT = {
     "attrs",
     "__future__",
     "collections",
+    "bisect",
     "enum",
     "functools",
     "inspect",  # in values, when somebody asks for a signature

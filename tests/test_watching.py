@@ -248,3 +248,15 @@ def test_a_fence_is_kept_up_even_alone() -> None:
     """max_nodes=1, fence: n0 runs, is cut off, n1 joins and finds it silent. Without beats n0 would never notice."""
     playbook = Playbook(an_agent("n0", Terms(fence_s=2.0)), hide=()) >> start() >> read()
     assert playbook << Placeholder(Append) >> echo() << Placeholder(Append) >> echo() << Placeholder(Beat)
+
+
+def test_a_large_job_is_watched_at_a_constant_cost() -> None:
+    """While 40 are expected each watches the next 16 of them: a rack that died at once is found at once."""
+    seen = watched(running(40, None, failed("n3")), node("n38"))
+    assert len(seen) == 16 + 2
+    assert len(set(seen)) == len(seen)
+    assert node("n38") not in seen
+    assert seen[:4] == (node("n39"), node("n0"), node("n1"), node("n2"))
+    back = [joined(f"n{i}", 1, nonce=f"n{i}.0") for i in range(40) if i not in (20, 21)]
+    job = running(40, None, failed("n3"), *back)
+    assert {node("n20"), node("n21")} < set(watched(job, node("n5")))

@@ -12,10 +12,11 @@ from reknit.core.reasons import (
     CannotStop,
     CutOff,
     DeclaredLost,
+    JournalRefused,
     NodeGone,
     NodesAdmitted,
+    Refusal,
     SignalReceived,
-    StoreLost,
     WorkerFailed,
 )
 from reknit.core.states import WorkerState
@@ -176,6 +177,12 @@ def test_an_echo_that_leaves_nobody_alive_waits_for_nobody() -> None:
     assert playing("n0", ALONE) >> exits(ECHO) << stopping(WorkerFailed(ME, ECHO)) << Append(failed("n0", 0, ECHO))
 
 
+def test_an_echo_waits_for_a_cause_on_another_node() -> None:
+    """gloo, two nodes: the peer's failure is journalled first, and the node that raised would be stopped unheard."""
+    playbook = playing("n0", PAIR, joined("n1")) >> exits(ECHO) >> after(0.5)
+    assert playbook >> read(failed("n1")) << Placeholder(StopWorkers) << Append(failed("n0", 0, ECHO))
+
+
 def test_an_echo_ends_the_wait_when_the_round_has_ended_elsewhere() -> None:
     """The cause is in the journal."""
     playbook = playing("n0", PAIR, joined("n1"), local_world_size=2) >> exits(ECHO)
@@ -255,8 +262,8 @@ def test_an_own_failure_is_the_reason_before_all_that_follows_from_it() -> None:
 
 def test_an_agent_that_must_end_stops_its_workers_first() -> None:
     """S7."""
-    playbook = playing("n0", PAIR, joined("n1")) >> cut_off("unknown kind", fatal=True)
-    assert playbook << stopping(StoreLost("unknown kind")) >> stopped() << Placeholder(Finish)
+    playbook = playing("n0", PAIR, joined("n1")) >> cut_off("unknown kind", refusal=Refusal.FORMAT)
+    assert playbook << stopping(JournalRefused(Refusal.FORMAT, "unknown kind")) >> stopped() << Placeholder(Finish)
 
 
 def test_a_fenced_node_kills_its_workers_at_once() -> None:

@@ -3,50 +3,107 @@
 from __future__ import annotations
 
 import _thread
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
-from reknit.core.entries import Entry, Node
+from reknit.core.events import Counters, EntriesRead, Event
+from reknit.core.values import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from reknit.adapters.ports import Batch, Clock
+    from reknit.core.entries import Entry, Node
+    from reknit.core.job import Job
 
 
 class MemoryJournal:
-    """Appends are durable and ordered for as long as the process lives. May be shared by agents in many threads."""
+    """Implements `ports.Journal`. Lasts as long as the process, and may be shared by agents in many threads."""
 
     def __init__(self) -> None:
         self._entries: list[Entry] = []
+        self._tokens: set[str] = set()
+        self._counts: dict[Node, int] = {}
         self._lock = _thread.allocate_lock()
         self._waiting: list[_thread.LockType] = []
 
-    def append(self, entry: Entry) -> None:
+    def append(self, token: str, entry: Entry) -> None:
         with self._lock:
+            if token in self._tokens:
+                return
+            self._tokens.add(token)
             self._entries.append(entry)
+        self._open_gates()
+
+    def read(self, after: int, wait_s: float) -> Batch:
+        from reknit.adapters.ports import Batch
+
+        found = self.since(after)
+        if not found and wait_s > 0:
+            # A condition without `threading`: a lock of our own, held, that the next append opens.
+            gate = _thread.allocate_lock()
+            gate.acquire()
+            with self._lock:
+                self._waiting.append(gate)
+            found = self.since(after)
+            if not found:
+                gate.acquire(timeout=wait_s)
+                found = self.since(after)
+            with self._lock:
+                if gate in self._waiting:
+                    self._waiting.remove(gate)
+        return Batch(after + len(found), found)
+
+    def since(self, after: int) -> tuple[Entry, ...]:
+        """The entries from position `after` on."""
+        with self._lock:
+            return tuple(self._entries[after:])
+
+    def beat(self, node: Node, watch: Sequence[Node]) -> Mapping[Node, int]:
+        with self._lock:
+            self._counts[node] = self._counts.get(node, 0) + 1
+            return {n: self._counts[n] for n in (node, *watch) if n in self._counts}
+
+    def publish(self, position: int, job: Job) -> None:
+        """Reading from memory costs nothing that a fold could save."""
+
+    def close(self) -> None:
+        self._open_gates()
+
+    def _open_gates(self) -> None:
+        with self._lock:
             waiting, self._waiting = self._waiting, []
         for gate in waiting:
             gate.release()
 
-    def read(self, after: int, wait_s: float = 0.0) -> Sequence[Entry]:
-        with self._lock:
-            found = self._entries[after:]
-            if found or wait_s <= 0:
-                return found
-            # A condition without `threading`: a lock of our own, held, that the next append opens.
-            gate = _thread.allocate_lock()
-            gate.acquire()
-            self._waiting.append(gate)
-        gate.acquire(timeout=wait_s)
-        with self._lock:
-            if gate in self._waiting:
-                self._waiting.remove(gate)
-            return self._entries[after:]
 
+class MemoryLink:
+    """Implements `ports.Link` for the only agent of a journal in memory: no thread, and nothing to wait for."""
 
-class MemoryLiveness:
-    """Counters in this process, beside its journal."""
+    def __init__(self, journal: MemoryJournal, clock: Clock) -> None:
+        self._journal = journal
+        self._clock = clock
+        self._position = 0
+        self._count = 0
+        self._counters: list[Event] = []
+        self._owes_read = True
 
-    def __init__(self) -> None:
-        self._counts: dict[Node, int] = {}
+    def append(self, entry: Entry) -> None:
+        self._count += 1
+        self._journal.append(str(self._count), entry)
 
-    def beat(self, node: Node) -> None:
-        self._counts[node] = self._counts.get(node, 0) + 1
+    def beat(self, node: Node, watch: Sequence[Node]) -> None:
+        self._counters.append(Counters(self._clock.now(), self._journal.beat(node, watch)))
+        self._owes_read = True
 
-    def counters(self, nodes: Iterable[Node]) -> Mapping[Node, int]:
-        return {node: self._counts[node] for node in nodes if node in self._counts}
+    def events(self, now: float) -> list[Event]:
+        events, self._counters = self._counters, []
+        entries = self._journal.since(self._position)
+        if entries or self._owes_read:
+            self._position += len(entries)
+            self._owes_read = False
+            events.append(EntriesRead(now, entries))
+        return events
+
+    def folded(self, job: Job) -> None:
+        """Nobody else reads this journal."""
+
+    def close(self) -> None:
+        self._journal.close()

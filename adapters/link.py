@@ -1,0 +1,174 @@
+"""Between the agent's loop, which must not wait, and a journal, which has to: two threads and an inbox.
+
+1. One thread reads. The other says what is to be said, in order, and beats. Both try again for as long as it takes:
+   who ends the wait is the agent (`Spec.store_timeout_s`), never an adapter.
+2. What happened is put into the inbox, and the clock is woken.
+3. A beat that is asked for while the last one is still on its way replaces nothing and adds nothing: the agent may be
+   beating into an outage, and the store must not be flooded when it is back.
+4. While something cannot be said, what is read is held back, so that the agent sees one outage and not a flicker.
+5. A reader that was far behind and has read everything itself publishes the fold, for those behind it.
+"""
+
+from __future__ import annotations
+
+import _thread
+import os
+import time
+from _queue import SimpleQueue
+from collections import deque
+from collections.abc import Sequence
+from functools import partial
+
+from reknit.core.entries import Entry, Node
+from reknit.core.events import Counters, EntriesRead, Event, JournalFailed
+from reknit.core.job import Job
+from reknit.core.values import TYPE_CHECKING
+
+from .ports import Refused, Unavailable
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import TypeVar
+
+    from .ports import Clock, Journal
+
+    T = TypeVar("T")
+
+LOOK_S = 1.0
+"""A read that finds nothing returns after this: a fresh look is never further away."""
+MANY = 32
+"""Entries in one read that are worth publishing the fold of."""
+_FIRST_RETRY_S, _LAST_RETRY_S = 0.05, 1.0
+
+
+class ThreadedLink:
+    """Implements `ports.Link`."""
+
+    def __init__(self, journal: Journal, clock: Clock, nonce: str, *, look_s: float = LOOK_S) -> None:
+        """`nonce`: unique to this agent; the tokens of its entries begin with it."""
+        self._journal = journal
+        self._clock = clock
+        self._nonce = nonce
+        self._look_s = look_s
+        self._inbox: deque[Event] = deque()
+        self._positions: deque[tuple[int, bool]] = deque()
+        """Of the reads that the agent has not taken in yet: where each ended, and is its fold worth publishing."""
+        self._todo: SimpleQueue[Callable[[], None]] = SimpleQueue()
+        self._count = 0
+        self._is_beating = False
+        self._owes_read = True
+        self._is_stuck = False
+        self._is_closed = False
+        self._crash: Exception | None = None
+        self._read_end, self._write_end = os.pipe()
+        os.set_blocking(self._read_end, False)
+        os.set_blocking(self._write_end, False)
+        clock.watch(self._read_end)
+        _thread.start_new_thread(self._read_all, ())
+        _thread.start_new_thread(self._say_all, ())
+
+    # ---- the agent's side ----
+
+    def append(self, entry: Entry) -> None:
+        self._count += 1
+        token = f"{self._nonce}-{self._count}"
+        self._todo.put(lambda: self._journal.append(token, entry))
+
+    def beat(self, node: Node, watch: Sequence[Node]) -> None:
+        if not self._is_beating:
+            self._is_beating = True
+            self._todo.put(lambda: self._beat(node, watch))
+
+    def events(self, now: float) -> list[Event]:
+        _drain(self._read_end)
+        if self._crash is not None:
+            raise self._crash  # a bug in a journal: this thread reports it
+        events = []
+        while self._inbox:
+            events.append(self._inbox.popleft())
+        return events
+
+    def folded(self, job: Job) -> None:
+        position, is_worth = self._positions.popleft()
+        if is_worth:
+            self._todo.put(lambda: self._journal.publish(position, job))
+
+    def close(self) -> None:
+        self._is_closed = True
+        self._todo.put(_nothing)
+        self._journal.close()
+        self._clock.unwatch(self._read_end)
+        # The descriptors stay open: the threads may be about to write, and the number must not be somebody else's.
+
+    # ---- the threads' side ----
+
+    def _read_all(self) -> None:
+        position = 0
+        while not self._is_closed:
+            owes_read = self._owes_read  # what is owed from now on, this read may be too early for
+            batch = self._tried(partial(self._journal.read, position, self._look_s))
+            while self._is_stuck and not self._is_closed:
+                time.sleep(_FIRST_RETRY_S)  # an outage: nobody is waiting for this thread
+            if batch is None:
+                continue
+            position = batch.position
+            if batch.entries or batch.base is not None or owes_read:
+                self._owes_read = self._owes_read and not owes_read
+                self._positions.append((batch.position, batch.base is None and len(batch.entries) >= MANY))
+                self._tell(EntriesRead(self._clock.now(), batch.entries, batch.base))
+
+    def _say_all(self) -> None:
+        while not self._is_closed:
+            say = self._todo.get()
+            self._tried(say, is_saying=True)
+
+    def _tried(self, call: Callable[[], T], *, is_saying: bool = False) -> T | None:
+        """Its value, however often it takes. None if there is no use in trying, and nothing will follow."""
+        pause_s = 0.0
+        while not self._is_closed:
+            try:
+                value = call()
+            except Unavailable as e:
+                if not pause_s:
+                    self._tell(JournalFailed(self._clock.now(), str(e)))
+                self._is_stuck = self._is_stuck or is_saying
+                pause_s = min(max(_FIRST_RETRY_S, 2 * pause_s), _LAST_RETRY_S)
+                time.sleep(pause_s)
+            except Refused as e:
+                self._is_closed = True
+                self._tell(JournalFailed(self._clock.now(), str(e), e.refusal))
+            except Exception as e:
+                self._is_closed, self._crash = True, e
+                self._wake()
+            else:
+                self._is_stuck = self._is_stuck and not is_saying
+                return value
+        return None
+
+    def _beat(self, node: Node, watch: Sequence[Node]) -> None:
+        counts = self._journal.beat(node, watch)
+        self._is_beating = False
+        self._owes_read = True
+        self._tell(Counters(self._clock.now(), counts))
+
+    def _tell(self, event: Event) -> None:
+        self._inbox.append(event)
+        self._wake()
+
+    def _wake(self) -> None:
+        try:
+            os.write(self._write_end, b".")
+        except BlockingIOError:
+            pass  # full: it is being woken already
+
+
+def _drain(fd: int) -> None:
+    try:
+        while os.read(fd, 4096):
+            pass
+    except BlockingIOError:
+        pass
+
+
+def _nothing() -> None:
+    """Wakes a thread up, which sees that it is to end."""

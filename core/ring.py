@@ -1,0 +1,48 @@
+"""The ring in which live nodes watch each other: in seat order, newcomers after it by name.
+
+The fold keeps it, so that a beat costs the same however many nodes there are.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterator, Mapping
+
+from .entries import Joined, Node, NodeId
+
+
+def ring_of(live: Mapping[NodeId, Joined], seats: Mapping[NodeId, int]) -> tuple[Node, ...]:
+    """The ring of these live nodes."""
+    return tuple(sorted((j.node for j in live.values()), key=lambda node: _key(node, seats)))
+
+
+def with_node(ring: tuple[Node, ...], node: Node, seats: Mapping[NodeId, int]) -> tuple[Node, ...]:
+    """The ring once `node` has joined, in place of an incarnation of it that may be there."""
+    i = _index(ring, node, seats)
+    return (*ring[:i], node, *ring[i + _is_at(ring, i, node) :])
+
+
+def without(ring: tuple[Node, ...], node: Node, seats: Mapping[NodeId, int]) -> tuple[Node, ...]:
+    """The ring once `node` is gone."""
+    i = _index(ring, node, seats)
+    return (*ring[:i], *ring[i + _is_at(ring, i, node) :])
+
+
+def after(ring: tuple[Node, ...], node: Node, seats: Mapping[NodeId, int], count: int) -> Iterator[Node]:
+    """The next `count` nodes in the ring, each once, and never `node` itself."""
+    i = _index(ring, node, seats)
+    start = i + _is_at(ring, i, node)
+    for k in range(min(count, len(ring) - (start - i))):
+        yield ring[(start + k) % len(ring)]
+
+
+def _key(node: Node, seats: Mapping[NodeId, int]) -> tuple[int, str]:
+    return seats.get(node.id, len(seats)), node.id
+
+
+def _index(ring: tuple[Node, ...], node: Node, seats: Mapping[NodeId, int]) -> int:
+    return bisect_left(ring, _key(node, seats), key=lambda other: _key(other, seats))
+
+
+def _is_at(ring: tuple[Node, ...], i: int, node: Node) -> bool:
+    return i < len(ring) and ring[i].id == node.id
