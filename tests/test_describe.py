@@ -68,6 +68,7 @@ ALONE = (start(), read(), echo(), echo(), up())
 WITH_N1 = (start(), read(), echo(), ack(), echo(), ack(), echo(joined("n1")), ack(), up())
 FIRST_ALONE = "round 0: 1 node, 1 worker, master n0:29500"
 FIRST_WITH_N1 = "round 0: 2 nodes, 2 workers, master n0:29500"
+WAITING = "waiting for nodes: 1 of 2 joined"
 STOPPING = "stopping this node's workers (SIGTERM, SIGKILL after 30 s)"
 
 
@@ -111,6 +112,7 @@ def test_a_run_that_loses_a_node() -> None:
     """Which node, how, who says so."""
     gone = (echo(Lost(node("n1"), node("n0"))), stopped(), echo(), ack(), after(31), echo(), ack(), up())
     assert told(agent(1, 2), *WITH_N1, *gone) == [
+        "waiting for nodes: 1 of 1 to 2 joined",
         FIRST_WITH_N1,
         f"node n1 fell silent, says n0; {STOPPING}",
         "round 1 (node n1 fell silent, says n0): 1 node, 1 worker, master n0:29501",
@@ -121,6 +123,7 @@ def test_a_run_that_waits_for_a_node() -> None:
     """Why nothing happens now."""
     gone = (echo(Leaving(node("n1"))), stopped(), echo(Left(node("n1"))), ack())
     assert told(agent(2, 2), *WITH_N1, *gone) == [
+        WAITING,
         FIRST_WITH_N1,
         f"node n1 is leaving; {STOPPING}",
         "waiting for nodes: 1 of 2 joined",
@@ -131,6 +134,7 @@ def test_a_run_whose_peer_fails() -> None:
     """The rank that failed and its node, not ours, which was only stopped."""
     fails = (echo(failed("n1", 0, failure(0, 3, rank=1))), stopped(), echo(), echo(joined("n1", 1)), ack(), up())
     assert told(agent(2, 2, 2), *WITH_N1, *fails) == [
+        WAITING,
         FIRST_WITH_N1,
         f"rank 1 failed: exit code 3 (node n1); {STOPPING}",
         "round 1 (restart 1 of 2): 2 nodes, 2 workers, master n0:29501",
@@ -140,6 +144,7 @@ def test_a_run_whose_peer_fails() -> None:
 def test_a_run_through_an_outage() -> None:
     """That the workers go on is what an operator wants to know first."""
     assert told(agent(2, 2), *WITH_N1, cut_off("refused"), after(1), cut_off("refused"), echo(), ack()) == [
+        WAITING,
         FIRST_WITH_N1,
         "the journal cannot be reached, workers keep running: refused",
         "the journal is back",
@@ -152,6 +157,7 @@ def test_a_run_through_an_outage() -> None:
 def test_a_run_with_two_agents_of_one_id() -> None:
     """The older one says why it ends."""
     assert told(agent(2, 2), *WITH_N1, echo(joined("n0", 0, 1)), stopped()) == [
+        WAITING,
         FIRST_WITH_N1,
         f"another agent has joined with this node's id, as n0.1; {STOPPING}",
     ]
