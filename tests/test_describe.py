@@ -149,7 +149,7 @@ def test_a_run_through_an_outage() -> None:
         "the journal cannot be reached, workers keep running: refused",
         "the journal is back",
     ]
-    assert told(agent(2, 2), *WITH_N1, cut_off("refused"), after(301))[2:] == [
+    assert told(agent(2, 2), *WITH_N1, cut_off("refused"), after(301))[3:] == [
         f"the journal cannot be reached: refused; {STOPPING}"
     ]
 
