@@ -13,10 +13,9 @@ from functools import cache
 from types import NoneType, UnionType
 from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from attrs import NOTHING, Attribute, Factory, fields, has
-
 from . import agent, commands, entries, events, job, ranks, reasons
 from .entries import Entry
+from .values import defaults_of, is_frozen
 
 T = TypeVar("T")
 
@@ -69,11 +68,12 @@ def _encode(value: object) -> Any:
     if isinstance(value, tuple):
         return [_encode(v) for v in value]
     cls: Any = type(value)
-    if has(cls):
+    if is_frozen(cls):
         data: dict[str, Any] = {"kind": cls.__name__}
-        for name, attribute in _attributes(cls).items():
+        defaults = defaults_of(cls)
+        for name in cls.__slots__:
             item = getattr(value, name)
-            if item != _default(attribute):
+            if name not in defaults or item != defaults[name]:
                 data[name] = _encode(item)
         return data
     return value
@@ -98,7 +98,7 @@ def _decode(data: Any, hint: Any) -> Any:
         return _decode_float(data)
     if issubclass(hint, Enum):
         return _decode_enum(data, hint)
-    return _decode_class(data, hint) if has(hint) else _a(hint, data)
+    return _decode_class(data, hint) if is_frozen(hint) else _a(hint, data)
 
 
 def _decode_float(data: int) -> float:
@@ -123,7 +123,7 @@ def _decode_union(data: Any, hints: tuple[Any, ...]) -> Any:
             if getattr(hint, "__name__", "") == data.get("kind"):
                 return _decode(data, hint)
         raise CodecError(f"unknown kind {data.get('kind')!r}")
-    plain = [hint for hint in hints if hint is not NoneType and not has(hint)]
+    plain = [hint for hint in hints if hint is not NoneType and not is_frozen(hint)]
     if len(plain) != 1:
         raise CodecError(f"{data!r} has no kind")
     return _decode(data, plain[0])
@@ -146,7 +146,7 @@ def _decode_class(data: Any, cls: type) -> Any:
     unknown = given.keys() - hints.keys()
     if unknown:
         raise CodecError(f"{cls.__name__} has no {', '.join(sorted(unknown))}")
-    missing = [n for n, a in _attributes(cls).items() if n not in given and a.default is NOTHING]
+    missing = [n for n in hints if n not in given and n not in defaults_of(cls)]
     if missing:
         raise CodecError(f"{cls.__name__} without {', '.join(missing)}")
     return cls(**{name: _decode(item, hints[name]) for name, item in given.items()})
@@ -166,22 +166,9 @@ def _pair(data: Any) -> tuple[Any, Any]:
 
 
 @cache
-def _attributes(cls: Any) -> dict[str, Attribute[Any]]:
-    return {attribute.name: attribute for attribute in fields(cls)}
-
-
-@cache
 def _hints(cls: Any) -> dict[str, Any]:
     names: dict[str, Any] = {}
     for module in (entries, ranks, reasons, events, commands, job, agent):
         names |= vars(module)
     hints = get_type_hints(cls, names)
-    return {name: hints[name] for name in _attributes(cls)}
-
-
-def _default(attribute: Attribute[Any]) -> Any:
-    default: Any = attribute.default
-    return default.factory() if isinstance(default, _FACTORY) else default
-
-
-_FACTORY: Any = type(Factory(dict))
+    return {name: hints[name] for name in cls.__slots__}

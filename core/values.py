@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from attrs import evolve, frozen
 
-__all__ = ["EMPTY", "assert_never", "evolve", "frozen"]
+__all__ = ["EMPTY", "assert_never", "defaults_of", "evolve", "frozen", "is_frozen"]
 
 EMPTY: Mapping[Any, Any] = MappingProxyType({})
 
@@ -117,6 +117,17 @@ _SHARED = {
     "__attrs_attrs__": _Late("__attrs_attrs__", _attributes),
     "__signature__": _Late("__signature__", _signature),
 }
+
+
+def is_frozen(cls: object) -> bool:
+    """Whether it is a class made by `frozen`. Its `__slots__` are its fields, in order."""
+    return hasattr(cls, "_setters")
+
+
+def defaults_of(cls: Any) -> Mapping[str, Any]:
+    """The fields of a class made by `frozen` that have a default."""
+    defaults: Mapping[str, Any] = cls._defaults
+    return defaults
 
 
 class _Few:

@@ -1,0 +1,236 @@
+"""What nodes that come and go cost: reknit beside torchrun, real agents on loopback, in the same run.
+
+    python benchmarks/elastic.py                           # all figures, about ten minutes
+    python benchmarks/elastic.py --only join --repeats 3
+
+join    a second node is launched while the first one trains, with room for it: until every worker of both has started
+        with the new world size. Compared with one `import torch` and the stop of the last sibling.
+lost    one of three nodes vanishes (everything on it is killed at once): until every worker of the other two has
+        started again. Their workers notice nothing by themselves; with defaults, and with the fastest heartbeat.
+rejoin  20 times in a row: a node vanishes, and comes back. How many rounds, how long, and nobody hangs.
+
+"Has started" is a worker's first line, before it imports anything. The nodes meet at a TCPStore that the first one
+hosts.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import signal
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+BIN = Path(sys.executable).parent
+MARK = "ELASTIC_BENCHMARK"
+PATIENCE_S = 100.0
+WORKERS = 2
+"""Per node."""
+
+WORKER = """\
+import os, sys, time
+e = os.environ
+line = f"{time.monotonic()} {e['ELASTIC_NODE']} {e['RANK']} {e['WORLD_SIZE']} {e['MASTER_PORT']}\\n"
+report = os.open(e["REPORT"], os.O_WRONLY | os.O_APPEND)
+os.write(report, line.encode())
+os.close(report)
+time.sleep(600)
+"""
+"""Dies of SIGTERM at once."""
+
+LAUNCHERS = {"reknit": (str(BIN / "reknit"), "run"), "torchrun": (str(BIN / "torchrun"),)}
+FASTEST = "heartbeat=0.5"
+
+
+@dataclass(frozen=True)
+class Line:
+    at: float
+    node: str
+    rank: int
+    world: int
+
+
+@dataclass
+class Cluster:
+    """Agents on this machine that form one job."""
+
+    launcher: str
+    folder: Path
+    nodes: str
+    conf: str = ""
+    port: int = 0
+    marks: dict[str, str] = field(default_factory=dict)
+    processes: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
+
+    @property
+    def report(self) -> Path:
+        return self.folder / "report"
+
+    def launch(self, node: str) -> float:
+        """Start a node's agent; when."""
+        mark = self.marks[node] = uuid.uuid4().hex
+        settings = ",".join(filter(None, ("last_call_timeout=1", self.conf if self.launcher == "reknit" else "")))
+        argv = [
+            *LAUNCHERS[self.launcher],
+            f"--nnodes={self.nodes}",
+            f"--nproc-per-node={WORKERS}",
+            "--max-restarts=3",
+            "--rdzv-backend=c10d",
+            f"--rdzv-endpoint=127.0.0.1:{self.port}",
+            "--rdzv-id=elastic",
+            f"--rdzv-conf={settings}",
+        ]
+        if self.launcher == "reknit":
+            argv.append(f"--node-id={node}")
+        environment = {MARK: mark, "REPORT": str(self.report), "ELASTIC_NODE": node, "OMP_NUM_THREADS": "1"}
+        started = time.monotonic()
+        with (self.folder / f"log.{node}").open("ab") as log:
+            self.processes[node] = subprocess.Popen(
+                [*argv, str(self.folder / "worker.py")],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env=os.environ | environment,
+            )
+        return started
+
+    def lines(self) -> list[Line]:
+        rows = [row.split() for row in self.report.read_text().splitlines()]
+        return [Line(float(at), node, int(rank), int(world)) for at, node, rank, world, _ in rows]
+
+    def formed(self, nodes: list[str], since: float) -> float:
+        """When the last worker of a round of exactly these nodes had started, after `since`."""
+        size = len(nodes) * WORKERS
+        give_up = time.monotonic() + PATIENCE_S
+        while True:
+            found = [line for line in self.lines() if line.at > since and line.world == size]
+            if {line.rank for line in found} == set(range(size)) and {line.node for line in found} == set(nodes):
+                return max(line.at for line in found)
+            if time.monotonic() > give_up:
+                raise TimeoutError(f"{self.launcher}: no round of {', '.join(nodes)} in {PATIENCE_S:.0f} s")
+            if all(process.poll() is not None for process in self.processes.values()):
+                raise TimeoutError(f"{self.launcher}: everything has ended")
+            time.sleep(0.005)
+
+    def vanish(self, node: str) -> float:
+        """Kill all processes of a node, as when its machine is gone; when."""
+        mark = f"{MARK}={self.marks[node]}"
+        at = time.monotonic()
+        while pids := [p for p in map(int, filter(str.isdigit, os.listdir("/proc"))) if mark in environment_of(p)]:
+            for pid in pids:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGSTOP)  # so that none outlives another and acts on its death
+            for pid in pids:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            self.processes[node].poll()
+        self.processes[node].wait()
+        return at
+
+
+@contextlib.contextmanager
+def cluster(launcher: str, nodes: str, conf: str = "") -> Iterator[Cluster]:
+    with tempfile.TemporaryDirectory() as folder, socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        made = Cluster(launcher, Path(folder), nodes, conf, probe.getsockname()[1])
+        probe.close()
+        (made.folder / "worker.py").write_text(WORKER)
+        made.report.touch()
+        try:
+            yield made
+        except TimeoutError as e:
+            logs = "\n".join(f"{log.name}: {log.read_text()[-500:]}" for log in sorted(made.folder.glob("log.*")))
+            e.add_note(logs)
+            raise
+        finally:
+            for node in list(made.processes):
+                made.vanish(node)
+
+
+def environment_of(pid: int) -> list[str]:
+    try:
+        return Path(f"/proc/{pid}/environ").read_text(errors="replace").split("\0")
+    except OSError:  # gone, or not ours
+        return []
+
+
+# ---- the figures ---------------------------------------------------------------------------------------------------
+
+
+def join(launcher: str) -> float:
+    with cluster(launcher, "1:2") as made:
+        made.formed(["a"], made.launch("a"))
+        started = made.launch("b")
+        return made.formed(["a", "b"], started) - started
+
+
+def lost(launcher: str, conf: str = "") -> float:
+    with cluster(launcher, "2:3", conf) as made:
+        started = [made.launch(node) for node in "abc"]
+        made.formed(["a", "b", "c"], started[0])
+        time.sleep(2.0)  # beats are under way: a death in mid-beat is the worst case, one right after it the best
+        gone = made.vanish("c")
+        return made.formed(["a", "b"], gone) - gone
+
+
+def rejoin(launcher: str, times: int = 20) -> float:
+    """Seconds for one disappearance and return, the mean of 20 in a row."""
+    with cluster(launcher, "2:3", FASTEST) as made:
+        started = [made.launch(node) for node in "abc"]
+        made.formed(["a", "b", "c"], started[0])
+        begun = time.monotonic()
+        for _ in range(times):
+            gone = made.vanish("c")
+            made.formed(["a", "b"], gone)
+            made.formed(["a", "b", "c"], made.launch("c"))
+        return (time.monotonic() - begun) / times
+
+
+def import_torch() -> float:
+    begun = time.monotonic()
+    subprocess.run([sys.executable, "-c", "import torch"], check=True)
+    return time.monotonic() - begun
+
+
+def tried(measure: Callable[[], float], repeats: int) -> str:
+    taken = []
+    for _ in range(repeats):
+        try:
+            taken.append(measure())
+        except TimeoutError as e:
+            return f"{e} ({len(taken)} went well)"
+    return f"{statistics.median(taken):.2f} s (of {len(taken)}; {min(taken):.2f} to {max(taken):.2f})"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--only", choices=("join", "lost", "rejoin"), action="append")
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--launcher", choices=tuple(LAUNCHERS), action="append")
+    options = parser.parse_args()
+    launchers = options.launcher or list(LAUNCHERS)
+    wanted = options.only or ["join", "lost", "rejoin"]
+    print(f"one `import torch`: {statistics.median(import_torch() for _ in range(3)):.2f} s")
+    for launcher in launchers:
+        repeats = options.repeats if launcher == "reknit" else 1
+        if "join" in wanted:
+            print(f"{launcher:9} join: {tried(lambda: join(launcher), repeats)}", flush=True)  # noqa: B023
+        if "lost" in wanted:
+            print(f"{launcher:9} lost, defaults: {tried(lambda: lost(launcher), repeats)}", flush=True)  # noqa: B023
+        if launcher == "reknit" and "lost" in wanted:
+            print(f"{launcher:9} lost, {FASTEST}: {tried(lambda: lost(launcher, FASTEST), repeats)}", flush=True)  # noqa: B023
+        if launcher == "reknit" and "rejoin" in wanted:
+            print(f"{launcher:9} rejoin: {tried(lambda: rejoin(launcher), 1)}", flush=True)  # noqa: B023
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,234 @@
+"""How long N nodes need until every one knows its ranks: reknit's journal beside torch's dynamic rendezvous.
+
+    python benchmarks/rendezvous.py                        # the table, about ten minutes (torch does not finish 256)
+    python benchmarks/rendezvous.py --nodes 128 --only reknit --repeats 5
+
+Both meet at one TCPStore, hosted by torch's own server in a process of its own. Nodes are threads: all of one process,
+or of 8. min = max = N. The clock runs from the moment when all processes let their threads go (reknit's threads connect
+after that, torch's have their store's client by then) until the last one has its ranks.
+
+reknit's nodes are whole agents: the real `drive` loop with the real journal. Only their workers are none.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import socket
+import statistics
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+PATIENCE_S = 300.0
+SIZES = (32, 128, 256, 512, 1000)
+TORCH_SIZES = (32, 128, 256)
+"""512 does not finish within the patience either."""
+
+
+# ---- one process of nodes ------------------------------------------------------------------------------------------
+
+
+def reknit_node(port: int, number: int, total: int, job: str, known: Callable[[int], None]) -> None:
+    from reknit.adapters.clock import Clock
+    from reknit.adapters.envelope import Envelope
+    from reknit.adapters.journals.tcpstore import TCPStoreJournal
+    from reknit.adapters.link import ThreadedLink
+    from reknit.app.driver import Ports, drive
+    from reknit.core.agent import Agent, Spec
+    from reknit.core.entries import NodeId, Terms
+
+    clock = Clock()
+    link = ThreadedLink(TCPStoreJournal("127.0.0.1", port, Envelope(job)), clock, f"x{number}")
+    spec = Spec(NodeId(f"node{number}"), "127.0.0.1", Terms(total, total, beat_s=0.75, silence_s=3.5))
+    ports: Any = Ports(clock, link, NoWorkers(known), NoRequests())
+    drive(Agent(spec), ports, f"x{number}", lambda *_: None)
+
+
+class NoWorkers:
+    """Says which rank it would have started."""
+
+    wakes_at = None
+
+    def __init__(self, known: Callable[[int], None]) -> None:
+        self._known = known
+
+    def start(self, command: Any) -> None:
+        self._known(command.assignment.workers[0].rank)
+
+    def stop(self, command: Any) -> None: ...
+
+    def reserve_port(self) -> int:
+        return 1
+
+    def events(self, now: float) -> list[Any]:
+        return []
+
+
+class NoRequests:
+    def taken(self) -> list[int]:
+        return []
+
+
+def torch_node(port: int, number: int, total: int, job: str, known: Callable[[int], None]) -> Callable[[], None]:
+    """Connects at once; what it returns is the rendezvous."""
+    from torch.distributed import TCPStore
+    from torch.distributed.elastic.rendezvous.c10d_rendezvous_backend import C10dRendezvousBackend
+    from torch.distributed.elastic.rendezvous.dynamic_rendezvous import DynamicRendezvousHandler
+
+    store = TCPStore("127.0.0.1", port, is_master=False, wait_for_workers=False, timeout=timedelta(seconds=60))
+    backend = C10dRendezvousBackend(store, job)
+    handler = DynamicRendezvousHandler.from_backend(
+        run_id=job, store=store, backend=backend, min_nodes=total, max_nodes=total, local_addr="127.0.0.1"
+    )
+    return lambda: known(handler.next_rendezvous().rank)
+
+
+def be_nodes(which: str, port: int, first: int, count: int, total: int, job: str) -> None:
+    """A process of nodes: says `ready`, waits for a line, and says for each node its rank and when it knew it."""
+    said = threading.Lock()
+
+    def known(rank: int) -> None:
+        at = time.monotonic()
+        with said:
+            print(json.dumps([rank, at]), flush=True)
+
+    calls: list[Callable[[], None]] = []
+    for number in range(first, first + count):
+        if which == "torch":
+            calls.append(torch_node(port, number, total, job, known))
+        else:
+            calls.append(lambda n=number: reknit_node(port, n, total, job, known))  # type: ignore[misc]
+    if which == "reknit":
+        import reknit.adapters.journals.tcpstore
+        import reknit.app.driver  # noqa: F401  # imported, as torch is
+    gate = threading.Event()
+
+    def run(call: Callable[[], None]) -> None:
+        gate.wait()
+        call()
+
+    threading.stack_size(512 * 1024)
+    for call in calls:
+        threading.Thread(target=run, args=(call,), daemon=True).start()
+    print("ready", flush=True)
+    sys.stdin.readline()
+    gate.set()
+    sys.stdin.readline()
+    os._exit(0)
+
+
+# ---- a measurement -------------------------------------------------------------------------------------------------
+
+
+def measured(which: str, port: int, total: int, processes: int, job: str) -> float | None:
+    """Seconds; None: not within the patience."""
+    share = [total * (i + 1) // processes - total * i // processes for i in range(processes)]
+    firsts = [sum(share[:i]) for i in range(processes)]
+    argv = [sys.executable, __file__, "--be", which, str(port)]
+    children = [
+        subprocess.Popen(
+            [*argv, str(first), str(count), str(total), job],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+        )
+        for first, count in zip(firsts, share, strict=True)
+    ]
+    give_up = threading.Timer(PATIENCE_S, lambda: [child.kill() for child in children])
+    try:
+        for child in children:
+            assert child.stdout is not None
+            assert child.stdout.readline() == "ready\n"
+        give_up.start()
+        start = time.monotonic()
+        for child in children:
+            assert child.stdin is not None
+            child.stdin.write("go\n")
+            child.stdin.flush()
+        lines: list[str] = []
+        for child, count in zip(children, share, strict=True):
+            assert child.stdout is not None
+            lines += [child.stdout.readline() for _ in range(count)]
+        if not all(lines):
+            return None
+        said = [json.loads(line) for line in lines]
+        assert sorted(rank for rank, _ in said) == list(range(total)), "ranks are not 0..N-1"
+        return float(max(at for _, at in said)) - start
+    finally:
+        give_up.cancel()
+        for child in children:
+            child.kill()
+            child.communicate()
+
+
+def hosted() -> tuple[subprocess.Popen[bytes], int]:
+    """torch's server in a process of its own."""
+    listener = socket.socket()
+    listener.bind(("127.0.0.1", 0))
+    listener.listen(4096)
+    port = listener.getsockname()[1]
+    code = (
+        "import sys, threading; from torch.distributed import TCPStore\n"
+        f"s = TCPStore('127.0.0.1', {port}, is_master=True, wait_for_workers=False,"
+        f" master_listen_fd={listener.fileno()}, use_libuv=True)\n"
+        "sys.stdin.read()"
+    )
+    process = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, pass_fds=[listener.fileno()])
+    listener.close()
+    return process, port
+
+
+def table(sizes: list[int], repeats: int, which: list[str]) -> None:
+    print(f"{'nodes':>6} {'threads':>18} " + " ".join(f"{name:>22}" for name in which), flush=True)
+    for total in sizes:
+        for processes in (1, 8):
+            cells = []
+            for name in which:
+                if name == "torch" and total not in TORCH_SIZES:
+                    cells.append("not tried")
+                    continue
+                cells.append(cell(name, total, processes, repeats))
+            shape = f"{processes} x {total // processes}"
+            print(f"{total:>6} {shape:>18} " + " ".join(f"{text:>22}" for text in cells), flush=True)
+
+
+def cell(name: str, total: int, processes: int, repeats: int) -> str:
+    taken: list[float] = []
+    for i in range(repeats):
+        server, port = hosted()
+        try:
+            seconds = measured(name, port, total, processes, f"job{i}")
+        finally:
+            server.kill()
+            server.communicate()
+        if seconds is None:
+            return f"not in {PATIENCE_S:.0f} s"
+        taken.append(seconds)
+        if seconds > 30:
+            break
+    return f"{statistics.median(taken):.3f} s (of {len(taken)})"
+
+
+def main() -> None:
+    if sys.argv[1:2] == ["--be"]:
+        which, port, first, count, total, job = sys.argv[2:]
+        be_nodes(which, int(port), int(first), int(count), int(total), job)
+        return
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--nodes", type=int, action="append", help=f"a size of its own (default: {SIZES})")
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--only", choices=("reknit", "torch"))
+    options = parser.parse_args()
+    print(f"{os.cpu_count()} cores, Python {sys.version.split()[0]}")
+    table(options.nodes or list(SIZES), options.repeats, [options.only] if options.only else ["reknit", "torch"])
+
+
+if __name__ == "__main__":
+    main()
