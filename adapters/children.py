@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from signal import SIGKILL
 
 _PR_SET_CHILD_SUBREAPER = 36
@@ -86,24 +86,28 @@ def _read(path: str) -> bytes:
         os.close(fd)
 
 
-def sweep(deadline_s: float) -> tuple[int, ...]:
-    """SIGKILL and reap every child, and those that it leaves behind, until there is none.
+def sweep(deadline_s: float, spared: Collection[int] = ()) -> tuple[int, ...]:
+    """SIGKILL and reap every child, and those that it leaves behind, until there is none, but for the `spared`.
 
     Returns the pids that are still there after `deadline_s` seconds: processes that cannot be killed.
     """
-    return sweep_counting(deadline_s)[1]
+    return sweep_counting(deadline_s, spared)[1]
 
 
-def sweep_counting(deadline_s: float) -> tuple[int, tuple[int, ...]]:
+def sweep_counting(deadline_s: float, spared: Collection[int] = ()) -> tuple[int, tuple[int, ...]]:
     """Like `sweep`, and says first how many processes ended."""
     give_up = time.monotonic() + deadline_s
     ended, nap_s = 0, _NAP_S
     while True:
-        pids = children()
+        pids = [pid for pid in children() if pid not in spared]
         for pid in pids:
             signal_process(pid, SIGKILL)
-        count = _reap_all()
-        if count is None:  # the kernel says that there is no child: more certain than any list
+        if spared:
+            # No waitpid(-1), which would take the end of a spared one from whoever waits for it.
+            count = sum(map(reaped, pids)) if pids else None
+        else:
+            count = _reap_all()
+        if count is None:  # no child: from the kernel itself, that is more certain than any list
             return ended, ()
         ended += count
         # The deadline counts in every case: something that forks faster than we kill must not keep us.

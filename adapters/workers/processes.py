@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from reknit.adapters.bootstrap import Reservation
 from reknit.adapters.children import reap, sweep
@@ -69,11 +69,13 @@ class Processes:
         log_dir: str = "",
         streams: StreamSettings | None = None,
         own_children: bool = False,
+        spared: Collection[int] = (),
         stdout: int = 1,
         stderr: int = 2,
     ) -> None:
         """`log_dir`: a worker's files are in `<log_dir>/round_<round>/<local_rank>/`; empty: it has none, and no error
-        file. `own_children`: every child of this process belongs to the job. `stdout`, `stderr`: the console.
+        file. `own_children`: every child of this process belongs to the job, but for those in `spared`, which outlive
+        even `close`. `stdout`, `stderr`: the console.
         """
         self._clock = clock
         self._argv = tuple(argv)
@@ -81,7 +83,8 @@ class Processes:
         self._run_id = run_id
         self._log_dir = log_dir
         self._streams = Streams(streams or StreamSettings(), env=env, stdout=stdout, stderr=stderr)
-        self._strays = Strays(clock) if own_children else None
+        self._spared = spared
+        self._strays = Strays(clock, spared) if own_children else None
         self._round: _Round | None = None
         self._unknown_stops: list[int] = []
         self._reservation: Reservation | None = None
@@ -297,7 +300,7 @@ class Processes:
         if self._round is not None:
             self._end_at_once(self._round)
         elif self._strays is not None:
-            sweep(_CLOSE_S)
+            sweep(_CLOSE_S, self._spared)
         self._streams.finish(_CLOSE_S)
         if self._reservation is not None:
             self._reservation.release()
@@ -307,7 +310,7 @@ class Processes:
     def _end_at_once(self, round_: _Round) -> None:
         round_.signal(signal.SIGKILL)
         if self._strays is not None:
-            sweep(_CLOSE_S)
+            sweep(_CLOSE_S, self._spared)
         else:
             reap([leader.pid for leader in round_.leaders], _CLOSE_S)
         for leader in round_.leaders:

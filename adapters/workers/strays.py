@@ -30,16 +30,18 @@ class _Stray:
 
 
 class Strays:
-    """All children of this process that are not leaders of the round."""
+    """All children of this process that are not leaders of the round, and not spared."""
 
-    def __init__(self, clock: Clock) -> None:
+    def __init__(self, clock: Clock, spared: Collection[int] = ()) -> None:
+        """`spared`: children that somebody else answers for, and reaps. It may change."""
         self._clock = clock
+        self._spared = spared
         self._pressed: dict[int, _Stray] = {}
         self._given_up: set[int] = set()
 
     def alive(self, leaders: Collection[int]) -> list[int]:
         """Reap the dead ones, or they would pile up for days; the pids of the others, but for those given up."""
-        found = [pid for pid in children() if pid not in leaders and not reaped(pid)]
+        found = [p for p in children() if p not in leaders and p not in self._spared and not reaped(p)]
         for pid in self._pressed.keys() - set(found):
             self._pressed.pop(pid).watch.close()
         self._given_up &= set(found)

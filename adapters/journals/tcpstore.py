@@ -1,0 +1,240 @@
+"""A journal in torch's TCPStore: agents that share a rendezvous endpoint (--rdzv-backend=c10d).
+
+    /reknit/owner                   the job that the store serves
+    /reknit/<job>/header            what names this journal
+    /reknit/<job>/head              how many slots are taken
+    /reknit/<job>/slot/<n>          one record; n is a position
+    /reknit/<job>/beat/<inc>/<id>   a node's counter
+    /reknit/<job>/fold              the fold of all before a position; fold-at: that position
+    /reknit/<job>/claim/<n>, …/done/<n>   who far behind reads the n-th MANY slots for all others, and is done
+
+1. A writer takes a slot with `add`, then fills it with `compare_set`. Readers wait for the key of the next slot.
+2. A slot that is taken and not filled is a hole: its writer may have died. Nobody reads past it, and after `_HOLE_S`
+   any reader plugs it, by `compare_set` as well: one of the two wins, and all readers see the same.
+3. The header is written once. A connection that finds none later speaks to a store that has lost everything.
+4. A thousand may join at once. So a reader waits for the slot with which it can begin something, rather than for each;
+   and who is far behind leaves the reading and folding to one of those who are, if that one is quick.
+"""
+
+from __future__ import annotations
+
+import _thread
+import time
+from collections.abc import Mapping, Sequence
+
+from reknit.adapters.envelope import Envelope
+from reknit.adapters.link import MANY
+from reknit.adapters.ports import Batch, Refused, Unavailable
+from reknit.adapters.tcpstore.client import Client, endpoint
+from reknit.core.entries import Entry, Filler, Node
+from reknit.core.job import Job
+from reknit.core.reasons import Refusal
+
+_AHEAD = 8
+"""Slots that a look asks for before it knows that they are taken."""
+_CHUNK = 512
+_FEW = 4
+"""Entries that a reader takes in itself, after a fold."""
+_HOLE_S = 1.0
+_CLAIMS, _CLAIM_S = 3, 0.5
+_DELAY_PER_ENTRY_S, _LONGEST_DELAY_S = 0.002, 0.5
+_OWNER = "reknit/owner"
+_opening = _thread.allocate_lock()
+"""Many agents in one process (an embedder's, a benchmark's) get the same fold at once: one opens it for all."""
+
+
+class TCPStoreJournal:
+    """Implements `ports.Journal`."""
+
+    def __init__(
+        self, host: str, port: int, envelope: Envelope, *, exclusive: bool = True, timeout_s: float = 5.0
+    ) -> None:
+        """Does not connect yet. `exclusive`: refuse a store that serves another job. `timeout_s`: for each answer."""
+        self._host = host
+        self._port = port
+        self._envelope = envelope
+        self._exclusive = exclusive
+        self._timeout_s = timeout_s
+        self._root = f"reknit/{envelope.job.replace('%', '%25').replace('/', '%2F')}/"
+        self._clients: dict[str, Client] = {}
+        self._greeting = _thread.allocate_lock()
+        self._was_greeted = False
+        self._is_closed = False
+        # The writer's:
+        self._taken: tuple[str, int] | None = None
+        """A token and the slot that was taken for it, while it is not known to be filled."""
+        self._claims: set[int] = set()
+        """Made by the reader, not done yet by the writer."""
+        # The reader's:
+        self._known_taken = (0, 0.0)
+        """A number of slots that were taken, and when that was seen first."""
+
+    # ---- the writer's calls ----
+
+    def append(self, token: str, entry: Entry) -> None:
+        client = self._client("writer")
+        while True:
+            if self._taken is None or self._taken[0] != token:
+                self._taken = token, client.add(self._root + "head", 1) - 1
+            slot = self._taken[1]
+            record = self._envelope.wrap(token, entry, str(slot))
+            found = client.compare_set(self._slot(slot), b"", record)
+            self._taken = None
+            if found == record:  # by this call, or by one whose answer was lost
+                return
+
+    def beat(self, node: Node, watch: Sequence[Node]) -> Mapping[Node, int]:
+        client = self._client("writer")
+        count, found = client.add_and_get(self._beat(node), 1, [self._beat(n) for n in watch])
+        return {n: _number(value) for n, value in zip(watch, found, strict=True)} | {node: count}
+
+    def publish(self, position: int, job: Job) -> None:
+        client = self._client("writer")
+        # An older fold would throw readers back. Two that publish at once may still cross: it costs time only.
+        if position > _number(client.get(self._root + "fold-at")):
+            client.set(self._root + "fold", self._envelope.wrap_job(position, job))
+            client.set(self._root + "fold-at", b"%d" % position)
+        for claim in list(self._claims):
+            client.add(f"{self._root}done/{claim}", 1)
+            self._claims.discard(claim)
+
+    # ---- the reader's calls ----
+
+    def read(self, after: int, wait_s: float, least: int = 1) -> Batch:
+        client = self._client("reader")
+        head, records = self._look(client, after)
+        if head - after < least and wait_s > 0:
+            self._wait(client, after, head, wait_s, least)
+            head, records = self._look(client, after)
+        if head - after > MANY:
+            return self._far_behind(client, after, head)
+        return self._batch(client, after, head, records) if head > after else Batch(after)
+
+    def _wait(self, client: Client, after: int, head: int, wait_s: float, least: int) -> None:
+        """For as many entries as it takes; but not long if there are some that it can do without."""
+        delay_s = min(_DELAY_PER_ENTRY_S * (least - 1), _LONGEST_DELAY_S, wait_s)
+        is_enough = delay_s > 0 and client.wait(self._slot(after + least - 1), delay_s)
+        if not is_enough and head <= after:
+            client.wait(self._slot(after), wait_s - delay_s)
+
+    def _look(self, client: Client, after: int) -> tuple[int, list[bytes]]:
+        """How many slots are taken, and the first few records."""
+        head, found = client.add_and_get(self._root + "head", 0, [self._slot(after + i) for i in range(_AHEAD)])
+        return head, _up_to_a_hole(found[: max(0, head - after)])
+
+    def _batch(self, client: Client, after: int, head: int, records: list[bytes]) -> Batch:
+        """Everything from `after` up to `head`, or to the first hole; at least one entry. `records`: the first ones."""
+        while True:
+            records = records + self._fetched(client, after + len(records), head)
+            if records:
+                entries = [self._envelope.open(record, str(after + i))[1] for i, record in enumerate(records)]
+                return Batch(after + len(entries), tuple(entries))
+            self._fill(client, after, head)
+
+    def _fetched(self, client: Client, start: int, head: int) -> list[bytes]:
+        records: list[bytes] = []
+        while start + len(records) < head:
+            begin = start + len(records)
+            slots = range(begin, min(head, begin + _CHUNK))
+            found = _up_to_a_hole(client.multi_get([self._slot(slot) for slot in slots]))
+            records += found
+            if len(found) < len(slots):
+                break
+        return records
+
+    def _fill(self, client: Client, hole: int, head: int) -> None:
+        """Wait until the writer who took the slot has filled it, or has had its time; then plug it."""
+        if hole >= self._known_taken[0]:
+            self._known_taken = head, time.monotonic()
+        left_s = self._known_taken[1] + _HOLE_S - time.monotonic()
+        if left_s <= 0 or not client.wait(self._slot(hole), left_s):
+            client.compare_set(self._slot(hole), b"", self._envelope.wrap("", Filler(), str(hole)))
+
+    def _far_behind(self, client: Client, after: int, head: int) -> Batch:
+        for _ in range(_CLAIMS):
+            fold = self._fold(client, after)
+            if fold and not after:
+                return fold  # to begin with, an old one will do
+            if fold and head - fold.position <= _FEW:
+                break
+            claim = head // MANY
+            others = client.add(f"{self._root}claim/{claim}", 1) - 1
+            # If the first has died, the second takes its place, then two more, four …: never all at once.
+            if not others or not client.wait(f"{self._root}done/{claim}", _CLAIM_S * others.bit_length()):
+                self._claims.add(claim)
+                break
+            head = client.add(self._root + "head", 0)
+        return self._on_top(client, self._fold(client, after) or Batch(after), head)
+
+    def _fold(self, client: Client, after: int) -> Batch | None:
+        """The published fold, if it saves more than a few entries."""
+        if _number(client.get(self._root + "fold-at")) <= after + MANY:
+            return None
+        record = client.get(self._root + "fold")
+        with _opening:
+            opened = self._envelope.open_job(record)
+        return Batch(opened[0], base=opened[1]) if opened and opened[0] > after else None
+
+    def _on_top(self, client: Client, fold: Batch, head: int) -> Batch:
+        """The entries that follow, as far as they are known to be there."""
+        if fold.base is not None and fold.position >= head:
+            return fold
+        batch = self._batch(client, fold.position, head, [])
+        return Batch(batch.position, batch.entries, fold.base)
+
+    # ---- connections ----
+
+    def close(self) -> None:
+        self._is_closed = True
+        for client in list(self._clients.values()):
+            client.close()
+
+    def _client(self, role: str) -> Client:
+        """The connection of one of the two threads. A new one sees first whether the journal is still the same."""
+        client = self._clients.get(role)
+        if client is not None and not client.is_closed:
+            return client
+        self._check_open()
+        client = self._clients[role] = Client(self._host, self._port, self._timeout_s)
+        try:
+            with self._greeting:
+                self._greet(client)
+            self._check_open()  # `close` may have come too early to see this client
+        except BaseException:
+            client.close()
+            raise
+        return client
+
+    def _check_open(self) -> None:
+        if self._is_closed:
+            raise Unavailable(f"{endpoint(self._host, self._port)}: the journal was closed here")
+
+    def _greet(self, client: Client) -> None:
+        header = self._root + "header"
+        if self._was_greeted:
+            self._envelope.admit(client.get(header))
+            return
+        if self._exclusive:
+            mine = self._envelope.job.encode()
+            owner = client.compare_set(_OWNER, b"", mine)
+            if owner != mine:
+                where, job = endpoint(self._host, self._port), owner.decode(errors="replace")
+                raise Refused(Refusal.OTHER_JOB, f"{where} serves job {job}, not {self._envelope.job}")
+        self._envelope.admit(client.compare_set(header, b"", self._envelope.header()))
+        self._was_greeted = True
+
+    # ---- keys ----
+
+    def _slot(self, number: int) -> str:
+        return f"{self._root}slot/{number}"
+
+    def _beat(self, node: Node) -> str:
+        return f"{self._root}beat/{node.incarnation}/{node.id}"
+
+
+def _up_to_a_hole(records: list[bytes]) -> list[bytes]:
+    return records[: records.index(b"")] if b"" in records else records
+
+
+def _number(text: bytes) -> int:
+    return int(text) if text.isdigit() else 0

@@ -1,0 +1,233 @@
+"""A client of torch's TCPStore, one connection: what the journal needs of its wire protocol.
+
+torch's own client wants `import torch`, asks for reverse DNS at each connect, never connects again, and blocks every
+other call while one waits. The protocol is simple, and both ends check a magic number: all integers are little endian;
+a request is one byte for what is asked, then its arguments; a string is its length and its bytes. Replies come in the
+order of the requests, but for that of a WAIT, which comes when it likes.
+
+1. After any failure the connection is closed, as nobody knows what may still arrive on it: make a new one.
+2. Every call has one deadline for all that it sends and reads.
+3. torch's clients put a slash in front of each key. So do we, and one can look at the journal with theirs.
+"""
+
+from __future__ import annotations
+
+import _thread
+import os
+import socket
+import time
+from collections.abc import Callable, Sequence
+from struct import Struct
+from typing import TypeVar
+
+from reknit.adapters.ports import Unavailable
+
+_VALIDATE, _SET, _COMPARE_SET, _GET, _ADD, _WAIT, _MULTI_GET, _CANCEL_WAIT, _PING = (
+    bytes([number]) for number in (0, 1, 2, 3, 4, 6, 10, 12, 13)
+)
+_MAGIC = 0x3C85F7CE
+_CANCELLED = b"\1"
+_U32, _U64, _I64 = Struct("<I"), Struct("<Q"), Struct("<q")
+_MOST_BYTES = 1 << 28
+"""No reply is that long: something else answers."""
+_KEEPALIVE = {"TCP_KEEPIDLE": 10, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3}
+
+T = TypeVar("T")
+
+
+class Client:
+    """One connection, for one thread. Every call may raise `Unavailable`, with the endpoint and what happened."""
+
+    def __init__(self, host: str, port: int, timeout_s: float) -> None:
+        """Connects. `timeout_s`: for connecting, once the name is resolved, and for each reply later."""
+        self._where = endpoint(host, port)
+        self._timeout_s = timeout_s
+        self._buffer = bytearray()
+        self._busy = _thread.allocate_lock()
+        self.is_closed = False
+        self._give_up = time.monotonic() + timeout_s
+        self._socket = self._connected(host, port)
+        self._call(self._greet)
+
+    # ---- what can be asked ----
+
+    def set(self, key: str, value: bytes) -> None:
+        """Not answered: the next call's reply shows that it was done."""
+        self._call(lambda: self._send(_SET + _key(key) + _bytes(value)))
+
+    def get(self, key: str) -> bytes:
+        """Empty if there is no such key."""
+        return self._call(lambda: self._asked(_GET + _key(key), self._read_bytes))
+
+    def compare_set(self, key: str, expected: bytes, desired: bytes) -> bytes:
+        """The value afterwards. An empty `expected` also stands for: no such key yet."""
+        request = _COMPARE_SET + _key(key) + _bytes(expected) + _bytes(desired)
+        return self._call(lambda: self._asked(request, self._read_bytes))
+
+    def add(self, key: str, amount: int) -> int:
+        """The sum."""
+        return self._call(lambda: self._asked(_add(key, amount), self._read_sum))
+
+    def multi_get(self, keys: Sequence[str]) -> list[bytes]:
+        """Their values, empty where there is no such key."""
+        return self._call(lambda: self._asked(_keys(_MULTI_GET, keys), lambda: self._read_values(len(keys))))
+
+    def add_and_get(self, key: str, amount: int, keys: Sequence[str]) -> tuple[int, list[bytes]]:
+        """`add`, then `multi_get`, in one round trip."""
+        request = _add(key, amount) + _keys(_MULTI_GET, keys)
+        return self._call(lambda: self._asked(request, lambda: (self._read_sum(), self._read_values(len(keys)))))
+
+    def wait(self, key: str, wait_s: float) -> bool:
+        """Is there such a key? Waits up to `wait_s` seconds for it."""
+        return self._call(lambda: self._waited(key, wait_s))
+
+    def close(self) -> None:
+        """From any thread: a call that waits ends with `Unavailable`."""
+        self.is_closed = True
+        try:
+            self._socket.shutdown(socket.SHUT_RDWR)
+        except OSError:
+            pass  # it is closed, or the other side was faster
+        # Whoever uses the descriptor is woken by the shutdown, and only then may the number become something else's.
+        with self._busy:
+            self._socket.close()
+
+    # ---- connecting ----
+
+    def _connected(self, host: str, port: int) -> socket.socket:
+        try:
+            found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        except (OSError, UnicodeError) as error:
+            raise Unavailable(f"{self._where}: cannot resolve the name: {_why(error)}") from None
+        why = "the name has no address"
+        self._give_up = time.monotonic() + self._timeout_s
+        for tried, (family, kind, protocol, _, address) in enumerate(found):
+            try:
+                sock = socket.socket(family, kind, protocol)
+            except OSError as error:
+                why = _why(error)  # this host does not speak that protocol
+                continue
+            try:
+                # An address that swallows packets must leave time for the next one.
+                sock.settimeout(max(0.01, (self._give_up - time.monotonic()) / (len(found) - tried)))
+                sock.connect(address)
+                _set_up(sock)
+                return sock
+            except TimeoutError:
+                why = f"no answer for {self._timeout_s:g} s"
+            except OSError as error:
+                why = _why(error)
+            sock.close()
+        raise Unavailable(f"{self._where}: {why}")
+
+    def _greet(self) -> None:
+        ping = os.urandom(4)
+        self._send(_VALIDATE + _U32.pack(_MAGIC) + _PING + ping)
+        if self._take(4) != ping:
+            raise Unavailable(f"{self._where} answers, but not as a TCPStore")
+
+    # ---- asking ----
+
+    def _call(self, ask: Callable[[], T]) -> T:
+        with self._busy:
+            try:
+                if self.is_closed:
+                    raise Unavailable(f"{self._where}: the connection was closed here")
+                self._give_up = time.monotonic() + self._timeout_s
+                return ask()
+            except BaseException as error:
+                was_closed, self.is_closed = self.is_closed, True
+                self._socket.close()
+                if was_closed and isinstance(error, OSError):
+                    raise Unavailable(f"{self._where}: the connection was closed here") from None
+                if isinstance(error, TimeoutError):
+                    raise Unavailable(f"{self._where}: no answer for {self._timeout_s:g} s") from None
+                if isinstance(error, OSError):
+                    raise Unavailable(f"{self._where}: {_why(error)}") from None
+                raise
+
+    def _asked(self, request: bytes, read: Callable[[], T]) -> T:
+        self._send(request)
+        return read()
+
+    def _waited(self, key: str, wait_s: float) -> bool:
+        self._send(_keys(_WAIT, [key]))
+        self._give_up = time.monotonic() + wait_s
+        try:
+            self._take(1)
+            return True
+        except TimeoutError:
+            self._give_up = time.monotonic() + self._timeout_s
+        # The key may come in this moment: then there are two replies.
+        self._send(_CANCEL_WAIT)
+        if self._take(1) == _CANCELLED:
+            return False
+        self._take(1)
+        return True
+
+    def _read_bytes(self) -> bytes:
+        (length,) = _U64.unpack(self._take(8))
+        if length > _MOST_BYTES:
+            raise Unavailable(f"{self._where} answers, but not as a TCPStore")
+        return self._take(length)
+
+    def _read_sum(self) -> int:
+        return int(_I64.unpack(self._take(8))[0])
+
+    def _read_values(self, count: int) -> list[bytes]:
+        return [self._read_bytes() for _ in range(count)]
+
+    def _send(self, data: bytes) -> None:
+        self._socket.settimeout(self._left_s())
+        self._socket.sendall(data)
+
+    def _take(self, count: int) -> bytes:
+        while len(self._buffer) < count:
+            self._socket.settimeout(self._left_s())
+            part = self._socket.recv(1 << 16)
+            if not part:
+                raise ConnectionError("the connection was closed by the other side")
+            self._buffer += part
+        taken = bytes(self._buffer[:count])
+        del self._buffer[:count]
+        return taken
+
+    def _left_s(self) -> float:
+        left_s = self._give_up - time.monotonic()
+        if left_s <= 0:
+            raise TimeoutError
+        return left_s
+
+
+def endpoint(host: str, port: int) -> str:
+    """As in a URL."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def _set_up(sock: socket.socket) -> None:
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for name, value in _KEEPALIVE.items():  # a host that vanishes says nothing
+        if hasattr(socket, name):
+            sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+
+
+def _why(error: Exception) -> str:
+    text = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+    return text[:1].lower() + text[1:]
+
+
+def _key(key: str) -> bytes:
+    return _bytes(b"/" + key.encode(errors="surrogateescape"))
+
+
+def _bytes(data: bytes) -> bytes:
+    return _U64.pack(len(data)) + data
+
+
+def _keys(what: bytes, keys: Sequence[str]) -> bytes:
+    return what + _U64.pack(len(keys)) + b"".join(map(_key, keys))
+
+
+def _add(key: str, amount: int) -> bytes:
+    return _ADD + _key(key) + _I64.pack(amount)

@@ -1,0 +1,169 @@
+"""Who hosts the store is found out by trying; and the server process lives for as long as its agent wants."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+from contextlib import ExitStack
+
+import pytest
+
+from reknit.adapters.ports import Refused
+from reknit.adapters.tcpstore import host as host_module
+from reknit.adapters.tcpstore.client import Client
+from reknit.adapters.tcpstore.host import host_store
+from reknit.core.reasons import Refusal
+from tests.alone import run_alone
+from tests.stores import HOST, free_port, hosted
+from tests.waiting import PATIENCE_S, is_alive, until
+
+
+def test_the_first_at_an_endpoint_of_this_host_serves_and_the_next_does_not() -> None:
+    """Two stores would be two jobs."""
+    with hosted() as (_, port):
+        assert host_store(HOST, port) is None
+        assert host_store("localhost", port) is None, "nor by another name of this host"
+        client = Client("localhost", port, PATIENCE_S)
+        client.close()
+
+
+def test_a_port_that_somebody_listens_on_is_left_alone() -> None:
+    """A store that torchrun, or the operator, has started already serves as well."""
+    with socket.create_server((HOST, 0)) as other:
+        assert host_store(HOST, other.getsockname()[1]) is None
+
+
+@pytest.mark.parametrize("name", ["x" * 64 + ".invalid", "192.0.2.1"])
+def test_an_endpoint_that_is_not_here_is_not_hosted(name: str) -> None:
+    """A name that cannot be resolved yet, or another host's address, with nobody there."""
+    assert host_store(name, free_port()) is None
+
+
+def test_another_hosts_store_is_seen_before_a_listener_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The usual case on every node but one: it must be quick, and leave no trace."""
+    monkeypatch.setattr(host_module, "_is_ours", lambda *_: False)
+    monkeypatch.setattr(host_module, "_listening", lambda *_: pytest.fail("made a listener"))
+    with socket.create_server((HOST, 0)) as other:
+        assert host_store(HOST, other.getsockname()[1]) is None
+
+
+def test_an_address_of_no_interface_that_leads_here_is_hosted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """NAT, and the virtual address of a service: the bind fails, and the nonce arrives."""
+    monkeypatch.setattr(host_module, "_is_ours", lambda *_: False)
+    with hosted() as (host, port):
+        Client(HOST, port, PATIENCE_S).close()
+        assert host.failure() is None
+
+
+def test_a_connection_that_comes_out_elsewhere_proves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Our own listener is not the endpoint's if somebody else answers there."""
+    monkeypatch.setattr(host_module, "_PROOF_S", 0.05)
+    with socket.create_server((HOST, 0)) as elsewhere, host_module._listening(free_port()) as ours:
+        assert not host_module._arrives(ours, HOST, elsewhere.getsockname()[1])
+
+
+def test_early_clients_do_not_disturb_the_proof() -> None:
+    """Some say something, some nothing, some are gone again; they try again later."""
+    port = free_port()
+    with host_module._listening(port) as listener, ExitStack() as stack:
+        talking, silent, gone = (stack.enter_context(socket.create_connection((HOST, port))) for _ in range(3))
+        talking.sendall(b"hello")
+        gone.close()
+        assert host_module._arrives(listener, HOST, port)
+        for early in (talking, silent):
+            early.settimeout(PATIENCE_S)
+            try:
+                assert early.recv(1) == b""
+            except ConnectionResetError:
+                pass  # says the same
+
+
+def test_is_host_decides_without_a_proof() -> None:
+    """`--rdzv-conf is_host=…`, as with torchrun: who says it knows the network better."""
+    port = free_port()
+    assert host_store(HOST, port, must=False) is None
+    host = host_store("x" * 64 + ".invalid", port, must=True)
+    assert host is not None
+    Client(HOST, port, PATIENCE_S).close()
+    with pytest.raises(Refused, match=rf"^cannot host the store at 127\.0\.0\.1:{port}: address already in use$") as e:
+        host_store(HOST, port, must=True)
+    assert e.value.refusal is Refusal.SETUP
+    host.close()
+
+
+def test_a_server_that_ended_says_how() -> None:
+    """ "Connection refused" does not tell the operator that the kernel was short of memory."""
+    with hosted() as (host, _):
+        assert host.failure() is None
+        os.kill(host.pid, signal.SIGKILL)
+        why = until(host.failure)
+    assert why == f"the store's server (process {host.pid}) ended with SIGKILL"
+
+
+def test_closing_ends_it_and_frees_the_port() -> None:
+    """The next job may use the same endpoint."""
+    with hosted() as (host, port):
+        Client(HOST, port, PATIENCE_S).close()
+        host.close()
+        assert not is_alive(host.pid)
+        with pytest.raises(ChildProcessError):
+            os.waitpid(host.pid, 0)
+        again = host_store(HOST, port)
+        assert again is not None
+        again.close()
+        host.close()
+
+
+def test_it_outlives_rounds_and_all_that_is_swept_with_them() -> None:
+    """Whatever else is a child of the agent was left behind by workers, and is killed; not the store of all agents."""
+    script = """
+        from reknit.adapters.children import become_subreaper, children, sweep
+        from reknit.adapters.tcpstore.client import Client
+        from tests.stores import hosted
+        from tests.test_processes import *
+        assert become_subreaper()
+        clock = Clock()
+        with hosted() as (host, port):
+            workers = Processes(clock=clock, argv=["sh", "-c", "(sleep 600 &)"], env=dict(os.environ), run_id="job",
+                                own_children=True, spared=[host.pid])
+            for round_ in (0, 1):
+                start(workers, round_=round_)
+                until(lambda: len(children()) == 3)
+                stop(workers, 0.0, round_)
+                drive(workers, clock, WorkersStopped)
+                assert children() == [host.pid], children()
+            workers.close()
+            client = Client("127.0.0.1", port, 60.0)
+            assert client.add("n", 1) == 1
+            client.close()
+            sleeper = os.posix_spawn("/bin/sleep", ["sleep", "600"], {})
+            assert sweep(60.0, [host.pid]) == ()
+            assert children() == [host.pid], children()
+        assert children() == []
+        clock.close()
+        print("clean")
+    """
+    assert run_alone(script) == "clean\n"
+
+
+def test_a_dead_store_is_reported_by_its_host_and_not_reaped_by_others() -> None:
+    """Who looks for strays must not take its exit status away."""
+    script = """
+        from reknit.adapters.children import become_subreaper, sweep
+        from tests.stores import hosted
+        from tests.test_processes import *
+        assert become_subreaper()
+        clock = Clock()
+        with hosted() as (host, _):
+            workers = Processes(clock=clock, argv=["true"], env={}, run_id="job", own_children=True, spared=[host.pid])
+            os.kill(host.pid, signal.SIGTERM)  # of no effect, even in its first moment
+            os.kill(host.pid, signal.SIGBUS)
+            until(lambda: not is_alive(host.pid))
+            workers.events(clock.now())
+            sweep(60.0, [host.pid])
+            print(host.failure().split()[-1])
+            workers.close()
+        clock.close()
+    """
+    assert run_alone(script) == "SIGBUS\n"
