@@ -1,0 +1,212 @@
+"""Real etcd servers on loopback, one or a cluster: started, stopped, killed and started again."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import shutil
+import signal
+import socket
+import ssl
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import pytest
+
+from tests.waiting import until
+
+
+class Etcd:
+    """One member. `with Etcd(tmp_path) as server: … server.endpoints`"""
+
+    def __init__(self, path: Path, name: str = "etcd", *, tls: tuple[str, str] | None = None) -> None:
+        """Everything lies below `path`. `tls`: the certificate and key that all use, see `make_certificate`; who has
+        none is not let in."""
+        self.data = path / name
+        self._log = path / f"{name}.log"
+        self._name = name
+        self._tls = tls
+        # Bound and not listening, for as long as this lasts: etcd can bind over them, and nobody else gets them.
+        self._reserved = [_reserved(), _reserved()]
+        self.port, self.peer_port = (s.getsockname()[1] for s in self._reserved)
+        self.endpoints = [("127.0.0.1", self.port)]
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def peer_url(self) -> str:
+        return f"http://127.0.0.1:{self.peer_port}"
+
+    def start(self, cluster: Sequence[Etcd] = ()) -> None:
+        """Returns at once: see `wait`."""
+        program = shutil.which("etcd")
+        if program is None:
+            pytest.skip("etcd is not installed")
+        url = f"{'https' if self._tls else 'http'}://127.0.0.1:{self.port}"
+        members = ",".join(f"{m._name}={m.peer_url}" for m in cluster or [self])
+        arguments = ["--name", self._name, "--data-dir", str(self.data)]
+        arguments += ["--listen-client-urls", url, "--advertise-client-urls", url]
+        arguments += ["--listen-peer-urls", self.peer_url, "--initial-advertise-peer-urls", self.peer_url]
+        arguments += ["--initial-cluster", members, "--logger", "zap", "--log-level", "warn"]
+        if self._tls:
+            certificate, key = self._tls
+            arguments += ["--cert-file", certificate, "--key-file", key]
+            arguments += ["--client-cert-auth", "--trusted-ca-file", certificate]
+        # A run of tests that is killed leaves no server behind, where there is util-linux.
+        guard = ["setpriv", "--pdeathsig", "KILL"] if shutil.which("setpriv") else []
+        environment = {k: v for k, v in os.environ.items() if not k.startswith("ETCD_")}
+        with open(self._log, "ab") as log:
+            self._process = subprocess.Popen([*guard, program, *arguments], stdout=log, stderr=log, env=environment)
+
+    def wait(self) -> None:
+        """Until it serves: there is a leader."""
+        until(self._serves, f"etcd, see {self._log}")
+
+    def kill(self) -> None:
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+            self._process = None
+
+    def stop(self) -> None:
+        """Until `cont` it answers nothing, and keeps its connections."""
+        self._signal(signal.SIGSTOP)
+        until(self._is_stopped, "etcd to stop")
+
+    def cont(self) -> None:
+        self._signal(signal.SIGCONT)
+
+    def post(self, path: str, data: object) -> Any:
+        """Ask the gateway: `path` as in "/v3/kv/range". Raises OSError if it does not answer."""
+        return self._ask("POST", path, json.dumps(data))
+
+    def revision(self) -> int:
+        return int(self.post("/v3/kv/range", {"key": "AA=="})["header"]["revision"])
+
+    def compact(self) -> None:
+        """Forget all history."""
+        self.post("/v3/kv/compaction", {"revision": self.revision(), "physical": True})
+
+    def __enter__(self) -> Self:
+        try:
+            self.start()
+            self.wait()
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, e: BaseException | None, tb: TracebackType | None) -> None:
+        self.close()
+
+    def close(self) -> None:
+        self.kill()
+        for reserved in self._reserved:
+            reserved.close()
+
+    def _signal(self, signum: int) -> None:
+        assert self._process is not None
+        self._process.send_signal(signum)
+
+    def _is_stopped(self) -> bool:
+        assert self._process is not None
+        tasks = Path(f"/proc/{self._process.pid}/task").glob("*/stat")
+        return all(task.read_text().rpartition(")")[2].split()[0] == "T" for task in tasks)
+
+    def _serves(self) -> bool:
+        assert self._process is not None
+        assert self._process.poll() is None, self._log.read_text()
+        try:
+            return bool(self._ask("GET", "/health", "")["health"] == "true")
+        except (OSError, http.client.HTTPException, KeyError):
+            return False
+
+    def _ask(self, method: str, path: str, body: str) -> Any:
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=10)
+        if self._tls:
+            context = ssl.create_default_context(cafile=self._tls[0])
+            context.load_cert_chain(*self._tls)
+            connection = http.client.HTTPSConnection("127.0.0.1", self.port, timeout=10, context=context)
+        try:
+            connection.request(method, path, body)
+            return json.loads(connection.getresponse().read())
+        finally:
+            connection.close()
+
+
+class EtcdCluster:
+    """`size` members that know each other, named by their index."""
+
+    def __init__(self, path: Path, size: int = 3) -> None:
+        self.members = [Etcd(path, f"etcd{i}") for i in range(size)]
+        self.endpoints = [endpoint for member in self.members for endpoint in member.endpoints]
+
+    def __enter__(self) -> Self:
+        try:
+            for member in self.members:
+                member.start(self.members)
+            for member in self.members:
+                member.wait()
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, e: BaseException | None, tb: TracebackType | None) -> None:
+        self.close()
+
+    def leader(self) -> int:
+        """The index of the member that leads, once there is one that answers."""
+
+        def leading() -> list[int]:
+            return [i for i, member in enumerate(self.members) if _leads(member)]
+
+        return until(leading, "a leader")[0]
+
+    def kill(self, i: int) -> None:
+        self.members[i].kill()
+
+    def start(self, i: int) -> None:
+        """Again, with its data; returns when it serves."""
+        self.members[i].start(self.members)
+        self.members[i].wait()
+
+    def stop(self, i: int) -> None:
+        self.members[i].stop()
+
+    def cont(self, i: int) -> None:
+        self.members[i].cont()
+
+    def close(self) -> None:
+        for member in self.members:
+            member.close()
+
+
+def make_certificate(path: Path) -> tuple[str, str]:
+    """Files with a certificate that signs itself, and its key: the authority, the server's and a client's at once."""
+    if shutil.which("openssl") is None:
+        pytest.skip("openssl is not installed")
+    certificate, key = str(path / "certificate.pem"), str(path / "key.pem")
+    command = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]
+    command += ["-subj", "/CN=etcd", "-days", "2", "-keyout", key, "-out", certificate]
+    command += ["-addext", "subjectAltName=IP:127.0.0.1", "-addext", "extendedKeyUsage=serverAuth,clientAuth"]
+    subprocess.run(command, check=True, capture_output=True)
+    return certificate, key
+
+
+def _leads(member: Etcd) -> bool:
+    try:
+        status = member.post("/v3/maintenance/status", {})
+    except (OSError, http.client.HTTPException):
+        return False
+    return bool(status.get("leader", "0") == status["header"]["member_id"])
+
+
+def _reserved() -> socket.socket:
+    reserved = socket.socket()
+    reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    reserved.bind(("127.0.0.1", 0))
+    return reserved

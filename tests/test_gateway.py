@@ -1,0 +1,220 @@
+"""etcd's gateway: a real server, with and without TLS, and what else may listen at an endpoint."""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+
+import pytest
+
+from reknit.adapters.gateway import Answer, Found, Gateway, Range, below, created_after, get, holds, is_created, put
+from reknit.adapters.ports import Refused, Unavailable
+from reknit.core.reasons import Refusal
+from tests.etcd import Etcd, make_certificate
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Etcd]:
+    with Etcd(tmp_path_factory.mktemp("etcd")) as etcd:
+        yield etcd
+
+
+@pytest.fixture
+def nobody() -> Iterator[tuple[str, int]]:
+    """An endpoint at which nobody listens, nor will."""
+    with socket.socket() as bound:
+        bound.bind(("127.0.0.1", 0))
+        yield bound.getsockname()
+
+
+@pytest.fixture
+def black_hole() -> Iterator[tuple[str, int]]:
+    """An endpoint that takes connections and never says a word."""
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        yield listening.getsockname()
+
+
+class Stranger(BaseHTTPRequestHandler):
+    """Answers everything with `reply`: status and body."""
+
+    reply = (200, b"<html>")
+
+    def do_POST(self) -> None:
+        status, body = self.reply
+        self.rfile.read(int(self.headers["Content-Length"]))
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, format: str, *args: object) -> None:
+        pass
+
+
+@pytest.fixture
+def stranger() -> Iterator[tuple[str, int]]:
+    """A web server that is not etcd."""
+    with HTTPServer(("127.0.0.1", 0), Stranger) as http:
+        thread = threading.Thread(target=http.serve_forever, args=(0.01,))
+        thread.start()
+        yield ("127.0.0.1", http.server_port)
+        http.shutdown()
+        thread.join()
+
+
+@contextmanager
+def pipe() -> Iterator[int]:
+    """A descriptor from which nothing is to be read."""
+    ends = os.pipe()
+    yield ends[0]
+    for end in ends:
+        os.close(end)
+
+
+def tried(gateway: Gateway) -> Answer:
+    try:
+        return gateway.transact([], [get("/k")], [])
+    finally:
+        gateway.close()
+
+
+def test_a_transaction_compares_and_then_does_one_or_the_other(server: Etcd) -> None:
+    """All that the journal promises rests on this."""
+    gateway = Gateway(server.endpoints, 30.0)
+    first = gateway.transact([is_created("/t/a", 0)], [put("/t/a", b"1"), get("/t/a")], [])
+    assert first == Answer(True, first.revision, (Range(), Range((Found("/t/a", b"1", first.revision, 1),))))
+    again = gateway.transact([is_created("/t/a", 0)], [put("/t/a", b"2")], [get("/t/a"), get("/t/b")])
+    assert again == Answer(False, first.revision, (first.ranges[1], Range()))
+    same = gateway.transact([holds("/t/a", b"1")], [put("/t/a", b"3"), get("/t/a")], [])
+    assert same.ranges[1].found == (Found("/t/a", b"3", first.revision, 2),)
+    gateway.close()
+
+
+def test_ranges_end_where_the_prefix_ends_and_come_in_the_order_of_creation(server: Etcd) -> None:
+    """The neighbour's keys sort right beside."""
+    gateway = Gateway(server.endpoints, 30.0)
+    revisions = {k: gateway.transact([], [put(k, b"")], []).revision for k in ("/r/z", "/r0", "/r/a", "/r", "/r/m")}
+    everything, page = gateway.transact([], [below("/r/"), created_after("/r/", revisions["/r/z"], 1)], []).ranges
+    assert [f.key for f in everything.found] == ["/r/a", "/r/m", "/r/z"]
+    assert ([f.key for f in page.found], page.has_more) == (["/r/a"], True)
+    gateway.close()
+
+
+def test_the_next_server_is_asked_and_stays_the_first(
+    server: Etcd, nobody: tuple[str, int], black_hole: tuple[str, int]
+) -> None:
+    """A silent server must cost one wait, not one for each call."""
+    gateway = Gateway([nobody, black_hole, *server.endpoints], 6.0)
+    assert gateway.transact([], [get("/k")], []).is_met
+    assert gateway._current == 2
+    gateway.close()
+
+
+def test_who_cannot_be_reached_is_named_with_the_reason(nobody: tuple[str, int], black_hole: tuple[str, int]) -> None:
+    """The line goes to somebody who has to find out what is wrong with the network."""
+    with pytest.raises(Unavailable) as e:
+        tried(Gateway([nobody, black_hole, ("no-such-host.invalid", 1)], 0.6))
+    assert f"http://127.0.0.1:{nobody[1]}: Connection refused" in str(e.value)
+    assert f"http://127.0.0.1:{black_hole[1]}: no answer" in str(e.value)
+    assert "http://no-such-host.invalid:1: " in str(e.value)
+    assert "within 0.2 s each" in str(e.value)
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "why"),
+    [
+        (200, b"<html>", "Expecting value"),
+        (200, b"[]", "not an answer of etcd"),
+        (200, b"{}", "not an answer of etcd"),
+        (404, b"Not Found", "Not Found"),
+        (503, b'{"error":"x","message":"etcdserver: no leader","code":14}', "etcdserver: no leader"),
+    ],
+)
+def test_what_is_not_an_answer_is_an_outage(
+    stranger: tuple[str, int], status: int, body: bytes, why: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Something else listens there, or etcd has no leader: in words, and never a traceback."""
+    monkeypatch.setattr(Stranger, "reply", (status, body))
+    with pytest.raises(Unavailable, match=why):
+        tried(Gateway([stranger], 5.0))
+
+
+def test_proxies_of_the_environment_are_not_asked(
+    server: Etcd, nobody: tuple[str, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Clusters set them for downloads; their proxy does not know the nodes."""
+    for name in ("http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"):
+        monkeypatch.setenv(name, f"http://127.0.0.1:{nobody[1]}")
+    monkeypatch.delenv("no_proxy", raising=False)
+    monkeypatch.delenv("NO_PROXY", raising=False)
+    assert tried(Gateway(server.endpoints, 30.0)).is_met
+
+
+def test_without_the_client_library_it_is_said_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is an optional dependency: most users have no etcd."""
+    monkeypatch.setitem(sys.modules, "etcd3gw.client", None)
+    with pytest.raises(Refused, match=r"pip install 'reknit\[etcd\]'") as e:
+        tried(Gateway([("127.0.0.1", 1)], 1.0))
+    assert e.value.refusal is Refusal.SETUP
+
+
+def test_tls_checks_both_sides(tmp_path: Path) -> None:
+    """Whoever can write into the store runs the job."""
+    pair = make_certificate(tmp_path)
+    with Etcd(tmp_path, tls=pair) as server, pipe() as gate:
+        gateway = Gateway(server.endpoints, 30.0, "https", pair[0], *pair)
+        watch = gateway.watch("/w/", 1)
+        assert watch is not None
+        assert gateway.transact([], [put("/w/k", b"")], []).is_met
+        assert watch.wait(60.0, gate)
+        assert watch.take()
+        watch.close()
+        gateway.close()
+        with pytest.raises(Unavailable) as e:
+            tried(Gateway(server.endpoints, 30.0, "https", pair[0]))
+        assert "Pool(" not in str(e.value), "the words of a library, not of the network"
+        with pytest.raises(Unavailable, match="certificate verify failed"):
+            tried(Gateway(server.endpoints, 30.0, "https", None, *pair))
+        with pytest.raises(Refused, match=r"missing\.pem") as refused:
+            tried(Gateway(server.endpoints, 30.0, "https", str(tmp_path / "missing.pem")))
+        assert refused.value.refusal is Refusal.SETUP
+
+
+def test_a_watch_hears_of_its_keys_alone_and_ends_with_the_server(tmp_path: Path) -> None:
+    """What others write, beats above all, must wake nobody; and a dead server must not look like a quiet one."""
+    with Etcd(tmp_path) as server, pipe() as gate:
+        gateway = Gateway(server.endpoints, 30.0)
+        watch = gateway.watch("/w/", server.revision() + 1)
+        assert watch is not None
+        gateway.transact([], [put("/v", b""), put("/w0", b"")], [])
+        assert not watch.wait(0.1, gate)
+        assert watch.take()
+        gateway.transact([], [put("/w/x", b"")], [])
+        assert watch.wait(60.0, gate)
+        assert watch.take()
+        server.kill()
+        assert watch.wait(60.0, gate)
+        assert not watch.take()
+        assert gateway.watch("/w/", 1) is None
+        watch.close()
+        gateway.close()
+
+
+def test_a_watch_that_begins_in_the_compacted_past_is_known_to_be_none(server: Etcd) -> None:
+    """It would never say anything again."""
+    gateway = Gateway(server.endpoints, 30.0)
+    gateway.transact([], [put("/c/x", b"")], [])
+    server.compact()
+    watch = gateway.watch("/c/", 1)
+    if watch is not None:  # told so at once, or in the next message
+        with pipe() as gate:
+            assert watch.wait(60.0, gate)
+        assert not watch.take()
+        watch.close()
+    gateway.close()
