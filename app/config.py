@@ -5,14 +5,17 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 
 from reknit.adapters.streams import StreamSettings
 from reknit.core.agent import Spec
 from reknit.core.entries import NodeId, RestartPolicy, Terms
-from reknit.core.values import frozen
+from reknit.core.values import TYPE_CHECKING, evolve, frozen
 
 from .options import OPTIONS, Parsed, UsageError
+
+if TYPE_CHECKING:
+    from .rendezvous import Rendezvous
 
 _MOST_WORKERS = 10_000
 """More than any host can run: a typing error, that would otherwise fill the memory with ranks."""
@@ -35,26 +38,28 @@ class Config:
     notices: tuple[str, ...] = ()
     """Lines that the user should see once."""
     verbose: bool = False
+    rendezvous: Rendezvous | None = None
+    """None: one node, which needs none."""
 
 
 def configure(parsed: Parsed, environ: Mapping[str, str]) -> Config:
     """Raises `UsageError`."""
-    _one_node(parsed)
+    nodes = _nodes(parsed)
     argv = _command(parsed, environ)
     workers = _workers(parsed)
-    terms = Terms(restarts=RestartPolicy(max_restarts=_number(parsed, "max-restarts", least=0)))
+    restarts = RestartPolicy(max_restarts=number_of(parsed, "max-restarts", least=0))
     spec = Spec(
         node_id=NodeId(os.uname().nodename or "localhost"),
         address="127.0.0.1",
-        terms=terms,
+        terms=Terms(restarts=restarts),
         role=parsed["role"],
         local_world_size=workers,
         grace_s=_grace_s(parsed, environ),
     )
-    _seconds(parsed, "monitor-interval")
+    seconds_of(parsed, "monitor-interval")
     # torch's operators would start a thread per core in every worker (torchelastic's rule, and its value).
     threads = {"OMP_NUM_THREADS": "1"} if workers > 1 and "OMP_NUM_THREADS" not in environ else {}
-    return Config(
+    config = Config(
         spec=spec,
         run_id=parsed["rdzv-id"] or os.urandom(8).hex(),
         argv=argv,
@@ -67,12 +72,41 @@ def configure(parsed: Parsed, environ: Mapping[str, str]) -> Config:
         ),
         signals=_signals(parsed["signals-to-handle"]),
         env={"TORCHELASTIC_SIGNALS_TO_HANDLE": parsed["signals-to-handle"]} | threads,
-        notices=tuple(_notices(parsed, threads)),
+        notices=tuple(f"{name}={value} for every worker, because it was not set" for name, value in threads.items()),
         verbose=bool(parsed["verbose"]),
+    )
+    return _for_one(config, parsed) if nodes[1] == 1 else _for_several(config, parsed, environ, nodes)
+
+
+def _for_one(config: Config, parsed: Parsed) -> Config:
+    if parsed["node-rank"] not in ("", "0"):
+        raise UsageError(f"{parsed.spelled('node-rank')}: with one node it is 0")
+    unused = [parsed.given[o.name] for o in OPTIONS if o.only_for_many and o.name in parsed.given]
+    if not unused:
+        return config
+    return evolve(config, notices=(f"{', '.join(unused)}: without effect for one node", *config.notices))
+
+
+def _for_several(config: Config, parsed: Parsed, environ: Mapping[str, str], nodes: tuple[int, int]) -> Config:
+    from .rendezvous import rendezvous
+
+    meeting = rendezvous(parsed, environ, nodes, config.spec.terms.restarts)
+    return evolve(
+        config,
+        spec=evolve(
+            config.spec,
+            terms=meeting.terms,
+            rank_hint=meeting.rank_hint,
+            store_timeout_s=meeting.store_timeout_s,
+        ),
+        run_id=meeting.job,
+        notices=(*config.notices, *meeting.notices),
+        rendezvous=meeting,
     )
 
 
-def _one_node(parsed: Parsed) -> None:
+def _nodes(parsed: Parsed) -> tuple[int, int]:
+    """The least and the most."""
     low, colon, high = parsed["nnodes"].partition(":")
     try:
         nodes = int(low), int(high if colon else low)
@@ -80,25 +114,16 @@ def _one_node(parsed: Parsed) -> None:
         raise UsageError(f"{parsed.spelled('nnodes')}: a number, or MIN:MAX") from None
     if not 0 < nodes[0] <= nodes[1]:
         raise UsageError(f"{parsed.spelled('nnodes')}: 0 < MIN <= MAX")
-    if nodes != (1, 1):
-        raise UsageError(f"{parsed.spelled('nnodes')}: this version runs one node")
-    if parsed["node-rank"] not in ("", "0"):
-        raise UsageError(f"{parsed.spelled('node-rank')}: this version runs one node, which is 0")
-
-
-def _notices(parsed: Parsed, threads: Mapping[str, str]) -> Iterator[str]:
-    unused = [parsed.given[o.name] for o in OPTIONS if o.only_for_many and o.name in parsed.given]
-    if unused:
-        yield f"{', '.join(unused)}: without effect for one node"
-    for name, value in threads.items():
-        yield f"{name}={value} for every worker, because it was not set"
+    if parsed["standalone"] and nodes[1] > 1:
+        raise UsageError(f"{parsed.spelled('nnodes')}: --standalone is one node")
+    return nodes
 
 
 def _grace_s(parsed: Parsed, environ: Mapping[str, str]) -> float:
     text = environ.get("TORCH_ELASTIC_SHUTDOWN_TIMEOUT")
     if text is None or "shutdown-timeout" in parsed.given:
-        return _seconds(parsed, "shutdown-timeout")
-    return _as_seconds(text, f"TORCH_ELASTIC_SHUTDOWN_TIMEOUT={text}")
+        return seconds_of(parsed, "shutdown-timeout")
+    return as_seconds(text, f"TORCH_ELASTIC_SHUTDOWN_TIMEOUT={text}")
 
 
 def _command(parsed: Parsed, environ: Mapping[str, str]) -> tuple[str, ...]:
@@ -172,7 +197,7 @@ def _workers(parsed: Parsed) -> int:
     return workers
 
 
-def _number(parsed: Parsed, name: str, *, least: int) -> int:
+def number_of(parsed: Parsed, name: str, *, least: int) -> int:
     try:
         number = int(parsed[name])
     except ValueError:
@@ -182,11 +207,11 @@ def _number(parsed: Parsed, name: str, *, least: int) -> int:
     return number
 
 
-def _seconds(parsed: Parsed, name: str) -> float:
-    return _as_seconds(parsed[name], parsed.spelled(name))
+def seconds_of(parsed: Parsed, name: str) -> float:
+    return as_seconds(parsed[name], parsed.spelled(name))
 
 
-def _as_seconds(text: str, spelled: str) -> float:
+def as_seconds(text: str, spelled: str) -> float:
     try:
         seconds = float(text)
     except ValueError:

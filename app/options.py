@@ -29,7 +29,7 @@ class Option:
     default: str = ""
     short: str = ""
     only_for_many: bool = False
-    """Accepted for torchrun's sake: with one node there is nothing that it could change."""
+    """With one node there is nothing that it could change; accepted all the same."""
 
     @property
     def variable(self) -> str:
@@ -37,11 +37,11 @@ class Option:
 
 
 OPTIONS = (
-    Option("standalone", "one node, no rendezvous: nothing else may be needed. It is also what happens without it"),
-    Option("nnodes", "number of nodes: this version runs 1", "N", "1"),
+    Option("standalone", "one node, no rendezvous. It is also what happens without --nnodes"),
+    Option("nnodes", "number of nodes, or MIN:MAX", "N", "1"),
     Option("nproc-per-node", "workers on this node: a number, cpu, gpu, xpu or auto", "N", "1"),
     Option("max-restarts", "failures that the whole job survives", "N", "0"),
-    Option("rdzv-id", "id of the job (default: a random one)", "ID"),
+    Option("rdzv-id", "id of the job (default: a random one; with several nodes: none, as in torchrun)", "ID"),
     Option("role", "role of the workers", "NAME", "default"),
     Option("module", "the script is a module: python -m", short="m"),
     Option("no-python", "execute the script itself, not Python with it"),
@@ -58,15 +58,46 @@ OPTIONS = (
     ),
     Option("shutdown-timeout", "seconds between the signal that stops workers and SIGKILL", "S", "30"),
     Option("monitor-interval", "accepted and without effect: nothing is polled here", "S", "0.1"),
-    Option("rdzv-backend", "where nodes meet", "NAME", only_for_many=True),
-    Option("rdzv-endpoint", "where nodes meet", "HOST:PORT", only_for_many=True),
-    Option("rdzv-conf", "how nodes meet", "K=V,K=V", only_for_many=True),
-    Option("master-addr", "address of the first node", "HOST", only_for_many=True),
-    Option("master-port", "port of the first node; every round has a fresh one", "PORT", only_for_many=True),
-    Option("node-rank", "rank of this node: 0", "N", only_for_many=True),
-    Option("local-addr", "address of this node", "HOST", only_for_many=True),
     Option("verbose", "say every event and command of the agent on stderr", short="v"),
     Option("help", "this text", short="h"),
+    Option("rdzv-backend", "where nodes meet: static, c10d, file or etcd", "NAME", "static", only_for_many=True),
+    Option(
+        "rdzv-endpoint",
+        "c10d: HOST[:29400], where one of the agents hosts the store; file: a folder that all nodes share;"
+        " etcd: HOST[:2379],…",
+        "PLACE",
+        only_for_many=True,
+    ),
+    Option("rdzv-conf", "how nodes meet: join_timeout, last_call_timeout, heartbeat, …", "K=V,K=V", only_for_many=True),
+    Option(
+        "rdzv-secret",
+        "only who knows it takes part. `ps` shows command lines: better set REKNIT_RDZV_SECRET; workers do not get it",
+        "TEXT",
+        only_for_many=True,
+    ),
+    Option("master-addr", "static: where nodes meet, without --rdzv-endpoint", "HOST", "127.0.0.1", only_for_many=True),
+    Option("master-port", "static: likewise. The workers' MASTER_PORT is another", "PORT", "29500", only_for_many=True),
+    Option("node-rank", "wished rank of this node; static: 0 to MAX-1 (default: 0)", "N", only_for_many=True),
+    Option(
+        "node-id",
+        "name of this node, the same after a restart (default: the host's)",
+        "NAME",
+        only_for_many=True,
+    ),
+    Option(
+        "local-addr",
+        "address of this node for the others (default: found out)",
+        "HOST",
+        only_for_many=True,
+    ),
+    Option("admission", "when newcomers get a place: soon, at-failure or never", "WHEN", "soon", only_for_many=True),
+    Option("store-timeout", "seconds without the store that workers are kept through", "S", "300", only_for_many=True),
+    Option(
+        "fence-after",
+        "kill the workers of a node after so many seconds without the store; the others wait longer before they go on",
+        "S",
+        only_for_many=True,
+    ),
 )
 _BY_SPELLING = {f"--{o.name}": o for o in OPTIONS} | {f"-{o.short}": o for o in OPTIONS if o.short}
 _TRUE, _FALSE = ("1", "true", "yes", "on"), ("0", "false", "no", "off", "")
@@ -154,15 +185,19 @@ def help_text() -> str:
     """The text of `reknit run --help`."""
     lines = ["usage: reknit run [options] script [script arguments]", ""]
     for option in OPTIONS:
+        if not option.only_for_many:
+            lines += _help_lines(option)
+    lines += ["", "For several nodes; accepted, and without effect, for one:", ""]
+    for option in OPTIONS:
         if option.only_for_many:
-            continue
-        spelling = f"--{option.name}" + (f"={option.metavar}" if option.metavar else "")
-        if option.short:
-            spelling = f"-{option.short}, {spelling}"
-        default = f" (default: {option.default})" if option.default else ""
-        lines.append(f"  {spelling}")
-        lines.append(f"        {option.help}{default}")
-    unused = ", ".join(f"--{option.name}" for option in OPTIONS if option.only_for_many)
-    lines += ["", "Accepted, and without effect for one node:", f"  {unused}"]
+            lines += _help_lines(option)
     lines += ["", "Every option can be given as a variable: PET_NPROC_PER_NODE=2 for --nproc-per-node=2.", ""]
     return "\n".join(lines)
+
+
+def _help_lines(option: Option) -> list[str]:
+    spelling = f"--{option.name}" + (f"={option.metavar}" if option.metavar else "")
+    if option.short:
+        spelling = f"-{option.short}, {spelling}"
+    default = f" (default: {option.default})" if option.default else ""
+    return [f"  {spelling}", f"        {option.help}{default}"]

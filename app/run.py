@@ -9,12 +9,13 @@ from collections.abc import Mapping, Sequence
 from reknit.core.agent import Agent
 from reknit.core.commands import Result
 from reknit.core.reasons import BudgetSpent
+from reknit.core.states import WorkerState
 
 from .config import configure
 from .driver import drive
 from .options import UsageError, help_text, parse
 from .report import BUG, PREFIX, USAGE, Reporter, exit_status, final_lines, say
-from .wire import LogFolder, wire
+from .wire import LogFolder, Prevented, wire
 
 _LOOK_S = 0.2
 """How often a console that blocks is left to see whether anybody asks us to end."""
@@ -27,6 +28,9 @@ def run(argv: Sequence[str], life_line: int) -> int:
     except UsageError as e:
         say(str(e).replace("\n", "\\n"))  # a file's name may have more than one line
         return USAGE
+    except Prevented as e:
+        say(str(e).replace("\n", "\\n"))
+        return exit_status(Result(WorkerState.FAILED, e.why))
     except Exception:
         from traceback import format_exc
 
@@ -47,20 +51,26 @@ def _run(argv: Sequence[str], environ: Mapping[str, str], life_line: int) -> int
     for notice in (*config.notices, logs.notice):
         if notice:
             say(notice)
-    ports, console = wire(config, environ, life_line, logs.path)
+    nonce = os.urandom(8).hex()
+    try:
+        wired = wire(config, environ, life_line, logs.path, nonce)
+    except BaseException:
+        logs.close()
+        raise
+    console = wired.console
     gc.freeze()  # see cli: what was imported stays
     gc.enable()
     try:
-        agent = drive(Agent(config.spec), ports, os.urandom(8).hex(), Reporter(console.say, verbose=config.verbose))
+        agent = drive(Agent(wired.spec), wired.ports, nonce, Reporter(console.say, verbose=config.verbose))
         assert agent.result is not None, "the driver returns when the agent has finished"
     finally:
-        ports.workers.close()
+        wired.close()
         logs.close()
     for line in final_lines(agent.result, agent.job.spent):
         console.say(PREFIX + line)
     _leave_error_file(agent.result, environ)
     # The report is worth waiting for (`| less`), but not when somebody wants us gone.
-    while not console.flush(_LOOK_S) and not ports.requests.taken():
+    while not console.flush(_LOOK_S) and not wired.ports.requests.taken():
         pass
     return exit_status(agent.result)
 

@@ -1,14 +1,14 @@
-"""The composition root: which adapters this run has."""
+"""The composition root: which adapters this run has. What several nodes need is in `several`, loaded only for them."""
 
 from __future__ import annotations
 
 import os
 import signal
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from reknit.adapters.clock import Clock, Signals
-from reknit.adapters.journals.memory import MemoryJournal, MemoryLiveness
+from reknit.adapters.journals.memory import MemoryJournal, MemoryLink
 from reknit.adapters.workers.processes import Processes
 from reknit.core.values import TYPE_CHECKING
 
@@ -17,7 +17,14 @@ from .driver import Ports
 from .options import UsageError
 
 if TYPE_CHECKING:
+    from typing import Any
+
     from reknit.adapters.ports import Console
+    from reknit.core.agent import Spec
+    from reknit.core.reasons import Reason
+
+SECRETS = ("PET_RDZV_SECRET", "REKNIT_RDZV_SECRET")
+"""Variables that are for agents alone."""
 
 
 class Requests:
@@ -91,22 +98,51 @@ def _temporary_base() -> str:
     return base if os.path.isdir(base) else "/tmp"
 
 
-def wire(config: Config, environ: Mapping[str, str], life_line: int, log_dir: str) -> tuple[Ports, Console]:
-    """The ports of a standalone agent: a journal in memory, operating-system processes as workers.
+class Prevented(Exception):
+    """This agent cannot begin. The text is one line for its operator."""
 
-    And the console, which the workers' output goes through as well.
-    """
+    def __init__(self, line: str, why: Reason) -> None:
+        super().__init__(line)
+        self.why = why
+
+
+class Wired:
+    """One agent's world, and how to let go of it."""
+
+    def __init__(self, spec: Spec, ports: Ports, console: Console, close: Callable[[], None]) -> None:
+        self.spec = spec
+        self.ports = ports
+        self.console = console
+        """What the workers' output goes through as well."""
+        self.close = close
+        """In order and bounded in time: nothing is left."""
+
+
+def wire(config: Config, environ: Mapping[str, str], life_line: int, log_dir: str, nonce: str) -> Wired:
+    """Raises `Prevented`. `nonce`: unique to this agent."""
     clock = Clock()
     requests = Requests(clock, config.signals, life_line)
-    workers = Processes(
+    if config.rendezvous is not None:
+        from .several import wire_several
+
+        return wire_several(config, config.rendezvous, environ, clock, requests, log_dir, nonce)
+    workers = worker_processes(config, environ, clock, log_dir)
+    link = MemoryLink(MemoryJournal(), clock)
+    return Wired(config.spec, Ports(clock, link, workers, requests), workers, workers.close)
+
+
+def worker_processes(
+    config: Config, environ: Mapping[str, str], clock: Clock, log_dir: str, **settings: Any
+) -> Processes:
+    """Operating-system processes as workers."""
+    return Processes(
         clock=clock,
         argv=config.argv,
-        env={**environ, **config.env},
+        env={**{name: value for name, value in environ.items() if name not in SECRETS}, **config.env},
         run_id=config.run_id,
         log_dir=log_dir,
         streams=config.streams,
         # Where nobody adopts orphans, a child of this process may be anybody's.
         own_children=sys.platform == "linux",
+        **settings,
     )
-    ports = Ports(clock=clock, journal=MemoryJournal(), liveness=MemoryLiveness(), workers=workers, requests=requests)
-    return ports, workers

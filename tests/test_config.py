@@ -80,8 +80,8 @@ def test_what_is_for_many_nodes_is_accepted_and_said_to_do_nothing() -> None:
     """A torchrun command line for one node works as it is; --master-port is the most common of all."""
     notice = "--rdzv-backend, --master-port: without effect for one node"
     assert config("--master-port=29501", "--rdzv-backend=c10d").notices == (notice,)
-    assert refused("--node-rank=1") == "--node-rank=1: this version runs one node, which is 0"
-    assert refused("--standalone", "--nnodes=2") == "--nnodes=2: this version runs one node"
+    assert refused("--node-rank=1") == "--node-rank=1: with one node it is 0"
+    assert config("--nnodes=1", "--rdzv-backend=bogus", "--rdzv-endpoint=x:0").rendezvous is None
 
 
 def test_a_variable_is_named_as_the_variable() -> None:
@@ -115,6 +115,18 @@ def test_a_single_node_can_be_asked_for_in_every_way() -> None:
         assert config(f"--nnodes={text}").spec.terms.max_nodes == 1
 
 
+def test_several_nodes_have_a_rendezvous() -> None:
+    """What is judged there reaches the agent and the names of the files. test_rendezvous has the rest."""
+    found = config("--nnodes=2:3", "--rdzv-backend=c10d", "--rdzv-endpoint=h", "--rdzv-id=j", "--max-restarts=2")
+    assert found.rendezvous is not None
+    assert found.run_id == found.rendezvous.job == "j"
+    assert found.spec.terms == found.rendezvous.terms
+    assert (found.spec.terms.min_nodes, found.spec.terms.max_nodes) == (2, 3)
+    assert found.spec.terms.restarts.max_restarts == 2
+    assert config("--nnodes=2", "--store-timeout=7", "--node-rank=1").spec.store_timeout_s == 7
+    assert config("--nnodes=2", "--node-rank=1").spec.rank_hint == 1
+
+
 # ---- what is wrong ----
 
 
@@ -144,8 +156,7 @@ def test_a_single_node_can_be_asked_for_in_every_way() -> None:
         ("--signals-to-handle=SIGNOPE", "--signals-to-handle: SIGNOPE is no signal of this system"),
         ("--signals-to-handle=SIG_IGN", "--signals-to-handle: SIG_IGN is no signal of this system"),
         ("--signals-to-handle=SIGTERM,SIGKILL", "--signals-to-handle: SIGKILL cannot be handled"),
-        ("--nnodes=2", "--nnodes=2: this version runs one node"),
-        ("--nnodes=1:2", "--nnodes=1:2: this version runs one node"),
+        ("--standalone --nnodes=1:2", "--nnodes=1:2: --standalone is one node"),
         ("--nnodes=2:1", "--nnodes=2:1: 0 < MIN <= MAX"),
         ("--nnodes=0", "--nnodes=0: 0 < MIN <= MAX"),
         ("--nnodes=1:1:1", "--nnodes=1:1:1: a number, or MIN:MAX"),

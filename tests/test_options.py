@@ -44,9 +44,8 @@ def test_what_torchrun_has_too_means_the_same() -> None:
         assert option.variable == f"PET_{action.dest.upper()}"
         assert (not option.short) == (not any(len(s) == 2 for s in action.option_strings))
         assert bool(option.metavar) == (action.nargs is None), "a flag there is a flag here"
-        if option.only_for_many:
-            continue  # none of them has an effect, so none has a default
-        if name not in ("nnodes", "rdzv-id", "shutdown-timeout"):  # 1:1, a literal "none", and None for 30
+        # 1:1; a literal "none"; None for 30; None for 29500; 0, which is no wish here.
+        if name not in ("nnodes", "rdzv-id", "shutdown-timeout", "master-port", "node-rank"):
             assert option.default == str("" if action.default is None else action.default) or not option.metavar
 
 
@@ -183,5 +182,12 @@ def test_the_help_text_names_every_option() -> None:
     text = help_text()
     for option in OPTIONS:
         assert f"--{option.name}" in text
-        assert option.only_for_many or option.help in text
+        assert option.help in text
     assert all(len(line) <= 140 for line in text.splitlines())
+
+
+def test_the_help_text_has_the_many_under_a_heading_of_their_own() -> None:
+    """Who runs one node need not read how several meet."""
+    one, _, many = help_text().partition("For several nodes")
+    for option in OPTIONS:
+        assert f"--{option.name}\n" in (many if option.only_for_many else one).replace("=", "\n"), option.name

@@ -220,6 +220,18 @@ def test_a_refusal_needs_no_process(capfd: pytest.CaptureFixture[str]) -> None:
     assert err == "reknit: unknown option --bogus; did you mean --verbose?\n"
 
 
+def test_an_agent_that_cannot_begin_leaves_nothing(tmp_path: Path) -> None:
+    """One line, a status of its own, and neither a lock nor the folder that was made for its files."""
+    (tmp_path / "file").touch()
+    env = {"XDG_RUNTIME_DIR": str(tmp_path)}
+    argv = ("--nnodes=2", "--rdzv-backend=c10d", "--rdzv-endpoint=127.0.0.1:1", "--rdzv-id=a\nb")
+    (tmp_path / "reknit").symlink_to("file")
+    status, job = run(tmp_path, *argv, "w.py", script="pass", env=env)
+    assert status == 69
+    assert job.said == [f"the folder for this node's lock, {tmp_path}/reknit, is not a folder of this user alone"]
+    assert sorted(os.listdir(tmp_path)) == ["file", "reknit", "w.py"]
+
+
 def test_limits_are_the_users(tmp_path: Path) -> None:
     """The agent hands on what it was given: limits, mask, and no descriptor of its own."""
     script = """

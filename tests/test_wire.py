@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,7 +13,7 @@ import pytest
 from reknit.adapters.clock import Clock
 from reknit.app.config import Config, configure
 from reknit.app.options import UsageError, parse
-from reknit.app.wire import LogFolder, Requests
+from reknit.app.wire import SECRETS, LogFolder, Requests
 from tests.command import run
 
 
@@ -182,3 +183,33 @@ def test_a_run_leaves_no_temporary_files(tmp_path: Path) -> None:
     for status in (0, 7):
         assert run(tmp_path, "w.py", script=f"raise SystemExit({status})", env={"TMPDIR": str(temporary)})[0] == status
         assert os.listdir(temporary) == []
+
+
+def test_a_single_node_loads_nothing_that_only_several_need(tmp_path: Path) -> None:
+    """A launch should cost what starting Python costs: this is what is there when the first worker is spawned."""
+    (tmp_path / "launcher.py").write_text(
+        "import os, sys\n"
+        "spawn = os.posix_spawnp\n"
+        "def told(*args, **settings):\n"
+        "    print(*sys.modules, file=open('modules', 'w'))\n"
+        "    return spawn(*args, **settings)\n"
+        "os.posix_spawnp = told\n"
+        "from reknit.app.cli import main\n"
+        "main()\n"
+    )
+    status, job = run(tmp_path, sys.executable, "launcher.py", "run", "w.py", script="pass")
+    assert status == 0, job.err
+    loaded = set((tmp_path / "modules").read_text().split())
+    assert "reknit.app.wire" in loaded
+    several = {"reknit.app.several", "reknit.app.rendezvous", "reknit.core.codec", "reknit.core.snapshot"}
+    several |= {f"reknit.adapters.{name}" for name in ("ports", "link", "envelope", "hostlock", "address", "tcpstore")}
+    heavy = {"typing", "re", "contextlib", "socket", "json", "hashlib", "threading", "fcntl", "torch"}
+    assert not loaded & (several | heavy)
+
+
+def test_secrets_are_for_agents_alone(tmp_path: Path) -> None:
+    """One node has no use for them, and its workers even less."""
+    script = f"import os; print([name for name in {SECRETS!r} if name in os.environ])"
+    status, job = run(tmp_path, "w.py", script=script, env=dict.fromkeys(SECRETS, "s3cret"))
+    assert (status, job.out) == (0, "[]\n")
+    assert "s3cret" not in job.err

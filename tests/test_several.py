@@ -1,0 +1,252 @@
+"""Several agents of one job on this host, one per node, through the real command; and what keeps one from beginning."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import socket
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from reknit.adapters.hostlock import MARK
+from reknit.adapters.journals.memory import MemoryJournal
+from reknit.adapters.ports import Refused, Unavailable
+from reknit.app.config import configure
+from reknit.app.options import parse
+from reknit.app.several import HostedJournal, open_journal
+from reknit.app.wire import SECRETS
+from reknit.core.entries import Filler, Node, NodeId
+from reknit.core.job import Job
+from reknit.core.reasons import Refusal
+from tests.command import Run
+from tests.waiting import is_alive, read_pids, until
+
+TELLS = "import os; os.write(1, '{RANK}/{WORLD_SIZE} {GROUP_RANK} {MASTER_ADDR}\\n'.format(**os.environ).encode())"
+WAITS = "import os, signal; open(f\"up{os.environ['RANK']}\", 'w').close(); signal.pause()"
+GLOO = """
+    import os, torch, torch.distributed as dist
+    dist.init_process_group("gloo")
+    sum = torch.ones(1)
+    dist.all_reduce(sum)
+    print(int(sum), flush=True)
+    dist.barrier()
+    os._exit(0)  # gloo, torn down, aborts by itself now and then
+"""
+
+
+def free_port() -> int:
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        return int(sock.getsockname()[1])
+
+
+@pytest.fixture
+def c10d() -> tuple[str, ...]:
+    return ("--rdzv-backend=c10d", f"--rdzv-endpoint=127.0.0.1:{free_port()}")
+
+
+def agent(tmp_path: Path, *argv: str, env: Mapping[str, str] | None = None, **settings: Any) -> Run:
+    return Run(tmp_path, *argv, "w.py", env={"XDG_RUNTIME_DIR": str(tmp_path), **(env or {})}, **settings)
+
+
+def pair(tmp_path: Path, script: str, *argv: str, each: tuple[str, str] = ("--role=default",) * 2) -> list[Run]:
+    """Two agents that run to a good end, side by side."""
+    with agent(tmp_path, *argv, each[0], script=script) as a, agent(tmp_path, *argv, each[1]) as b:
+        statuses = [a.end(), b.end()]
+        assert statuses == [0, 0], a.err + b.err
+    assert os.listdir(tmp_path / "reknit") == [], "no lock is left"
+    return [a, b]
+
+
+# ---- two nodes at each place ----
+
+
+def test_c10d(tmp_path: Path, c10d: tuple[str, ...]) -> None:
+    """The usual case, with a real group of real torch; one of them hosts the store, nobody was told who."""
+    jobs = pair(tmp_path, GLOO, "--nnodes=2", *c10d)
+    assert [job.out for job in jobs] == ["2\n", "2\n"]
+    meets = [line for job in jobs for line in job.err.splitlines() if " meets job " in line]
+    host, place = os.uname().nodename, c10d[1].partition("=")[2]
+    names = {line.split()[2] for line in meets}
+    assert names == {host, f"{host}-2"}
+    assert sum("whose store it hosts" in line for line in meets) == 1
+    assert all(f"(127.0.0.1) meets job none at c10d://{place}" in line for line in meets)
+    assert all(job.said[-1] == "the job succeeded" for job in jobs)
+
+
+def test_static(tmp_path: Path) -> None:
+    """Nothing but the port and the ranks, as on a torchrun command line of 2019; and the ranks are those asked for."""
+    argv = ("--nnodes=2", f"--master-port={free_port()}")
+    jobs = pair(tmp_path, TELLS, *argv, each=("--node-rank=1", "--node-rank=0"))
+    assert [job.out for job in jobs] == ["1/2 1 127.0.0.1\n", "0/2 0 127.0.0.1\n"]
+
+
+def test_file(tmp_path: Path) -> None:
+    """No server at all. The folder is made; the addresses are this host's."""
+    argv = ("--nnodes=2", "--rdzv-backend=file", f"--rdzv-endpoint={tmp_path}/shared", "--rdzv-id=a/b")
+    jobs = pair(tmp_path, TELLS, *argv, "--local-addr=127.0.0.1")
+    assert sorted(job.out for job in jobs) == ["0/2 0 127.0.0.1\n", "1/2 1 127.0.0.1\n"]
+
+
+def test_etcd(tmp_path: Path) -> None:
+    """A real server."""
+    from tests.etcd import Etcd
+
+    with Etcd(tmp_path) as server:
+        endpoints = ",".join(f"{host}:{port}" for host, port in server.endpoints)
+        argv = ("--nnodes=2", "--rdzv-backend=etcd", f"--rdzv-endpoint={endpoints}", "--rdzv-id=j")
+        jobs = pair(tmp_path, TELLS, *argv)
+    assert sorted(job.out for job in jobs) == ["0/2 0 127.0.0.1\n", "1/2 1 127.0.0.1\n"]
+
+
+def test_each_backend_has_its_journal(tmp_path: Path) -> None:
+    """Made of what was asked for, without asking the store anything."""
+    for argv, name in (
+        (["--rdzv-backend=c10d", "--rdzv-endpoint=127.0.0.1"], "TCPStoreJournal"),
+        (["--rdzv-backend=file", f"--rdzv-endpoint={tmp_path}/f", "--rdzv-id=j"], "FileJournal"),
+        (["--rdzv-backend=etcd", "--rdzv-endpoint=127.0.0.1", "--rdzv-id=j"], "EtcdJournal"),
+    ):
+        meeting = configure(parse(["--nnodes=2", *argv, __file__], {}), {}).rendezvous
+        assert meeting is not None
+        journal = open_journal(meeting)
+        assert type(journal).__name__ == name
+        journal.close()
+
+
+# ---- what keeps an agent from beginning, or ends it ----
+
+
+def test_a_name_that_is_taken(tmp_path: Path, c10d: tuple[str, ...]) -> None:
+    """Who names a node means that one; to become another in silence would be a new seat, and no restart."""
+    argv = ("--nnodes=1:2", *c10d, "--rdzv-conf=last_call_timeout=0", "--node-id=me", "--rdzv-id=J")
+    with agent(tmp_path, *argv, script=WAITS) as first:
+        until((tmp_path / "up0").exists)
+        with agent(tmp_path, *argv) as second:
+            assert second.end() == 76
+        assert second.err == f"reknit: another agent of job J runs on this host as me (pid {first.agent})\n"
+        first.signal(signal.SIGTERM)
+        assert first.end() == 128 + signal.SIGTERM
+
+
+def test_what_a_killed_agent_left_is_ended_first(tmp_path: Path, c10d: tuple[str, ...]) -> None:
+    """Warden and agent killed in one instant leave the workers. They hold the devices, and ports of the last round."""
+    argv = ("--nnodes=1:2", *c10d, "--rdzv-conf=last_call_timeout=0", "--nproc-per-node=2")
+    pids = "import os, signal; print(os.getpid(), file=open('pids', 'a'), flush=True); signal.pause()"
+    with agent(tmp_path, *argv, script=pids) as first:
+        workers = read_pids(tmp_path / "pids", 2)
+        os.kill(first.pid, signal.SIGSTOP)  # else it would sweep before it is killed itself
+        os.kill(first.agent, signal.SIGKILL)
+        first.signal(signal.SIGKILL)
+        first.process.wait()
+        with agent(tmp_path, *argv, script=TELLS) as second:
+            assert second.end() == 0, second.err
+        # Two, or three with the store's server, which ends by itself.
+        assert re.match(r"ended [23] processes that an earlier agent had left behind", second.said[1])
+        assert not any(map(is_alive, workers))
+
+
+def test_a_host_without_torch(tmp_path: Path, c10d: tuple[str, ...]) -> None:
+    """The store is torch's. Said at once, not after the patience for an outage."""
+    (tmp_path / "torch").mkdir()
+    (tmp_path / "torch" / "__init__.py").write_text("raise ImportError('not here')")
+    with agent(tmp_path, "--nnodes=2", *c10d, script="pass", env={"PYTHONPATH": str(tmp_path)}) as job:
+        status = job.end()
+    assert status == 69, job.err
+    assert "torch is needed to host the store (--rdzv-backend=c10d): " in job.said[-1]
+
+
+def test_a_port_that_somebody_else_has(tmp_path: Path) -> None:
+    """is_host=true must host. One line, before anybody joins."""
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        argv = ("--nnodes=2", "--rdzv-backend=c10d", f"--rdzv-endpoint=127.0.0.1:{other.getsockname()[1]}")
+        with agent(tmp_path, *argv, "--rdzv-conf=is_host=true", script="pass") as job:
+            assert job.end() == 69
+    assert job.said == ["cannot host the store at 127.0.0.1:PORT: address already in use"]
+    assert os.listdir(tmp_path / "reknit") == []
+
+
+def test_told_to_end_while_waiting_for_others(tmp_path: Path, c10d: tuple[str, ...]) -> None:
+    """The usual end of a job that never got its nodes. Nothing is left, the store's server neither."""
+    with open(tmp_path / "err", "wb") as err, agent(tmp_path, "--nnodes=2", *c10d, script="pass", stderr=err) as job:
+        until(lambda: b"1 of 2 joined" in (tmp_path / "err").read_bytes())
+        job.signal(signal.SIGTERM)
+        assert job.end() == 128 + signal.SIGTERM
+
+
+# ---- what workers get ----
+
+
+def test_workers_carry_the_mark_and_no_secret(tmp_path: Path, c10d: tuple[str, ...]) -> None:
+    """What they inherit ends up in crash reports and in their own children."""
+    script = f"import os; print(os.environ['{MARK}'], [name for name in {SECRETS!r} if name in os.environ])"
+    argv = ("--nnodes=1:2", *c10d, "--rdzv-conf=last_call_timeout=0", "--node-id=me", "--rdzv-id=J")
+    with agent(tmp_path, *argv, script=script, env=dict.fromkeys(SECRETS, "s3cret")) as job:
+        assert job.end() == 0, job.err
+    assert re.fullmatch(r"J/me/[0-9a-f]{32} \[\]\n", job.out)
+    assert "s3cret" not in job.err
+
+
+# ---- a store of one's own ----
+
+ME = Node(NodeId("n"))
+
+
+class FakeHost:
+    """A server that has ended, if it has a reason."""
+
+    pid = 0
+
+    def __init__(self, reason: str | None) -> None:
+        self.reason = reason
+
+    def failure(self) -> str | None:
+        return self.reason
+
+    def close(self) -> None: ...
+
+
+class Breaking(MemoryJournal):
+    """Answers nothing while `is_down`."""
+
+    is_down = True
+
+    def beat(self, node: Node, watch: object) -> Mapping[Node, int]:
+        if self.is_down:
+            raise Unavailable("h:1: connection refused")
+        return super().beat(node, ())
+
+
+def test_a_server_that_never_served_is_no_outage() -> None:
+    """It will not come back: nobody should wait for it."""
+    with pytest.raises(Refused, match=r"^no torch$") as caught:
+        HostedJournal(Breaking(), FakeHost("no torch")).beat(ME, ())
+    assert caught.value.refusal is Refusal.SETUP
+
+
+def test_a_server_that_died_later_is_an_outage_with_its_reason() -> None:
+    """Workers are kept through it, as through any other, and the operator reads what has ended it."""
+    store, host = Breaking(), FakeHost(None)
+    journal = HostedJournal(store, host)
+    with pytest.raises(Unavailable, match=r"^h:1: connection refused$"):
+        journal.beat(ME, ())  # it may only be starting
+    store.is_down = False
+    assert journal.beat(ME, ()) == {ME: 1}
+    store.is_down, host.reason = True, "ended with SIGKILL"
+    with pytest.raises(Unavailable, match=r"^h:1: connection refused; ended with SIGKILL$"):
+        journal.beat(ME, ())
+
+
+def test_a_hosted_journal_is_a_journal() -> None:
+    """Nothing is lost on the way through it."""
+    journal = HostedJournal(MemoryJournal(), FakeHost(None))
+    journal.append("t", Filler())
+    journal.publish(1, Job())
+    batch = journal.read(0, 0)
+    assert (batch.position, batch.entries) == (1, (Filler(),))
+    journal.close()
