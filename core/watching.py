@@ -6,7 +6,7 @@
    So a stale reader, or an outage of the store, accuses nobody.
 3. `Lost` is said only in the step of such a read.
 4. The ring goes over all live nodes in every phase: members may all be dead, and while the first round gathers there
-   are none. While gathering those expected are watched too, so that k dead in a row are not found two by two.
+   are none. While gathering a hole of those expected is watched as a whole, or k dead in a row were found two by two.
 5. After a gap in its own beats longer than the silence limit an agent may have been counted out. It says and starts
    nothing until it has read the journal.
 """
@@ -14,7 +14,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from itertools import islice
 
 from .agent import Agent
 from .commands import Beat, Command
@@ -28,21 +27,23 @@ NEIGHBOURS = 2
 """Nodes that each watches: the cost per node stays constant."""
 DEAD = 3
 """Silence limits after which nobody will call the silent lost any more."""
-EXPECTED = 16
-"""And at most so many of those expected, the next ones in the ring: a rack that dies at once is found at once."""
+EXPECTED = 64
+"""And at most so many of those expected, the next ones in the ring: a rack that dies at once is found at once. Only the
+first who are back, and those next to a hole, ever watch so many."""
 
 
 def is_beating(agent: Agent) -> bool:
     """A node alone in a job that can only ever have one has nobody to hear it.
 
     But standbys hear it, even there: max_nodes=1, a and b start, a runs, a dies, and b would wait for ever. A fence
-    needs the beats before the first standby is seen. Once begun they go on: a pause would look like a gap.
+    needs the beats before the first standby is seen. Once begun they go on: a pause would look like a gap. And one
+    that comes back shows first that it can be heard: max_nodes=1, a runs, b waits and is cut off, and joins for ever.
     """
     if not (agent.was_live or agent.is_renewed) or agent.result is not None:
         return False
     job = agent.job
     alone = job.terms.max_nodes == 1 and len(job.live) <= 1 and job.terms.fence_s is None
-    return not alone or agent.pulse.beat_at is not None
+    return not alone or agent.is_renewed or agent.pulse.beat_at is not None
 
 
 def is_fresh(agent: Agent) -> bool:
@@ -73,15 +74,19 @@ def fence_at(agent: Agent) -> float | None:
 
 
 def watched(job: Job, me: Node) -> tuple[Node, ...]:
-    """Whom `me` watches: the next two live nodes in seat order, and while gathering those expected."""
-    near = [*after(job.ring, me, job.seats, NEIGHBOURS)]
-    if not isinstance(job.phase, Gathering) or not job.phase.expected:
-        return tuple(near)
-    expected = job.phase.expected
-    # Those who came back are no longer in it. A walk from here ends soon as long as most are.
-    walk = sorted(expected) if len(expected) <= EXPECTED else after(job.ring, me, job.seats, len(job.ring))
-    missing = (n for n in walk if n in expected and n != me and n not in near)
-    return (*near, *islice(missing, EXPECTED))
+    """Whom `me` watches: the next two live nodes in the ring; and once back from the last round all before the next two
+    that are back as well, so that two, and not all, watch each of those expected."""
+    phase = job.phase
+    if not isinstance(phase, Gathering) or not phase.expected or me in phase.expected:
+        return tuple(after(job.ring, me, job.seats, NEIGHBOURS))
+    near: list[Node] = []
+    back = 0
+    for node in after(job.ring, me, job.seats, NEIGHBOURS + EXPECTED):
+        near.append(node)
+        back += node not in phase.expected
+        if back == NEIGHBOURS:
+            break
+    return tuple(near)
 
 
 def heard(agent: Agent, event: Counters) -> Agent:

@@ -1,6 +1,18 @@
-"""What must hold after every step, whatever happens (S1 to S9 and L1 to L3 of the design).
+"""What must hold after every step, whatever happens.
 
 Plain functions that raise `Violation`. What the journal means is asked from the oracle, what is true from the world.
+
+S1 to S9, L1 to L3: the design's, section 7. S9 and the end of L1 and L2 are asked in `ends` and `play`.
+backoff    a member withholds its `Joined` after a failure
+echo       what looks like an echo is not acted upon before its cause has had its time
+fresh      workers start on a fresh beat only
+host       the journal's host leaves last
+order      a report comes before the next `Joined`, `Leaving` before `Left`
+outage     no outage ends an agent before the store timeout
+silence    nobody is accused who was not silent, nor without a fresh read
+step, stop workers are started or stopped once in a step, and stopped if there are any
+terms      an agent with other terms than the job's disturbs nobody
+wake       no deadline in the past, and a second look at nothing new does nothing
 """
 
 from __future__ import annotations
@@ -8,16 +20,17 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from reknit.core.agent import Agent
-from reknit.core.commands import Append, Command, Finish, StartWorkers, StopWorkers
-from reknit.core.entries import Entry, Failed, Joined, Left, Lost
+from reknit.core.commands import Append, Beat, Command, Finish, StartWorkers, StopWorkers
+from reknit.core.deadlines import ECHO_S
+from reknit.core.entries import Entry, Failed, Joined, Leaving, Left, Lost, Opened
 from reknit.core.events import Counters, EntriesRead, Event, Woken
 from reknit.core.job import Closed, Gathering, Job, Running, Unopened, Verdict
-from reknit.core.reasons import BudgetSpent, StoreLost, WorkerFailed
+from reknit.core.reasons import BudgetSpent, JournalRefused, StoreLost, TermsDiffer, WorkerFailed
 from reknit.core.restart import ECHOES
 from reknit.core.states import WorkerState
 from reknit.core.step import step
 
-from .hosts import Group, Proc, Violation, demand
+from .hosts import ECHO, Group, Proc, Violation, demand
 from .oracle import Oracle, ranks
 
 if TYPE_CHECKING:
@@ -26,6 +39,9 @@ if TYPE_CHECKING:
 SLACK = 1e-6
 MOST_SAYINGS = 7
 """Different entries that one agent has a reason to say in one round, besides accusations."""
+MOST_LANDED = 6
+"""Entries per agent and round when there are no faults: its own, what it announces, and the accusations of one node."""
+MOST_WATCHED = 66
 
 
 def crashed(world: World, proc: Proc, event: Event, error: Exception) -> Violation:
@@ -38,26 +54,19 @@ def crashed(world: World, proc: Proc, event: Event, error: Exception) -> Violati
 def after_step(world: World, proc: Proc, before: Agent, event: Event, commands: tuple[Command, ...]) -> None:
     agent = proc.agent
     demand(agent.wakes_at is None or agent.wakes_at > agent.at, "wake", f"{proc.name} wants to be woken in the past")
-    if isinstance(event, EntriesRead):
-        same_job(world, proc)
-        proc.read_at = world.now
-        if (agent.job.epoch, agent.job.round) != (before.job.epoch, before.job.round):
-            proc.ended_at = world.now
+    note(world, proc, before, event)
     for command in commands:
         match command:
             case Append():
                 may_say(world, proc, command.entry)
                 fresh = not isinstance(command.entry, Lost) or isinstance(event, Counters)
                 demand(fresh, "silence", f"{proc.name} accuses without a fresh read")
+            case Beat():
+                demand(len(command.watch) <= MOST_WATCHED, "L3", f"{proc.name} watches {len(command.watch)}")
             case StartWorkers():
                 may_start(world, proc, command)
             case StopWorkers():
-                if isinstance(command.why, StoreLost):
-                    bore_s = world.now - proc.read_at
-                    demand(
-                        bore_s >= proc.spec.store_timeout_s, "outage", f"{proc.name} bore an outage for {bore_s:.1f} s"
-                    )
-                demand(agent.workers.alive, "stop", f"{proc.name} stops workers that it has not")
+                may_stop(world, proc, command)
             case Finish():
                 may_finish(world, proc)
     if commands or not world.steps % 8:
@@ -65,6 +74,20 @@ def after_step(world: World, proc: Proc, before: Agent, event: Event, commands: 
         demand(not again.commands, "wake", f"{proc.name}: a second look at nothing new made {again.commands}")
     count = sum(isinstance(c, StartWorkers | StopWorkers) for c in commands)
     demand(count <= 1, "step", f"{proc.name} starts or stops workers more than once in a step")
+
+
+def note(world: World, proc: Proc, before: Agent, event: Event) -> None:
+    """Remember when this agent learned what the checks ask about."""
+    agent = proc.agent
+    if isinstance(event, EntriesRead):
+        same_job(world, proc)
+        proc.read_at = world.now
+        if (agent.job.epoch, agent.job.round) != (before.job.epoch, before.job.round):
+            proc.ended_at = world.now
+    if agent.outcome is not None and before.outcome is None:
+        proc.learned_at = world.now
+    if agent.workers.state is WorkerState.FAILED and before.workers.state is not WorkerState.FAILED:
+        proc.failed_at = world.now
 
 
 def same_job(world: World, proc: Proc) -> None:
@@ -79,6 +102,8 @@ def may_say(world: World, proc: Proc, entry: Entry) -> None:
     resay_s = proc.spec.resay_s
     # An accusation is forgotten between two fresh reads, so it is said with each: once per beat and watcher.
     in_time = at is None or world.now >= at + resay_s - SLACK
+    # One that comes back and is not heard wants nothing said meanwhile, and forgets that it has.
+    in_time = in_time or (isinstance(entry, Joined) and proc.agent.is_renewed and proc.was_cut)
     demand(in_time, "L3", f"{proc.name} says {entry} again too soon")
     proc.said[entry] = world.now
     job = proc.agent.job
@@ -86,9 +111,14 @@ def may_say(world: World, proc: Proc, entry: Entry) -> None:
     if not isinstance(entry, Lost):
         said.add(entry)
     demand(len(said) <= MOST_SAYINGS, "L3", f"{proc.name} says too much in one round: {said}")
+    is_ours = proc.agent.epoch != job.epoch or job.terms == proc.spec.terms  # of an epoch that is over: its goodbye
+    demand(is_ours or isinstance(entry, Opened), "terms", f"{proc.name} says {entry} to a job with other terms")
     group = proc.group
     if isinstance(entry, Joined):
         demand(not _alive(group), "S2", f"{proc.name} says Joined with workers alive")
+        quiet = world.now - world.moved.get(entry.node, -1e9)
+        heard = not proc.agent.is_renewed or quiet <= proc.spec.terms.silence_s + 1.0
+        demand(heard, "fresh", f"{proc.name} comes back unheard for {quiet:.2f} s")
         if isinstance(job.phase, Gathering) and isinstance(job.why, WorkerFailed) and entry.node in job.phase.expected:
             backoff_s = min(world.setup.backoff * 2**job.spent, 4.0) * (job.spent < job.terms.restarts.max_restarts)
             waited_s = world.now - proc.ended_at
@@ -96,6 +126,8 @@ def may_say(world: World, proc: Proc, entry: Entry) -> None:
     elif isinstance(entry, Left):
         stuck = group is not None and group.is_stuck and entry.stuck
         demand(not _alive(group) or stuck, "S2", f"{proc.name} says Left with workers alive")
+        told = proc.agent.leaving is not None and proc.agent.outcome is None and job.is_live(entry.node)
+        demand(not told or Leaving(entry.node) in proc.said, "order", f"{proc.name} says Left before Leaving")
     elif isinstance(entry, Lost):
         quiet = proc.quiet.get(entry.node, 1e9)
         terms = proc.spec.terms
@@ -140,6 +172,19 @@ def may_start(world: World, proc: Proc, command: StartWorkers) -> None:
         )
 
 
+def may_stop(world: World, proc: Proc, command: StopWorkers) -> None:
+    agent, why = proc.agent, command.why
+    demand(agent.workers.alive, "stop", f"{proc.name} stops workers that it has not")
+    if isinstance(why, StoreLost):
+        bore_s = world.now - proc.read_at
+        demand(bore_s >= proc.spec.store_timeout_s, "outage", f"{proc.name} bore an outage for {bore_s:.1f} s")
+    elif isinstance(why, WorkerFailed) and why.failure.message == ECHO and why.node == agent.me:
+        group = proc.group
+        alone = len(agent.job.members) == 1 and group is not None and not group.running
+        held_s = world.now - proc.failed_at
+        demand(alone or held_s >= ECHO_S - SLACK, "echo", f"{proc.name} acts on an echo after {held_s:.2f} s")
+
+
 def _alone(world: World, proc: Proc, key: tuple[int, int]) -> None:
     """S2: nobody but the lost still runs another round."""
     demand(not _alive(proc.group), "S2", f"{proc.name} starts {key} with workers alive")
@@ -174,6 +219,13 @@ def may_finish(world: World, proc: Proc) -> None:
         outcome = agent.outcome or agent.job.outcome  # a latecomer of a finished job takes part in no epoch
         ok = outcome is not None and outcome.verdict is Verdict.SUCCEEDED
         demand(ok, "S5", f"{proc.name} reports success of a job that did not succeed")
+    if isinstance(result.why, TermsDiffer):
+        demand(agent.job.terms != proc.spec.terms, "terms", f"{proc.name} ends over terms that are its own")
+    if isinstance(result.why, JournalRefused | StoreLost):
+        is_refused = isinstance(result.why, JournalRefused)
+        either = proc.was_cut or world.store_dead  # out of patience already when it was refused
+        ok = is_refused == proc.refused or (proc.refused and either)
+        demand(ok, "outage", f"{proc.name} ends with {result.why}, refused: {proc.refused}")
 
 
 # ---- after every entry -----------------------------------------------------------------------------------------------
@@ -190,8 +242,16 @@ def after_landing(world: World, entry: Entry, before: Job) -> None:
     policy = job.terms.restarts
     demand(job.spent <= policy.max_restarts, "S4", "more restarts than the budget")
     demand(job.round <= policy.max_restarts + policy.max_unspent + 1, "S4", f"round {job.round} is one too many")
+    if isinstance(entry, Lost) and before.is_live(entry.node):
+        world.excess += MOST_LANDED  # the work of a fault, and it may come back
+    key = job.epoch, job.round
+    world.landed[key] += 1
+    most = MOST_LANDED * len(world.procs) + world.excess
+    demand(world.landed[key] <= most, "L3", f"{world.landed[key]} entries in round {job.round}")
     if isinstance(entry, Joined):
         failed_first(world, entry)
+    if (job.epoch, job.spent) == (before.epoch, before.spent) and job.unspent > before.unspent:
+        demand(not isinstance(job.why, WorkerFailed), "S4", f"{job.why} is blamed for a round that spent nothing")
     if isinstance(job.phase, Closed):
         closed(world, job, before)
     else:

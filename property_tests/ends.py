@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from reknit.core.agent import Agent
+from reknit.core.commands import SIGKILL
 from reknit.core.entries import Node
 from reknit.core.fold import fold_all
 from reknit.core.job import Job
@@ -18,10 +19,10 @@ if TYPE_CHECKING:
 
 def host_ends(world: World, proc: Proc) -> None:
     """Rule 12: the journal's host leaves last. Those that took part have seen the end."""
-    if proc.agent.end is not None or proc.agent.outage is not None or proc.agent.workers.stuck:
-        return  # it has no journal any more, or may not stay
-    if proc.agent.leaving is not None and not _serves(world, proc):
-        return
+    if proc.agent.end is not None or proc.agent.outage is not None:
+        return  # it has no journal any more
+    if proc.agent.leaving is not None and not is_serving(world, proc):
+        return  # it does as it is told
     for other in world.procs:
         if other is proc or not other.up or other.suspended or other.was_cut or not other.agent.was_live:
             continue
@@ -30,10 +31,19 @@ def host_ends(world: World, proc: Proc) -> None:
         demand(other.agent.outcome is not None, "host", f"{proc.name} takes the journal away from {other.name}")
 
 
-def _serves(world: World, proc: Proc) -> bool:
-    """Told to leave once, before the end of the job: the others may still live by its journal."""
-    request, outcome = proc.agent.leaving, proc.agent.outcome
-    return request is None or (request.count == 1 and outcome is None)
+def is_serving(world: World, proc: Proc) -> bool:
+    """The journal's host must leave the job, and the others still live by it.
+
+    It was told to, once and before the end of the job, or cannot stop its workers.
+    """
+    request = proc.agent.leaving
+    if not proc.spec.hosts_journal or (request is None and not proc.agent.workers.stuck):
+        return False
+    if request is not None and (request.count > 1 or request.latest == SIGKILL):
+        return False
+    if request is not None and proc.learned_at is not None and proc.told_at >= proc.learned_at:
+        return False
+    return any(p.up and p is not proc for p in world.procs)
 
 
 def replays(world: World, proc: Proc) -> None:

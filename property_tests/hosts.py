@@ -7,7 +7,7 @@ from collections.abc import Callable
 from attrs import define, field, frozen
 
 from reknit.core.agent import Agent, Spec
-from reknit.core.commands import Command, StartWorkers
+from reknit.core.commands import Beat, Command, StartWorkers
 from reknit.core.entries import Entry, Node, WorkerFailure
 from reknit.core.events import Event
 
@@ -93,12 +93,19 @@ class Proc:
     was_suspended: bool = False
     cut: bool = False
     was_cut: bool = False
+    full: bool = False
+    """It can read, and nothing that it says gets into the journal."""
+    was_full: bool = False
+    refused: bool = False
+    """Its link has given up: nothing is read or said any more."""
     dead: bool = False
     dead_at: float = 0.0
     scheduled: float | None = None
     faults: list[str] = field(factory=list)
     held: list[Entry] = field(factory=list)
-    """Appends that wait in its adapter for the store."""
+    """Appends that wait in its link for the store."""
+    late_beat: Beat | None = None
+    """The one that waits there."""
     group: Group | None = None
     trace: list[Traced] = field(factory=list)
     quiet: dict[Node, float] = field(factory=dict)
@@ -108,6 +115,11 @@ class Proc:
     """When it read the journal last."""
     ended_at: float = 0.0
     """When it learned of the last end of a round."""
+    failed_at: float = 0.0
+    """When it learned of the first failure of its last round."""
+    told_at: float = 0.0
+    """When it was told to leave last, and below when it learned how the job ended."""
+    learned_at: float | None = None
     said: dict[Entry, float] = field(factory=dict)
     """When each entry was said last, and how many different ones per round and incarnation."""
     per_round: dict[tuple[int, int, Node], set[Entry]] = field(factory=dict)

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from reknit.core.commands import SIGKILL, SIGTERM
 from reknit.core.entries import Aborted, Admission
 from reknit.core.events import StopRequested
 from reknit.core.job import Closed, Running, Verdict, admissible
 from reknit.core.states import WorkerState
-from reknit.core.wanted import is_serving
 
-from . import ends, staff
+from . import ends, staff, store
 from .hosts import Proc, Violation, demand
 from .oracle import Oracle
 from .script import Move, Script
@@ -62,7 +62,7 @@ def settle(world: World, *_: int) -> None:
     world.run_for(SETTLE_S, until=lambda: unrest(world) is None)
 
 
-def _start(world: World, host: int) -> None:
+def _start(world: World, host: int, *, other: bool = False) -> None:
     if world.proc_of(host) is not None:
         return
     groups = [p.group for p in world.procs if p.host == host and not p.twin and p.group is not None]
@@ -71,7 +71,7 @@ def _start(world: World, host: int) -> None:
     if any(g.running for g in groups):
         world.run_for(1.0)  # its warden is quicker than its successor
     if not any(g.running for g in groups):
-        world.start(host)
+        world.start(host, other=other)
 
 
 def _twin(world: World, host: int) -> None:
@@ -103,13 +103,13 @@ def _resume(_: World, proc: Proc) -> None:
 def _cut(world: World, proc: Proc) -> None:
     if not proc.cut:
         proc.cut = proc.was_cut = True
-        world.tell_outage(proc)
+        store.tell_outage(world, proc)
 
 
 def _mend(world: World, proc: Proc) -> None:
     if proc.cut:
         proc.cut = False
-        world.back()
+        store.back(world)
 
 
 def _outage(world: World, _: int) -> None:
@@ -118,22 +118,36 @@ def _outage(world: World, _: int) -> None:
             proc.was_cut = True
             world.outage = True
         for proc in world.procs:
-            world.tell_outage(proc)
+            store.tell_outage(world, proc)
 
 
 def _restore(world: World, _: int) -> None:
     if world.outage:
         world.outage = False
-        world.back()
+        store.back(world)
 
 
-def _stop(world: World, proc: Proc) -> None:
-    world.tell(proc, 0.0, lambda at: StopRequested(at, 15))
-    world.run_for(0.0)
+def _full(_: World, proc: Proc) -> None:
+    proc.full = proc.was_full = proc.was_cut = True
+
+
+def _empty(world: World, proc: Proc) -> None:
+    if proc.full:
+        proc.full = False
+        store.back(world)
+
+
+def _told(signal: int) -> Callable[[World, Proc], None]:
+    def move(world: World, proc: Proc) -> None:
+        proc.told_at = world.now
+        world.tell(proc, 0.0, lambda at: StopRequested(at, signal))
+        world.run_for(0.0)
+
+    return move
 
 
 def _abort(world: World, _: int) -> None:
-    world.land(Aborted("because"))
+    store.land(world, Aborted("because"))
 
 
 def _finish(world: World, _: int) -> None:
@@ -169,8 +183,13 @@ MOVES: dict[str, Callable[[World, int], None]] = {
     "resume": _each(_resume),
     "cut": _each(_cut),
     "mend": _each(_mend),
-    "stop": _each(_stop),
+    "full": _each(_full),
+    "empty": _each(_empty),
+    "refuse": _each(store.refuse),
+    "stop": _each(_told(SIGTERM)),
+    "halt": _each(_told(SIGKILL)),
     "twin": _twin,
+    "other": lambda world, host: _start(world, host, other=True),
     "slow": _toggle("slow"),
     "stuck": _toggle("stuck"),
     "stale": _toggle("stale"),
@@ -192,9 +211,9 @@ def heal(world: World) -> None:
     world.stale.clear()
     world.stuck = {h for h in world.stuck if any(p.host == h and p.group and p.group.is_stuck for p in world.procs)}
     for proc in world.procs:
-        proc.cut = False
+        proc.cut = proc.full = False
         _resume(world, proc)
-    world.back()
+    store.back(world)
     world.run_for(NOTICE_S, until=lambda: unrest(world) is None)
     job = world.jobs[-1]
     live = [p for p in world.procs if p.up and job.is_live(p.agent.me)]
@@ -240,18 +259,18 @@ def unrest(world: World) -> str | None:
     job = world.jobs[-1]
     if world.store_dead:
         return f"{procs[0].name} waits for a journal that is gone"
-    behind = next((p for p in procs if p.cursor < len(world.journal) or p.suspended or p.cut), None)
+    behind = next((p for p in procs if p.cursor < len(world.journal) or p.suspended or p.cut or p.full), None)
     if behind is not None:
         return f"{behind.name} has not read all"
     if not isinstance(job.phase, Running):
         return f"{procs[0].name} waits: the job is {job.phase}"
     nodes = ends.nodes_alive(world)
-    nodes -= {p.agent.me for p in procs if is_serving(p.agent)}
+    nodes -= {p.agent.me for p in procs if ends.is_serving(world, p)}
     for node in {j.node for j in job.live.values()} ^ nodes:
         return f"{node} is {'not in the job' if node in nodes else 'dead and not noticed'}"
     if job.terms.admission is Admission.SOON and admissible(job):
         return "standbys wait"
-    if any((p.agent.leaving and not is_serving(p.agent)) or p.agent.end for p in procs):
+    if any((p.agent.leaving and not ends.is_serving(world, p)) or p.agent.end for p in procs):
         return "somebody is leaving"
     for proc in procs:
         node, group = proc.agent.me, proc.group

@@ -16,8 +16,8 @@ from reknit.core.entries import Admission, NodeId, RestartPolicy, Terms
 
 NAMES = "abcdefgh"
 WAITS = (0.1, 0.4, 1.0, 2.0, 4.5, 7.0, 12.0, 25.0)
-TROUBLES = ("lose", "lag", "double", "partial", "late")
-"""What may befall an append or a read: lost, delayed long, landed twice, read piecemeal, woken late."""
+TROUBLES = ("lose", "lag", "double", "partial", "skip", "late")
+"""What may befall an append or a read: lost, delayed long, landed twice, read piecemeal, skipped over, woken late."""
 
 
 @frozen
@@ -90,8 +90,13 @@ NODE_MOVES = (
     "resume",
     "cut",  # the node reaches the store no more
     "mend",
+    "full",  # it reads, and can say nothing
+    "empty",
+    "refuse",  # its link finds another journal than it knew
     "stop",  # somebody asks the node to leave
+    "halt",  # and at once
     "twin",  # another host with the same id
+    "other",  # an agent with other terms, on a host that has none
     "slow",  # its workers take all of their grace from now on, or no more
     "stuck",  # its workers survive SIGKILL from now on, or no more
     "stale",  # its beats are swallowed and its reads of the counters are old from now on, or no more

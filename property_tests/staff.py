@@ -35,7 +35,7 @@ def fail(world: World, proc: Proc) -> None:
     group = proc.group
     if group is None or not group.running or group.gone_at is not None:
         return
-    local = min(group.running)
+    local = sorted(group.running)[world.luck("local", len(group.running))]
     world.blows.append(group)
     _die(world, proc, group, [local], OWN)
 

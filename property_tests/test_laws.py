@@ -15,6 +15,7 @@ from reknit.core.entries import Entry, Joined, Node, NodeId, Terms, WorkerFailur
 from reknit.core.fold import fold, fold_all
 from reknit.core.job import Closed, Job, Running
 from reknit.core.ranks import assign
+from reknit.core.reasons import Refusal
 from reknit.core.step import step
 
 from . import oracle
@@ -141,17 +142,19 @@ def _torch_ranks(members: list[Joined]) -> list[list[tuple[int, int, int, int]]]
     return found
 
 
+JOBS = JOURNALS.map(lambda journal: fold_all(Job(), journal))
 TIMES = st.floats(0, 100)
 EXITS = st.lists(st.builds(events.WorkerExit, st.integers(0, 1), st.none()), max_size=2).map(tuple)
 EVENTS: st.SearchStrategy[events.Event] = st.one_of(
     st.builds(events.EntriesRead, TIMES, st.lists(ENTRIES, max_size=4).map(tuple)),
     st.builds(events.EntriesRead, TIMES, st.just((said.Opened(TERMS, "j"),))),
     st.builds(events.Counters, TIMES, st.dictionaries(NODES, st.integers(0, 5), max_size=3)),
-    st.builds(events.JournalFailed, TIMES, st.just("why"), st.booleans()),
+    st.builds(events.EntriesRead, TIMES, st.lists(ENTRIES, max_size=2).map(tuple), JOBS),
+    st.builds(events.JournalFailed, TIMES, st.just("why"), st.sampled_from([None, None, *Refusal])),
     st.builds(events.WorkersStarted, TIMES, ROUNDS),
     st.builds(events.WorkersExited, TIMES, ROUNDS, EXITS),
     st.builds(events.WorkersStopped, TIMES, ROUNDS, st.just(5), st.sampled_from([(), (7,)])),
-    st.builds(events.StopRequested, TIMES, st.just(15)),
+    st.builds(events.StopRequested, TIMES, st.sampled_from([15, 2, 9])),
     st.builds(events.Woken, TIMES),
     st.builds(events.Started, TIMES, st.just("x"), st.just(4)),
 )

@@ -244,19 +244,33 @@ def test_a_node_that_was_never_heard_is_not_fresh() -> None:
     assert not is_fresh(agent)
 
 
+def test_one_that_comes_back_beats_even_alone() -> None:
+    """max_nodes=1, n0 runs, n1 waits and cannot be heard: it was counted out, and would join again, for ever."""
+    agent = evolve(an_agent(), is_renewed=True)
+    assert is_beating(agent)
+    assert not is_fresh(agent)
+
+
 def test_a_fence_is_kept_up_even_alone() -> None:
     """max_nodes=1, fence: n0 runs, is cut off, n1 joins and finds it silent. Without beats n0 would never notice."""
     playbook = Playbook(an_agent("n0", Terms(fence_s=2.0)), hide=()) >> start() >> read()
     assert playbook << Placeholder(Append) >> echo() << Placeholder(Append) >> echo() << Placeholder(Beat)
 
 
-def test_a_large_job_is_watched_at_a_constant_cost() -> None:
-    """While 40 are expected each watches the next 16 of them: a rack that died at once is found at once."""
-    seen = watched(running(40, None, failed("n3")), node("n38"))
-    assert len(seen) == 16 + 2
-    assert len(set(seen)) == len(seen)
-    assert node("n38") not in seen
-    assert seen[:4] == (node("n39"), node("n0"), node("n1"), node("n2"))
-    back = [joined(f"n{i}", 1, nonce=f"n{i}.0") for i in range(40) if i not in (20, 21)]
+def test_a_hole_in_the_ring_is_watched_as_a_whole_by_two() -> None:
+    """A rack that died at once is found at once, and not by everybody."""
+    back = [joined(f"n{i}", 1, nonce=f"n{i}.0") for i in range(40) if i not in (20, 21, 22)]
     job = running(40, None, failed("n3"), *back)
-    assert {node("n20"), node("n21")} < set(watched(job, node("n5")))
+    assert [n.id for n in watched(job, node("n19"))] == ["n20", "n21", "n22", "n23", "n24"]
+    assert [n.id for n in watched(job, node("n18"))] == ["n19", "n20", "n21", "n22", "n23"]
+    assert [n.id for n in watched(job, node("n17"))] == ["n18", "n19"]
+    assert [n.id for n in watched(job, node("n20"))] == ["n21", "n22"]
+
+
+def test_a_large_job_is_watched_at_a_bounded_cost() -> None:
+    """The first who is back from a round of a hundred watches the next ones in the ring, and not all."""
+    job = running(100, None, failed("n3"), joined("n98", 1, nonce="n98.0"))
+    seen = watched(job, node("n98"))
+    assert len(set(seen)) == len(seen) == 64 + 2
+    assert node("n98") not in seen
+    assert [n.id for n in watched(job, node("n50"))] == ["n51", "n52"]

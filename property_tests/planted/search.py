@@ -15,7 +15,7 @@ from property_tests.script import Script, parse
 from property_tests.shrink import shrunk
 from property_tests.weather import scripts
 
-from .ledger import Bug, planted
+from .bug import Bug, planted
 
 
 class Found(Exception):

@@ -14,7 +14,8 @@ from property_tests.oracle import Oracle
 from property_tests.play import play
 from property_tests.script import parse
 
-from .ledger import BUGS, Bug
+from .bug import Bug
+from .ledger import BUGS
 from .search import is_caught, search, told, verdict
 
 HISTORIES = Path(__file__).parent / "histories"

@@ -1,0 +1,52 @@
+"""A bug is one changed line of one core function.
+
+It is planted by recompiling that function in its own module's namespace and putting it wherever the original had been
+imported. A line that is no longer there fails loudly: replant the bug.
+"""
+
+from __future__ import annotations
+
+import inspect
+import sys
+import textwrap
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from importlib import import_module
+from unittest import mock
+
+from attrs import frozen
+
+
+@frozen
+class Bug:
+    name: str
+    rule: int
+    """0: none of the numbered ones, but part of the design."""
+    where: str
+    """Module and function within the core."""
+    old: str
+    new: str
+    check: str
+    """The rule of the check that should catch it, without the help of the oracle where that is possible."""
+    hint: str
+    """Where to look first: a script, whose seed is varied."""
+    needs_oracle: bool = False
+    """Every agent draws the same wrong conclusion, which harms nobody: only the second implementation knows."""
+
+
+@contextmanager
+def planted(bug: Bug) -> Iterator[None]:
+    """The core with this bug in it."""
+    module_name, name = bug.where.split(".")
+    module = import_module(f"reknit.core.{module_name}")
+    original = getattr(module, name)
+    source = textwrap.dedent(inspect.getsource(original))
+    assert source.count(bug.old) == 1, f"{bug.name}: {bug.old!r} is not once in {bug.where}: plant it anew"
+    namespace: dict[str, object] = {}
+    code = "from __future__ import annotations\n" + source.replace(bug.old, bug.new)
+    exec(compile(code, f"<{bug.name}>", "exec"), vars(module), namespace)
+    core = [m for n, m in sys.modules.items() if n.startswith("reknit.core.") and vars(m).get(name) is original]
+    with ExitStack() as stack:
+        for user in core:
+            stack.enter_context(mock.patch.object(user, name, namespace[name]))
+        yield
