@@ -4,8 +4,9 @@
 
 1. A record is signed together with the job's id and the *place* where it lies, so it counts in no other job and in no
    other place. (HMAC-SHA256, RFC 2104.)
-2. A record with a wrong signature was not written by an agent of the job: it counts as a `Filler`, for every agent
-   alike. Whose secret is wrong finds out by the header, before anything is read.
+2. A record with a wrong signature, or that is no JSON object at all (torn, overwritten), was not written by an agent of
+   the job: it counts as a `Filler`, for every agent alike. Whose secret is wrong finds out by the header, before
+   anything is read.
 3. The header is the first thing that a journal holds. It names the journal, so that an empty successor is known.
 """
 
@@ -35,7 +36,7 @@ class Envelope:
     def __init__(self, job: str, secret: str = "") -> None:
         """`secret`: empty if the network is trusted."""
         self.job = job
-        self._secret = secret.encode()
+        self._secret = _bytes(secret)
         self._journal = ""
         """The id of the journal, once a header has been seen."""
 
@@ -70,8 +71,10 @@ class Envelope:
         """Check the header of the journal that is there; empty: there is none. Raises `Refused`."""
         header, what = _json(record), f"the journal of job {self.job}"
         is_signed = bool(header.get("signed"))
-        if not header:
+        if not record:
             raise Refused(Refusal.IDENTITY, f"{what} is gone: its store has lost it")
+        if not header:
+            raise Refused(Refusal.FORMAT, f"{what} does not begin with a header: something else has written there")
         if header.get("format") != FORMAT:
             raise Refused(Refusal.FORMAT, f"{what} has format {header.get('format')}, and this version reads {FORMAT}")
         if is_signed and not self._secret:
@@ -80,6 +83,8 @@ class Envelope:
             raise Refused(Refusal.SECRET, f"{what} is not signed, and here is a secret (--rdzv-secret)")
         if self._checked(record, "header") is None:
             raise Refused(Refusal.SECRET, f"{what} is signed with another secret (--rdzv-secret)")
+        if header.get("job") != self.job:
+            raise Refused(Refusal.OTHER_JOB, f"in the place of {what} is that of job {header.get('job')}")
         journal = str(header.get("journal"))
         if self._journal and journal != self._journal:
             raise Refused(Refusal.IDENTITY, f"{what} is another one than before: its store was replaced")
@@ -109,13 +114,15 @@ class Envelope:
     def _mac(self, body: str, place: str) -> str:
         # Lengths in front, so that no two triples make the same text.
         text = f"{len(self.job)}:{self.job}{len(place)}:{place}{body}"
-        return hmac.digest(self._secret, text.encode(), hashlib.sha256).hex()
+        return hmac.digest(self._secret, _bytes(text), hashlib.sha256).hex()
 
 
 @lru_cache(maxsize=4096)
 def _opened(text: str) -> tuple[str, Entry]:
     # Remembered, as entries are values: many agents in one process (an embedder's, a benchmark's) read the same ones.
     data = _json(text)
+    if not data:
+        return "", Filler()
     try:
         return str(data.get("token")), decode_entry(data.get("entry"))
     except CodecError as e:
@@ -132,9 +139,17 @@ def _opened_job(text: str) -> tuple[int, Job] | None:
         return None
 
 
+def _bytes(text: str) -> bytes:
+    return text.encode(errors="surrogatepass")  # a command line or an environment may hold any bytes
+
+
 def _json(text: str | bytes) -> dict[str, Any]:
     try:
-        data = json.loads(text)
+        data = json.loads(text, parse_constant=_constant)
     except (ValueError, RecursionError):
         return {}
     return data if isinstance(data, dict) else {}
+
+
+def _constant(name: str) -> object:
+    return name if name == "NaN" else float(name)  # left as text it fits nowhere: no two folds of it would be equal

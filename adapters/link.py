@@ -5,8 +5,11 @@
 2. What happened is put into the inbox, and the clock is woken.
 3. A beat that is asked for while the last one is still on its way replaces nothing and adds nothing: the agent may be
    beating into an outage, and the store must not be flooded when it is back.
-4. While something cannot be said, what is read is held back, so that the agent sees one outage and not a flicker.
-5. A reader that was far behind and has read everything itself publishes the fold, for those behind it.
+4. While something cannot be said, nothing that is read is told: the agent sees one outage and not a flicker. It is
+   read again afterwards, as what was read before may be long out of date.
+5. A beat that was acknowledged, and an outage that is over, are followed by a read that is told even if it is empty.
+   Nothing else tells the agent that the journal answers again.
+6. A reader that had much to read publishes the fold of it, for those behind it.
 """
 
 from __future__ import annotations
@@ -21,7 +24,7 @@ from functools import partial
 
 from reknit.core.entries import Entry, Node
 from reknit.core.events import Counters, EntriesRead, Event, JournalFailed
-from reknit.core.job import Job
+from reknit.core.job import Job, lacking
 from reknit.core.values import TYPE_CHECKING
 
 from .ports import Refused, Unavailable
@@ -37,7 +40,7 @@ if TYPE_CHECKING:
 LOOK_S = 1.0
 """A read that finds nothing returns after this: a fresh look is never further away."""
 MANY = 32
-"""Entries in one read that are worth publishing the fold of."""
+"""More entries than this in one read are worth publishing the fold of."""
 _FIRST_RETRY_S, _LAST_RETRY_S = 0.05, 1.0
 
 
@@ -51,8 +54,12 @@ class ThreadedLink:
         self._nonce = nonce
         self._look_s = look_s
         self._inbox: deque[Event] = deque()
-        self._positions: deque[tuple[int, bool]] = deque()
-        """Of the reads that the agent has not taken in yet: where each ended, and is its fold worth publishing."""
+        self._reads: deque[tuple[int, int, bool]] = deque()
+        """Of those that the agent has not taken in yet: where each ended, after how many entries, and is its fold worth
+        publishing."""
+        self._count_read = 0
+        self._enough_at = 0
+        """Entries that have to be read before anything can change for the agent, as far as it knows."""
         self._todo: SimpleQueue[Callable[[], None]] = SimpleQueue()
         self._count = 0
         self._is_beating = False
@@ -89,7 +96,8 @@ class ThreadedLink:
         return events
 
     def folded(self, job: Job) -> None:
-        position, is_worth = self._positions.popleft()
+        position, count_read, is_worth = self._reads.popleft()
+        self._enough_at = count_read + lacking(job)
         if is_worth:
             self._todo.put(lambda: self._journal.publish(position, job))
 
@@ -104,17 +112,23 @@ class ThreadedLink:
 
     def _read_all(self) -> None:
         position = 0
+        owes_read = False
         while not self._is_closed:
-            owes_read = self._owes_read  # what is owed from now on, this read may be too early for
-            batch = self._tried(partial(self._journal.read, position, self._look_s))
-            while self._is_stuck and not self._is_closed:
-                time.sleep(_FIRST_RETRY_S)  # an outage: nobody is waiting for this thread
+            if self._owes_read:
+                self._owes_read = False  # before the read: what is owed from now on, it may be too early for
+                owes_read = True
+            wait_s, least = 0.0 if owes_read else self._look_s, max(1, self._enough_at - self._count_read)
+            batch = self._tried(partial(self._journal.read, position, wait_s, least))
             if batch is None:
+                continue
+            if self._is_stuck:
+                time.sleep(_FIRST_RETRY_S)  # nobody is waiting for this thread
                 continue
             position = batch.position
             if batch.entries or batch.base is not None or owes_read:
-                self._owes_read = self._owes_read and not owes_read
-                self._positions.append((batch.position, batch.base is None and len(batch.entries) >= MANY))
+                owes_read = False
+                self._count_read += len(batch.entries)
+                self._reads.append((batch.position, self._count_read, len(batch.entries) > MANY))
                 self._tell(EntriesRead(self._clock.now(), batch.entries, batch.base))
 
     def _say_all(self) -> None:
@@ -129,9 +143,9 @@ class ThreadedLink:
             try:
                 value = call()
             except Unavailable as e:
-                if not pause_s:
-                    self._tell(JournalFailed(self._clock.now(), str(e)))
                 self._is_stuck = self._is_stuck or is_saying
+                # Each time: a read that ended in the same moment may have told the agent that all is well.
+                self._tell(JournalFailed(self._clock.now(), str(e)))
                 pause_s = min(max(_FIRST_RETRY_S, 2 * pause_s), _LAST_RETRY_S)
                 time.sleep(pause_s)
             except Refused as e:
@@ -141,6 +155,8 @@ class ThreadedLink:
                 self._is_closed, self._crash = True, e
                 self._wake()
             else:
+                if pause_s:
+                    self._owes_read = True
                 self._is_stuck = self._is_stuck and not is_saying
                 return value
         return None
@@ -148,8 +164,8 @@ class ThreadedLink:
     def _beat(self, node: Node, watch: Sequence[Node]) -> None:
         counts = self._journal.beat(node, watch)
         self._is_beating = False
-        self._owes_read = True
         self._tell(Counters(self._clock.now(), counts))
+        self._owes_read = True
 
     def _tell(self, event: Event) -> None:
         self._inbox.append(event)

@@ -52,9 +52,10 @@ class Journal(Protocol):
         after `Unavailable` does not double what the first may have written after all."""
         ...
 
-    def read(self, after: int, wait_s: float) -> Batch:
+    def read(self, after: int, wait_s: float, least: int = 1) -> Batch:
         """What follows position `after` (0: the start), waiting up to `wait_s` seconds for something to come.
 
+        `least`: fewer entries than these change nothing for the reader, who may be woken a little later for them.
         Empty only if the store has answered, during this call, that there is nothing."""
         ...
 

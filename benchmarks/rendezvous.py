@@ -117,7 +117,8 @@ def be_nodes(which: str, port: int, first: int, count: int, total: int, job: str
     for call in calls:
         threading.Thread(target=run, args=(call,), daemon=True).start()
     print("ready", flush=True)
-    sys.stdin.readline()
+    if not sys.stdin.readline():
+        os._exit(1)  # nobody is left who would ask
     gate.set()
     sys.stdin.readline()
     os._exit(0)
@@ -178,10 +179,18 @@ def hosted() -> tuple[subprocess.Popen[bytes], int]:
         "import sys, threading; from torch.distributed import TCPStore\n"
         f"s = TCPStore('127.0.0.1', {port}, is_master=True, wait_for_workers=False,"
         f" master_listen_fd={listener.fileno()}, use_libuv=True)\n"
+        "print('serves', flush=True)\n"
         "sys.stdin.read()"
     )
-    process = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, pass_fds=[listener.fileno()])
+    process = subprocess.Popen(
+        [sys.executable, "-c", code],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        pass_fds=[listener.fileno()],
+    )
     listener.close()
+    assert process.stdout is not None
+    process.stdout.readline()
     return process, port
 
 

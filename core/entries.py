@@ -36,6 +36,9 @@ class Node:
     id: NodeId
     incarnation: int = 0
 
+    def __hash__(self) -> int:
+        return hash(self.id)  # incarnations of a node rarely meet in one set, and this is asked often
+
     def __lt__(self, other: Node) -> bool:
         return (self.id, self.incarnation) < (other.id, other.incarnation)
 

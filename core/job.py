@@ -142,6 +142,13 @@ def can_seal(job: Job) -> bool:
     return isinstance(job.phase, Gathering) and not job.phase.expected and coming(job) >= job.terms.min_nodes
 
 
+def lacking(job: Job) -> int:
+    """How many more entries it takes, at least, before the gathered round can be sealed; 1 if none is gathered."""
+    if not isinstance(job.phase, Gathering):
+        return 1
+    return max(1, len(job.phase.expected), job.terms.min_nodes - coming(job))
+
+
 def room(job: Job) -> int:
     """The most nodes that the next round may have."""
     if job.size and job.terms.admission is Admission.NEVER:

@@ -6,14 +6,14 @@ The fold keeps it, so that a beat costs the same however many nodes there are.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 from .entries import Joined, Node, NodeId
 
 
 def ring_of(live: Mapping[NodeId, Joined], seats: Mapping[NodeId, int]) -> tuple[Node, ...]:
     """The ring of these live nodes."""
-    return tuple(sorted((j.node for j in live.values()), key=lambda node: _key(node, seats)))
+    return tuple(sorted((j.node for j in live.values()), key=_key(seats)))
 
 
 def with_node(ring: tuple[Node, ...], node: Node, seats: Mapping[NodeId, int]) -> tuple[Node, ...]:
@@ -36,12 +36,14 @@ def after(ring: tuple[Node, ...], node: Node, seats: Mapping[NodeId, int], count
         yield ring[(start + k) % len(ring)]
 
 
-def _key(node: Node, seats: Mapping[NodeId, int]) -> tuple[int, str]:
-    return seats.get(node.id, len(seats)), node.id
+def _key(seats: Mapping[NodeId, int]) -> Callable[[Node], tuple[int, str]]:
+    seat_of, last = seats.get, len(seats)
+    return lambda node: (seat_of(node.id, last), node.id)
 
 
 def _index(ring: tuple[Node, ...], node: Node, seats: Mapping[NodeId, int]) -> int:
-    return bisect_left(ring, _key(node, seats), key=lambda other: _key(other, seats))
+    key = _key(seats)
+    return bisect_left(ring, key(node), key=key)
 
 
 def _is_at(ring: tuple[Node, ...], i: int, node: Node) -> bool:

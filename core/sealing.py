@@ -17,18 +17,20 @@ from .values import evolve
 def sealed(job: Job) -> Job:
     """Start the gathered round: of the ready, old members come first, then old seats, then the journal's order."""
     candidates = ready(job)
-    candidates.sort(key=lambda j: (j.node not in job.member_nodes, j.node.id not in job.seats))
+    if job.seats:  # in the first round all are newcomers
+        candidates.sort(key=lambda j: (j.node not in job.member_nodes, j.node.id not in job.seats))
     chosen = candidates[: room(job)]
     seats = _seated(job.seats, chosen)
     members = tuple(sorted(chosen, key=lambda j: seats[j.node.id]))
+    nodes = tuple(m.node for m in members)
     return evolve(
         job,
         phase=Running(round=job.round),
         members=members,
-        member_nodes=frozenset(m.node for m in members),
+        member_nodes=frozenset(nodes),
         succeeded=frozenset(),
         seats=seats,
-        ring=job.ring if seats is job.seats else ring_of(job.live, seats),
+        ring=nodes if len(nodes) == len(job.live) else ring_of(job.live, seats),
         size=job.size or len(members),
     )
 

@@ -32,7 +32,7 @@ class MemoryJournal:
             self._entries.append(entry)
         self._open_gates()
 
-    def read(self, after: int, wait_s: float) -> Batch:
+    def read(self, after: int, wait_s: float, least: int = 1) -> Batch:
         from reknit.adapters.ports import Batch
 
         found = self.since(after)

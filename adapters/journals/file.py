@@ -1,0 +1,297 @@
+"""A journal in a folder on a file system that all nodes share.
+
+    PATH/<job>/journal                     the header, then a record per line; a position is an offset in it
+               lock                        locked by whoever writes; names who did so last
+               beats/<node>.<incarnation>  a counter
+               fold                        the fold that was published last
+
+1. One writes at a time (`turn`).
+2. What is written is never changed and never cut off again, whatever fails: readers take no lock, and one that looks
+   while bytes are replaced would see a mixture that nobody else sees. They take complete lines only.
+3. A line is ended when all of it is safe, in a second write. So a line that was seen cannot vanish, although NFS tells
+   of a full disk only when it is too late (fsync), and to this host only.
+4. A line without an end is what a dead or failed writer has left. The next writer ends it first: if all of it was
+   there it is an entry (one that was never acknowledged), otherwise a `Filler`, for every reader alike.
+5. A file is opened anew for each look: that is when NFS asks the server. Nothing else tells of news, so readers poll.
+6. Counters are overwritten in place: a full disk does not silence a node.
+
+A system call that hangs (a hard NFS mount whose server is gone) hangs its thread: nothing can be done about it here.
+"""
+
+from __future__ import annotations
+
+import _thread
+import errno
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from hashlib import sha256
+from time import monotonic
+
+from reknit.adapters.ports import Batch, Refused, Unavailable
+from reknit.adapters.turn import Turn
+from reknit.core.reasons import Refusal
+from reknit.core.values import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from reknit.adapters.envelope import Envelope
+    from reknit.core.entries import Entry, Node
+    from reknit.core.job import Job
+
+FAR = 32
+"""Who has more entries than this to read looks for a fold of them first."""
+_PLAIN = frozenset(b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_.")
+_LONGEST_NAME = 160
+"""File names may have 255 bytes."""
+_FOR_GOOD = {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST, errno.ENAMETOOLONG, errno.ELOOP}
+"""Errors that will not go away by themselves, if the folder cannot be set up for them."""
+
+
+class FileJournal:
+    """Implements `ports.Journal`."""
+
+    def __init__(self, path: str, envelope: Envelope, *, poll_s: float = 0.1, timeout_s: float = 5.0) -> None:
+        """`path`: a folder, made if it is missing. `timeout_s`: how long a writer waits for its turn."""
+        self._path = path
+        self._envelope = envelope
+        self._poll_s = poll_s
+        self._timeout_s = timeout_s
+        self._folder = os.path.join(path, file_name(envelope.job))
+        self._journal = os.path.join(self._folder, "journal")
+        self._fold = os.path.join(self._folder, "fold")
+        self._beats = os.path.join(self._folder, "beats")
+        self._header = b""
+        """The first line, as admitted."""
+        self._known = 0
+        """The file has been so long; it does not become shorter."""
+        self._last = ("", 0)
+        """The last entry's token, and how long the file was before it was first tried."""
+        self._is_ready = False
+        self._preparing = _thread.allocate_lock()
+        self._is_closed = False
+        self._open_until_closed = _thread.allocate_lock()
+        self._open_until_closed.acquire()
+
+    # ---- the writer's side ----
+
+    def append(self, token: str, entry: Entry) -> None:
+        try:
+            self._prepare()
+            with self._turn():
+                self._append(token, entry)
+        except OSError as e:
+            raise self._unavailable(e) from e
+
+    def beat(self, node: Node, watch: Sequence[Node]) -> Mapping[Node, int]:
+        try:
+            self._prepare()
+            os.close(self._opened(os.O_RDONLY))  # counters without the journal would tell of another job
+            counts = {node: _raise_count(self._beat_path(node))}
+            for other in watch:
+                if other not in counts and (count := _read_count(self._beat_path(other))) is not None:
+                    counts[other] = count
+        except OSError as e:
+            raise self._unavailable(e) from e
+        return counts
+
+    def publish(self, position: int, job: Job) -> None:
+        record = self._envelope.wrap_job(position, job)
+        try:
+            with self._turn():
+                _replace(self._fold, record)
+        except (OSError, Unavailable):
+            pass  # only an offer: the entries themselves are there
+
+    def close(self) -> None:
+        if not self._is_closed:
+            self._is_closed = True
+            self._open_until_closed.release()
+
+    def _append(self, token: str, entry: Entry) -> None:
+        fd = self._opened(os.O_RDWR)
+        try:
+            size = os.fstat(fd).st_size
+            if os.pread(fd, 1, size - 1) != b"\n":
+                os.fsync(fd)  # rule 3, for a writer that died before it could
+                size = _write(fd, b"\n", size)
+                os.fsync(fd)
+            if self._last[0] != token:
+                self._last = (token, size)
+            elif any(self._envelope.open(line, str(at))[0] == token for at, line in _lines(fd, self._last[1])):
+                return
+            end = _write(fd, self._envelope.wrap(token, entry, str(size)), size)
+            os.fsync(fd)
+            end = _write(fd, b"\n", end)
+            os.fsync(fd)
+        finally:
+            os.close(fd)  # before the lock is let go: who opens it afterwards sees all of it, on NFS too
+        self._known = max(self._known, end)
+
+    def _turn(self) -> Turn:
+        return Turn(os.path.join(self._folder, "lock"), self._timeout_s)
+
+    def _beat_path(self, node: Node) -> str:
+        return os.path.join(self._beats, f"{file_name(node.id)}.{node.incarnation}")
+
+    # ---- the reader's side ----
+
+    def read(self, after: int, wait_s: float, least: int = 1) -> Batch:
+        give_up = monotonic() + wait_s
+        while True:
+            try:
+                self._prepare()
+                batch = self._look(after)
+            except OSError as e:
+                raise self._unavailable(e) from e
+            left_s = give_up - monotonic()
+            if batch.position != after or left_s <= 0:
+                return batch
+            if self._open_until_closed.acquire(timeout=min(self._poll_s, left_s)):
+                self._open_until_closed.release()
+                return batch
+
+    def _look(self, after: int) -> Batch:
+        fd = self._opened(os.O_RDONLY)
+        try:
+            start = after or len(self._header) + 1
+            if os.fstat(fd).st_size < start:
+                self._envelope.admit(b"")  # it has lost what was read before
+            found = [*_lines(fd, start)]
+        finally:
+            os.close(fd)
+        if not found:
+            return Batch(after)
+        ends = [at + len(line) + 1 for at, line in found]
+        base, skipped = None, 0
+        if len(found) > FAR and (fold := self._published()) is not None and fold[0] in ends:
+            skipped, base = ends.index(fold[0]) + 1, fold[1]
+        entries = tuple(self._envelope.open(line, str(at))[1] for at, line in found[skipped:])
+        self._known = max(self._known, ends[-1])
+        return Batch(ends[-1], entries, base)
+
+    def _published(self) -> tuple[int, Job] | None:
+        try:
+            with open(self._fold, "rb") as file:
+                return self._envelope.open_job(file.read())
+        except OSError:
+            return None  # none yet, or it is being replaced
+
+    # ---- both ----
+
+    def _opened(self, flags: int) -> int:
+        """The journal's descriptor, its header checked. Raises `Refused`, `OSError`."""
+        known = self._known  # before the look: the other thread may be adding to it
+        try:
+            fd = os.open(self._journal, flags | os.O_CLOEXEC)
+        except FileNotFoundError:
+            self._envelope.admit(b"")
+            raise
+        try:
+            header = _first_line(fd)
+            if os.fstat(fd).st_size < known:
+                self._envelope.admit(b"")
+            if not header or header != self._header:
+                self._envelope.admit(header)
+                self._header = header
+        except BaseException:
+            os.close(fd)
+            raise
+        return fd
+
+    def _prepare(self) -> None:
+        """Make what is missing, once: what is gone later was lost, and must not begin anew."""
+        with self._preparing:
+            if self._is_ready:
+                return
+            try:
+                os.makedirs(self._beats, exist_ok=True)
+                with self._turn():
+                    if not os.path.exists(self._journal):
+                        _replace(self._journal, self._envelope.header() + b"\n")
+            except OSError as e:
+                if e.errno not in _FOR_GOOD:
+                    raise
+                raise Refused(Refusal.SETUP, f"{self._path} cannot hold the job's journal: {e.strerror}") from None
+            self._is_ready = True
+
+    def _unavailable(self, error: OSError) -> Unavailable:
+        return Unavailable(f"{error.filename or self._folder}: {error.strerror}")
+
+
+def file_name(text: str) -> str:
+    """A file name that stands for this text and no other, and leads nowhere else."""
+    data = text.encode(errors="surrogatepass")
+    name = "".join(chr(b) if b in _PLAIN else f"%{b:02X}" for b in data)
+    if name.startswith("."):
+        name = f"%2E{name[1:]}"
+    if len(name) > _LONGEST_NAME:
+        return f"{name[:_LONGEST_NAME]}+{sha256(data).hexdigest()}"
+    return name or "+"
+
+
+def _lines(fd: int, start: int) -> Iterator[tuple[int, bytes]]:
+    """The complete lines from offset `start` on, each with its own."""
+    parts = []
+    at = start
+    while part := os.pread(fd, 1 << 20, at):
+        parts.append(part)
+        at += len(part)
+    for line in b"".join(parts).split(b"\n")[:-1]:
+        yield start, line
+        start += len(line) + 1
+
+
+def _first_line(fd: int) -> bytes:
+    """Empty if it has no end."""
+    line, end, _ = os.pread(fd, 1 << 16, 0).partition(b"\n")
+    return line if end else b""
+
+
+def _write(fd: int, data: bytes, at: int) -> int:
+    """Write all of it at offset `at`; the offset behind it."""
+    while data:
+        count = os.pwrite(fd, data, at)
+        data, at = data[count:], at + count
+    return at
+
+
+def _replace(path: str, data: bytes) -> None:
+    """Put a file with this content in its place at once. For whoever has the turn: the file beside it has one name."""
+    beside = f"{path}.new"
+    fd = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
+    try:
+        _write(fd, data, 0)
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+    os.rename(beside, path)
+
+
+def _raise_count(path: str) -> int:
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+    try:
+        count = (_count(os.pread(fd, 64, 0)) or 0) + 1
+        # Twice: whoever reads while it is written sees two numbers that differ, and not one that never was.
+        _write(fd, f"{count:020} {count:020}\n".encode(), 0)
+    finally:
+        os.close(fd)
+    return count
+
+
+def _read_count(path: str) -> int | None:
+    for _ in range(3):  # it may be being written; and then it is not, for a second
+        try:
+            fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        except FileNotFoundError:
+            return None
+        try:
+            count = _count(os.pread(fd, 64, 0))
+        finally:
+            os.close(fd)
+        if count is not None:
+            return count
+    return None
+
+
+def _count(data: bytes) -> int | None:
+    first, _, second = data.rstrip(b"\n").partition(b" ")
+    return int(first) if first == second and first.isdigit() else None

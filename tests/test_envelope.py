@@ -1,0 +1,176 @@
+"""What journals in stores write around an entry: who may have written it, where, and of which journal."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from reknit.adapters.envelope import Envelope
+from reknit.adapters.ports import Refused
+from reknit.core.codec import dumps
+from reknit.core.entries import FORMAT, Aborted, Entry, Filler, Joined, Node, NodeId, Opened, Succeeded, Terms
+from reknit.core.fold import fold_all
+from reknit.core.job import Job
+from reknit.core.reasons import Refusal
+
+ME = Node(NodeId("me"))
+SAID = Succeeded(ME, 1)
+UGLY = Aborted('"mac":" \n\r\x00 ä \ud800 ","mac":"')
+FOLDED = fold_all(Job(), [Opened(Terms(1, 2), "j"), Joined(ME, "n", 0, "h", 1)])
+SECRETS = ("", "s", "ä\n", "\udcff")
+
+
+def refusal(envelope: Envelope, header: bytes) -> Refusal:
+    with pytest.raises(Refused) as refused:
+        envelope.admit(header)
+    assert "\n" not in str(refused.value)
+    return refused.value.refusal
+
+
+@pytest.mark.parametrize("secret", SECRETS)
+@pytest.mark.parametrize("said", [SAID, UGLY, Filler()])
+def test_what_is_wrapped_is_opened_by_another_agent_of_the_job(secret: str, said: Entry) -> None:
+    """Whatever the texts hold: in a line of a file, too."""
+    record = Envelope("job", secret).wrap("t-1", said, "7")
+    assert b"\n" not in record
+    assert Envelope("job", secret).open(record, "7") == ("t-1", said)
+
+
+@pytest.mark.parametrize(("job", "secret", "place"), [("other", "s", "7"), ("job", "t", "7"), ("job", "s", "8")])
+def test_a_signature_counts_for_one_job_one_secret_and_one_place(job: str, secret: str, place: str) -> None:
+    """A record that is copied from elsewhere was never said here."""
+    record = Envelope(job, secret).wrap("t", SAID, place)
+    assert Envelope("job", "s").open(record, "7") == ("", Filler())
+
+
+def test_job_and_place_cannot_be_divided_differently() -> None:
+    """The job "a1" with place "2" must not sign for the job "a" with place "12"."""
+    record = Envelope("a1", "s").wrap("t", SAID, "2")
+    assert Envelope("a", "s").open(record, "12") == ("", Filler())
+
+
+@pytest.mark.parametrize("secret", ["", "s"])
+def test_no_part_of_a_record_is_an_entry_or_ends_the_job(secret: str) -> None:
+    """Writers die in the middle of a record. All readers must see the same: nothing."""
+    envelope = Envelope("job", secret)
+    record = envelope.wrap("t", SAID, "7")
+    for end in range(len(record)):
+        assert envelope.open(record[:end], "7") == ("", Filler())
+    assert envelope.open(record[:20] + b"\x00" * 20, "7") == ("", Filler())
+    assert envelope.open(b"\xff" + record, "7") == ("", Filler())
+    assert envelope.open(b"[]", "7") == ("", Filler())
+
+
+def test_a_signed_record_in_which_one_byte_is_changed_is_a_filler() -> None:
+    """Or who can write into the store could turn round 1 into round 2."""
+    envelope = Envelope("job", "s")
+    record = envelope.wrap("t", SAID, "7")
+    for i in range(len(record) - 2):
+        changed = record[:i] + bytes([record[i] ^ 1]) + record[i + 1 :]
+        assert envelope.open(changed, "7") == ("", Filler()), changed
+
+
+def test_a_record_without_a_signature_counts_only_where_there_is_no_secret() -> None:
+    """Leaving the signature out must not be a way in."""
+    record = Envelope("job").wrap("t", SAID, "7")
+    assert Envelope("job", "s").open(record, "7") == ("", Filler())
+    assert Envelope("job").open(record, "anywhere") == ("t", SAID)
+
+
+@pytest.mark.parametrize("secret", ["", "s"])
+@pytest.mark.parametrize(
+    "entry",
+    [
+        '{"kind":"Promoted"}',
+        '{"kind":"Succeeded","node":{"kind":"Node","id":"me"},"round":"1"}',
+        '{"kind":"Succeeded","round":1}',
+        "null",
+        dumps(Opened(Terms(silence_s=float("nan")), "j")),
+    ],
+)
+def test_what_an_agent_of_the_job_said_and_cannot_be_read_here_ends_the_reader(secret: str, entry: str) -> None:
+    """Who can read it folds another job; and a number that is not equal to itself makes no two folds agree."""
+    envelope = Envelope("job", secret)
+    record = envelope._signed(f'{{"token":"t","entry":{entry}}}', "7")
+    with pytest.raises(Refused) as refused:
+        envelope.open(record, "7")
+    assert refused.value.refusal is Refusal.FORMAT
+
+
+def test_infinite_waits_survive() -> None:
+    """ "For ever" is a wait that an operator may choose."""
+    said = Opened(Terms(join_timeout_s=float("inf")), "j")
+    envelope = Envelope("job")
+    assert envelope.open(envelope.wrap("t", said, ""), "") == ("t", said)
+
+
+@pytest.mark.parametrize("secret", SECRETS)
+def test_a_published_fold_comes_back_with_its_position(secret: str) -> None:
+    """Who is far behind folds on from it."""
+    record = Envelope("job", secret).wrap_job(12, FOLDED)
+    assert Envelope("job", secret).open_job(record) == (12, FOLDED)
+
+
+def test_a_fold_that_is_not_to_be_trusted_or_read_is_no_fold() -> None:
+    """The entries are still there: nothing is worth ending for."""
+    envelope = Envelope("job", "s")
+    record = envelope.wrap_job(12, FOLDED)
+    assert envelope.open_job(b"") is None
+    assert envelope.open_job(record[:-1]) is None
+    assert envelope.open_job(record.replace(b"12", b"13", 1)) is None
+    assert envelope.open_job(Envelope("job").wrap_job(12, FOLDED)) is None
+    assert envelope.open_job(envelope.wrap("t", SAID, "job")) is None
+    assert Envelope("job").open_job(b'{"position":1,"job":{}}') is None
+    assert Envelope("job").open_job(b'{"position":true,"job":{}}') is None
+
+
+# ---- the header ----
+
+
+@pytest.mark.parametrize("secret", SECRETS)
+@pytest.mark.parametrize("job", ["job", 'a "b"\n', "\udcff"])
+def test_a_header_is_admitted_again_and_again(job: str, secret: str) -> None:
+    """Every connection and every look begins with it."""
+    header = Envelope(job, secret).header()
+    assert b"\n" not in header
+    envelope = Envelope(job, secret)
+    envelope.admit(header)
+    envelope.admit(header)
+
+
+def test_a_journal_in_the_place_of_the_one_before_is_refused() -> None:
+    """An empty successor after an outage knows nothing of the job."""
+    envelope = Envelope("job")
+    envelope.admit(Envelope("job").header())
+    assert refusal(envelope, Envelope("job").header()) is Refusal.IDENTITY
+    assert refusal(envelope, b"") is Refusal.IDENTITY
+    assert refusal(Envelope("job"), b"") is Refusal.IDENTITY
+
+
+@pytest.mark.parametrize(
+    ("theirs", "mine", "says"),
+    [("", "s", "is not signed"), ("s", "", "it takes --rdzv-secret"), ("s", "t", "another secret")],
+)
+def test_secrets_that_differ_are_told_apart(theirs: str, mine: str, says: str) -> None:
+    """The operator of this node has to know which of the two to mend; and no secret is printed."""
+    with pytest.raises(Refused, match=says) as refused:
+        Envelope("job", mine).admit(Envelope("job", theirs).header())
+    assert refused.value.refusal is Refusal.SECRET
+
+
+def test_a_header_of_another_format_or_job_or_none_at_all_is_refused() -> None:
+    """An older version, a file system that takes "A" for "a", a file that is something else."""
+    header = json.loads(Envelope("job").header())
+    newer = json.dumps(header | {"format": FORMAT + 1}).encode()
+    assert refusal(Envelope("job"), newer) is Refusal.FORMAT
+    assert refusal(Envelope("job"), Envelope("Job").header()) is Refusal.OTHER_JOB
+    assert refusal(Envelope("job"), b"#!/bin/sh") is Refusal.FORMAT
+
+
+def test_a_header_that_says_it_is_not_signed_does_not_open_a_signed_journal() -> None:
+    """Or who can write into the store could do without the secret."""
+    header = Envelope("job", "s").header()
+    assert refusal(Envelope("job", "s"), header.replace(b'"signed":true', b'"signed":false')) is Refusal.SECRET
+    forged = Envelope("job", "guess").header()
+    assert refusal(Envelope("job", "s"), forged) is Refusal.SECRET

@@ -1,0 +1,350 @@
+"""The link with threads, over journals that do as they are told: what the agent's loop sees, in which order."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from queue import SimpleQueue
+
+import pytest
+
+from reknit.adapters.clock import Clock
+from reknit.adapters.journals.memory import MemoryJournal
+from reknit.adapters.link import MANY, ThreadedLink
+from reknit.adapters.ports import Batch, Refused, Unavailable
+from reknit.core.entries import Aborted, Entry, Node, NodeId
+from reknit.core.events import Counters, EntriesRead, Event, JournalFailed
+from reknit.core.job import Job
+from reknit.core.reasons import Refusal
+from tests.waiting import PATIENCE_S, until
+
+ME, PEER = Node(NodeId("me")), Node(NodeId("peer"))
+FOLD = Job(epoch=5)
+
+
+class Told(MemoryJournal):
+    """A journal in memory whose calls fail or wait if a test says so."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fails: dict[str, Exception] = {}
+        """By the name of the call."""
+        self.gates: dict[str, threading.Event] = {}
+        """A call with this name waits for the gate."""
+        self.calls: SimpleQueue[str] = SimpleQueue()
+        self.base: tuple[int, Job] | None = None
+        self.said: list[tuple[str, Entry]] = []
+        self.published: SimpleQueue[tuple[int, Job]] = SimpleQueue()
+
+    def _obey(self, name: str) -> None:
+        self.calls.put(name)
+        if name in self.gates:
+            assert self.gates[name].wait(PATIENCE_S)
+        if name in self.fails:
+            raise self.fails[name]
+
+    def append(self, token: str, entry: Entry) -> None:
+        self.said.append((token, entry))
+        self._obey("append")
+        super().append(token, entry)
+
+    def read(self, after: int, wait_s: float, least: int = 1) -> Batch:
+        self._obey("read")
+        if self.base is not None and after < self.base[0]:
+            found = self.since(self.base[0])
+            return Batch(self.base[0] + len(found), found, self.base[1])
+        return super().read(after, wait_s)
+
+    def beat(self, node: Node, watch: Sequence[Node]) -> Mapping[Node, int]:
+        self._obey("beat")
+        return super().beat(node, watch)
+
+    def publish(self, position: int, job: Job) -> None:
+        self._obey("publish")
+        self.published.put((position, job))
+
+
+class Agent:
+    """The agent's side of a link: keeps what it is told."""
+
+    def __init__(self, journal: MemoryJournal, look_s: float = 0.02) -> None:
+        self.clock = Clock()
+        self.link = ThreadedLink(journal, self.clock, "nonce", look_s=look_s)
+        self.seen: list[Event] = []
+
+    def look(self) -> list[Event]:
+        self.clock.wait(self.clock.now() + 0.02)
+        self.seen += self.link.events(self.clock.now())
+        return self.seen
+
+    def until(self, condition: Callable[[list[Event]], object], what: str = "") -> list[Event]:
+        until(lambda: condition(self.look()), what)
+        return self.seen
+
+    @property
+    def entries(self) -> list[Entry]:
+        return [entry for event in self.seen if isinstance(event, EntriesRead) for entry in event.entries]
+
+    def forget(self) -> None:
+        self.seen = []
+
+
+def is_read(event: Event) -> bool:
+    return isinstance(event, EntriesRead)
+
+
+def is_failed(event: Event) -> bool:
+    return isinstance(event, JournalFailed)
+
+
+@pytest.fixture
+def agents() -> Iterator[Callable[..., Agent]]:
+    made: list[Agent] = []
+
+    def make(journal: MemoryJournal, look_s: float = 0.02) -> Agent:
+        made.append(Agent(journal, look_s))
+        return made[-1]
+
+    yield make
+    for agent in made:
+        agent.link.close()
+        agent.clock.close()
+
+
+def test_the_first_read_is_told_at_once_even_if_there_is_nothing(agents: Callable[..., Agent]) -> None:
+    """The first agent of a job would not begin; and waiting for somebody to speak is waiting for oneself."""
+    agent = agents(MemoryJournal(), look_s=10 * PATIENCE_S)
+    (read,) = agent.until(lambda seen: seen)
+    assert isinstance(read, EntriesRead)
+    assert read.entries == ()
+
+
+def test_what_is_said_is_said_in_order_and_read_back(agents: Callable[..., Agent]) -> None:
+    """`Failed` comes before `Joined`, and the journal wakes the loop."""
+    journal = Told()
+    agent = agents(journal, look_s=10 * PATIENCE_S)
+    said = [Aborted(str(i)) for i in range(50)]
+    for entry in said:
+        agent.link.append(entry)
+    agent.until(lambda _: len(agent.entries) == 50)
+    assert agent.entries == said
+    assert len({token for token, _ in journal.said}) == 50
+    assert all(token.startswith("nonce-") for token, _ in journal.said)
+
+
+def test_nothing_is_told_while_nothing_happens(agents: Callable[..., Agent]) -> None:
+    """An agent that has nothing to do sleeps."""
+    journal = Told()
+    agent = agents(journal, look_s=0.01)
+    agent.until(lambda seen: any(map(is_read, seen)))
+    agent.forget()
+    until(lambda: journal.calls.qsize() > 5)
+    assert agent.look() == []
+
+
+def test_a_beat_is_answered_by_counters_and_then_by_a_read_that_began_after_it(agents: Callable[..., Agent]) -> None:
+    """After a gap the agent waits for exactly that: whether it was counted out meanwhile."""
+    journal = Told()
+    journal.beat(PEER, ())
+    agent = agents(journal)
+    agent.until(lambda seen: any(map(is_read, seen)))
+    for count in range(1, 20):
+        agent.forget()
+        agent.link.beat(ME, [PEER])
+        counters, read, *_ = agent.until(lambda seen: any(map(is_read, seen)))
+        assert isinstance(counters, Counters)
+        assert counters.counts == {ME: count, PEER: 1}
+        assert isinstance(read, EntriesRead)
+
+
+def test_a_beat_while_one_is_on_its_way_is_left_out(agents: Callable[..., Agent]) -> None:
+    """A store that comes back must not be flooded with what was due while it was away."""
+    journal = Told()
+    gate = journal.gates["beat"] = threading.Event()
+    agent = agents(journal)
+    for _ in range(10):
+        agent.link.beat(ME, [])
+    gate.set()
+    agent.until(lambda seen: any(isinstance(e, Counters) for e in seen))
+    agent.link.beat(ME, [])
+    agent.until(lambda seen: sum(isinstance(e, Counters) for e in seen) > 1)
+    assert [e.counts[ME] for e in agent.seen if isinstance(e, Counters)] == [1, 2]
+
+
+# ---- outages ----
+
+
+@pytest.mark.parametrize("call", ["append", "beat", "read"])
+def test_an_outage_is_told_and_its_end_by_a_read(agents: Callable[..., Agent], call: str) -> None:
+    """A job on one node has no other news: without the read, its outage would never end."""
+    journal = Told()
+    agent = agents(journal)
+    agent.until(lambda seen: any(map(is_read, seen)))
+    journal.fails[call] = Unavailable("gone fishing")
+    if call == "append":
+        agent.link.append(Aborted("x"))
+    elif call == "beat":
+        agent.link.beat(ME, [])
+    agent.until(lambda seen: any(map(is_failed, seen)))
+    failed = next(e for e in agent.seen if isinstance(e, JournalFailed))
+    assert (failed.why, failed.refusal) == ("gone fishing", None)
+    agent.forget()
+    journal.fails.clear()
+    agent.until(lambda seen: any(map(is_read, seen)))
+    assert not any(map(is_failed, agent.seen[agent.seen.index(next(filter(is_read, agent.seen))) :]))
+
+
+def test_what_could_not_be_said_is_said_again_as_the_same(agents: Callable[..., Agent]) -> None:
+    """The journal tells a repetition by its token; and nothing overtakes it."""
+    journal = Told()
+    agent = agents(journal)
+    journal.fails["append"] = Unavailable("no")
+    agent.link.append(Aborted("first"))
+    agent.link.append(Aborted("second"))
+    until(lambda: len(journal.said) > 2)
+    journal.fails.clear()
+    agent.until(lambda _: len(agent.entries) == 2)
+    assert agent.entries == [Aborted("first"), Aborted("second")]
+    assert {token for token, entry in journal.said if entry == Aborted("first")} == {"nonce-1"}
+
+
+def test_nothing_read_is_told_while_something_cannot_be_said(agents: Callable[..., Agent]) -> None:
+    """The agent would take each read for the end of the outage. What it is told afterwards is read afterwards."""
+    journal = Told()
+    agent = agents(journal)
+    agent.until(lambda seen: any(map(is_read, seen)))
+    journal.fails["beat"] = Unavailable("no")
+    agent.link.beat(ME, [])
+    agent.until(lambda seen: any(map(is_failed, seen)))
+    agent.forget()
+    journal.append("other-1", Aborted("during the outage"))
+    until(lambda: journal.calls.get(timeout=PATIENCE_S) == "read" and journal.calls.qsize() == 0 and not agent.entries)
+    assert not any(map(is_read, agent.look()))
+    journal.fails.clear()
+    agent.until(lambda _: agent.entries)
+    assert agent.entries == [Aborted("during the outage")]
+
+
+def test_a_read_that_was_under_way_when_an_outage_began_does_not_end_it_for_good(agents: Callable[..., Agent]) -> None:
+    """The failure is told again and again, so the agent's patience does run out."""
+    journal = Told()
+    agent = agents(journal)
+    journal.fails["append"] = Unavailable("no")
+    agent.link.append(Aborted("x"))
+    agent.until(lambda seen: sum(map(is_failed, seen)) > 2)
+
+
+# ---- the end ----
+
+
+@pytest.mark.parametrize("call", ["append", "beat", "read"])
+def test_a_refusal_is_told_once_and_nothing_follows(agents: Callable[..., Agent], call: str) -> None:
+    """There is no use in trying: the agent ends."""
+    journal = Told()
+    journal.fails[call] = Refused(Refusal.SECRET, "another secret")
+    agent = agents(journal)
+    agent.link.append(Aborted("x")) if call == "append" else agent.link.beat(ME, [])
+    agent.until(lambda seen: any(map(is_failed, seen)))
+    assert [(e.why, e.refusal) for e in agent.seen if isinstance(e, JournalFailed)] == [
+        ("another secret", Refusal.SECRET)
+    ]
+    journal.fails.clear()
+    agent.forget()
+    agent.link.append(Aborted("y"))
+    assert not any(map(is_failed, agent.look()))
+    assert journal.since(0) == ()
+
+
+@pytest.mark.parametrize("call", ["append", "beat", "read", "publish"])
+def test_a_bug_in_a_journal_is_raised_where_the_loop_is(agents: Callable[..., Agent], call: str) -> None:
+    """A thread that died unheard would leave an agent that waits for ever."""
+    journal = Told()
+    if call == "publish":
+        for i in range(MANY + 1):
+            journal.append(str(i), Aborted("x"))
+    journal.fails[call] = KeyError("oops")
+    agent = agents(journal)
+    if call == "publish":
+        agent.until(lambda seen: any(map(is_read, seen)))
+        agent.link.folded(FOLD)
+    agent.link.append(Aborted("x"))
+    agent.link.beat(ME, [])
+
+    def raised() -> bool:
+        try:
+            agent.look()
+        except KeyError:
+            return True
+        return False
+
+    until(raised)
+    assert raised()  # and again, as long as somebody asks
+
+
+def test_closing_ends_both_threads_whatever_they_do(agents: Callable[..., Agent]) -> None:
+    """Nothing is left behind: neither in a read, nor waiting for something to say, nor in an outage."""
+    journal = Told()
+    journal.fails["append"] = Unavailable("no")
+    agent = agents(journal, look_s=0.01)
+    agent.link.append(Aborted("x"))
+    agent.until(lambda seen: any(map(is_failed, seen)))
+    agent.link.close()
+
+    def is_silent() -> bool:
+        while not journal.calls.empty():
+            journal.calls.get()
+        agent.clock.wait(agent.clock.now() + 1.2)  # longer than the longest pause between two tries
+        return journal.calls.empty()
+
+    until(is_silent)
+
+
+# ---- folds ----
+
+
+def test_the_fold_of_a_long_read_is_published_with_its_position(agents: Callable[..., Agent]) -> None:
+    """A thousand nodes that join at once need one that reads everything. Each fold goes with its own read."""
+    journal = Told()
+    journal.append("first", Aborted("0"))
+    agent = agents(journal)
+    agent.until(lambda seen: any(map(is_read, seen)))
+    gate = journal.gates["read"] = threading.Event()
+    until(lambda: journal.calls.get(timeout=PATIENCE_S) == "read" and journal.calls.empty())
+    for i in range(MANY + 1):
+        MemoryJournal.append(journal, str(i), Aborted("x"))
+    del journal.gates["read"]
+    gate.set()
+    agent.until(lambda _: len(agent.entries) == MANY + 2)
+    agent.link.append(Aborted("a short one"))
+    agent.until(lambda _: len(agent.entries) == MANY + 3)
+    reads = list(filter(is_read, agent.seen))
+    for i, read in enumerate(reads):
+        assert isinstance(read, EntriesRead)
+        agent.link.folded(Job(epoch=i))
+        if len(read.entries) > MANY:
+            longest = i
+    assert journal.published.get(timeout=PATIENCE_S) == (MANY + 2, Job(epoch=longest))
+    agent.link.beat(ME, [])
+    agent.until(lambda seen: any(isinstance(e, Counters) for e in seen))
+    assert journal.published.empty()
+
+
+@pytest.mark.parametrize(("count", "is_worth"), [(MANY, False), (MANY + 1, True)])
+def test_a_fold_that_is_far_behind_itself_is_replaced(agents: Callable[..., Agent], count: int, is_worth: bool) -> None:
+    """Who starts from an old fold and then has much to read saves that to the next; little is not worth it."""
+    journal = Told()
+    journal.base = (10, FOLD)
+    for i in range(10 + count):
+        journal.append(str(i), Aborted(str(i)))
+    agent = agents(journal)
+    agent.until(lambda seen: any(map(is_read, seen)))
+    read = agent.seen[0]
+    assert isinstance(read, EntriesRead)
+    assert read.base == FOLD
+    assert len(read.entries) == count
+    agent.link.folded(Job(epoch=6))
+    agent.link.beat(ME, [])
+    agent.until(lambda seen: any(isinstance(e, Counters) for e in seen))
+    assert journal.published.empty() is not is_worth
+    if is_worth:
+        assert journal.published.get() == (10 + count, Job(epoch=6))
