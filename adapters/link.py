@@ -3,10 +3,10 @@
 1. One thread reads. The other says what is to be said, in order, and beats. Both try again for as long as it takes:
    who ends the wait is the agent (`Spec.store_timeout_s`), never an adapter.
 2. What happened is put into the inbox, and the clock is woken.
-3. A beat that is asked for while the last one is still on its way replaces nothing and adds nothing: the agent may be
-   beating into an outage, and the store must not be flooded when it is back.
+3. A beat or an entry that is asked for while the same one is still on its way adds nothing: the agent may be speaking
+   into an outage, and the store must not be flooded when it is back.
 4. While something cannot be said, nothing that is read is told: the agent sees one outage and not a flicker. It is
-   read again afterwards, as what was read before may be long out of date.
+   read again afterwards, as what was read before may be long out of date. Beats go on, if they can.
 5. A beat that was acknowledged, and an outage that is over, are followed by a read that is told even if it is empty.
    Nothing else tells the agent that the journal answers again.
 6. A reader that had much to read publishes the fold of it, for those behind it.
@@ -62,7 +62,10 @@ class ThreadedLink:
         """Entries that have to be read before anything can change for the agent, as far as it knows."""
         self._todo: SimpleQueue[Callable[[], None]] = SimpleQueue()
         self._count = 0
-        self._is_beating = False
+        self._underway: set[Entry] = set()
+        """Said, and not read back yet."""
+        self._beat: tuple[Node, Sequence[Node]] | None = None
+        """The one that is asked for and not acknowledged."""
         self._owes_read = True
         self._is_stuck = False
         self._is_closed = False
@@ -77,14 +80,17 @@ class ThreadedLink:
     # ---- the agent's side ----
 
     def append(self, entry: Entry) -> None:
+        if entry in self._underway:
+            return  # it is not lost, only slow
+        self._underway.add(entry)
         self._count += 1
         token = f"{self._nonce}-{self._count}"
         self._todo.put(lambda: self._journal.append(token, entry))
 
     def beat(self, node: Node, watch: Sequence[Node]) -> None:
-        if not self._is_beating:
-            self._is_beating = True
-            self._todo.put(lambda: self._beat(node, watch))
+        if self._beat is None:
+            self._beat = node, watch
+            self._todo.put(self._beat_now)
 
     def events(self, now: float) -> list[Event]:
         _drain(self._read_end)
@@ -127,6 +133,9 @@ class ThreadedLink:
             position = batch.position
             if batch.entries or batch.base is not None or owes_read:
                 owes_read = False
+                self._underway.difference_update(batch.entries)
+                if batch.base is not None:
+                    self._underway.clear()  # what was skipped may have been among it
                 self._count_read += len(batch.entries)
                 self._reads.append((batch.position, self._count_read, len(batch.entries) > MANY))
                 self._tell(EntriesRead(self._clock.now(), batch.entries, batch.base))
@@ -143,7 +152,9 @@ class ThreadedLink:
             try:
                 value = call()
             except Unavailable as e:
-                self._is_stuck = self._is_stuck or is_saying
+                if is_saying:
+                    self._is_stuck = True
+                    self._keep_beating(call)
                 # Each time: a read that ended in the same moment may have told the agent that all is well.
                 self._tell(JournalFailed(self._clock.now(), str(e)))
                 pause_s = min(max(_FIRST_RETRY_S, 2 * pause_s), _LAST_RETRY_S)
@@ -161,11 +172,22 @@ class ThreadedLink:
                 return value
         return None
 
-    def _beat(self, node: Node, watch: Sequence[Node]) -> None:
+    def _beat_now(self) -> None:
+        if self._beat is None:
+            return  # it went ahead of something that could not be said
+        node, watch = self._beat
         counts = self._journal.beat(node, watch)
-        self._is_beating = False
+        self._beat = None
         self._tell(Counters(self._clock.now(), counts))
         self._owes_read = True
+
+    def _keep_beating(self, stuck: object) -> None:
+        """On a full disk nothing can be said, and the node lives all the same."""
+        try:
+            if stuck != self._beat_now:
+                self._beat_now()
+        except (Unavailable, Refused):
+            pass  # it is tried again in its turn
 
     def _tell(self, event: Event) -> None:
         self._inbox.append(event)

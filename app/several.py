@@ -66,7 +66,7 @@ def wire_several(
             host = _hosted(meeting)
             if host is not None:
                 stack.callback(host.close)
-            journal = open_journal(meeting)
+            journal = open_journal(meeting, founds=host is not None or meeting.is_host is False)
             link = ThreadedLink(journal if host is None else HostedJournal(journal, host), clock, nonce)
             stack.callback(link.close)
             marked = evolve(config, env={**config.env, MARK: lock.mark})
@@ -99,8 +99,12 @@ def _hosted(meeting: Rendezvous) -> Host | None:
     return host_store(*meeting.endpoints[0], must=meeting.is_host)
 
 
-def open_journal(meeting: Rendezvous) -> Journal:
-    """Nothing is asked of the store yet. Raises `Refused`."""
+def open_journal(meeting: Rendezvous, *, founds: bool = True) -> Journal:
+    """Nothing is asked of the store yet. Raises `Refused`.
+
+    `founds`: with c10d, begin the journal. Only the store's host does, or whose secret is wrong might be the first. If
+    no agent may host (is_host=false), the store is somebody else's, and anybody does.
+    """
     envelope = Envelope(meeting.job, meeting.secret)
     if meeting.backend == "file":
         from reknit.adapters.journals.file import FileJournal
@@ -119,7 +123,7 @@ def open_journal(meeting: Rendezvous) -> Journal:
         )
     from reknit.adapters.journals.tcpstore import TCPStoreJournal
 
-    return TCPStoreJournal(*meeting.endpoints[0], envelope)
+    return TCPStoreJournal(*meeting.endpoints[0], envelope, founds=founds)
 
 
 class HostedJournal:

@@ -78,6 +78,10 @@ class Pulse:
 
     beat_at: float | None = None
     """When the last beat was sent."""
+    asked_at: float | None = None
+    """When the first was sent of those that are not acknowledged yet."""
+    proven_at: float | None = None
+    """When the last one that came back had been sent at the latest: until then the others have surely heard of it."""
     acked_at: float | None = None
     """When the last one came back: `Counters` in which this node's own counter had moved."""
     count: int = -1

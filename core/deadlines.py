@@ -11,7 +11,7 @@ from itertools import islice
 
 from .agent import Agent, Timer
 from .entries import Admission
-from .job import Closed, Gathering, Running, admissible, can_seal, coming
+from .job import Closed, Gathering, Running, can_seal, coming, has_admissible
 from .restart import backoff_s
 from .states import WorkerState
 from .values import evolve
@@ -67,7 +67,7 @@ def _conditions(agent: Agent) -> Iterator[tuple[Timer, int]]:
             yield Timer.LAST_CALL, job.round
         if job.is_expected(agent.me):
             yield Timer.BACKOFF, job.round
-    elif isinstance(job.phase, Running) and job.terms.admission is Admission.SOON and admissible(job):
+    elif isinstance(job.phase, Running) and job.terms.admission is Admission.SOON and has_admissible(job):
         yield Timer.ADMIT, job.round
 
 

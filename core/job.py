@@ -158,8 +158,17 @@ def room(job: Job) -> int:
 
 def admissible(job: Job) -> tuple[Node, ...]:
     """Standbys for which the running round would be ended: there is room, and no member has succeeded."""
+    return tuple(j.node for j in ready(job)) if _is_open(job) else ()
+
+
+def has_admissible(job: Job) -> bool:
+    """Whether there are any. Newcomers stand last, so this looks at few, however many nodes there are."""
+    return _is_open(job) and any(
+        j.node not in job.member_nodes and j.node not in job.leaving for j in list(job.live.values())[::-1]
+    )
+
+
+def _is_open(job: Job) -> bool:
     if not isinstance(job.phase, Running) or job.succeeded or len(job.members) >= room(job):
-        return ()
-    if len(job.live) == len(job.members):
-        return ()  # nobody but members: spares the scan
-    return tuple(j.node for j in ready(job))
+        return False
+    return len(job.live) != len(job.members)  # else there is nobody but members

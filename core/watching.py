@@ -57,7 +57,8 @@ def is_fresh(agent: Agent) -> bool:
     acked_at, terms = agent.pulse.acked_at, agent.job.terms
     if acked_at is None or agent.pulse.gap or agent.at - acked_at > terms.silence_s:
         return False
-    return terms.fence_s is None or agent.at - acked_at < terms.fence_s
+    fence = _fence_falls_at(agent)
+    return fence is None or agent.at < fence
 
 
 def is_fenced(agent: Agent) -> bool:
@@ -67,10 +68,13 @@ def is_fenced(agent: Agent) -> bool:
 
 def fence_at(agent: Agent) -> float | None:
     """When this node must kill its workers for want of an acknowledged beat."""
-    fence_s, acked_at = agent.job.terms.fence_s, agent.pulse.acked_at
-    if fence_s is None or acked_at is None or not is_beating(agent) or not agent.workers.alive:
-        return None
-    return acked_at + fence_s
+    return _fence_falls_at(agent) if is_beating(agent) and agent.workers.alive else None
+
+
+def _fence_falls_at(agent: Agent) -> float | None:
+    """Counted from when the acknowledged beat was sent: its answer may have been on the way for as long as a fence."""
+    fence_s, proven_at = agent.job.terms.fence_s, agent.pulse.proven_at
+    return None if fence_s is None or proven_at is None else proven_at + fence_s
 
 
 def watched(job: Job, me: Node) -> tuple[Node, ...]:
@@ -102,7 +106,9 @@ def heard(agent: Agent, event: Counters) -> Agent:
         now = event.counts.get(node, 0)
         before, silent_s = pulse.heard.get(node, (-1, 0.0))
         news[node] = (now, silent_s + elapsed if now == before else 0.0)
-    return evolve(agent, pulse=evolve(pulse, count=count, acked_at=agent.at, heard=news))
+    proven_at = agent.at if pulse.asked_at is None else pulse.asked_at
+    pulse = evolve(pulse, count=count, acked_at=agent.at, asked_at=None, proven_at=proven_at, heard=news)
+    return evolve(agent, pulse=pulse)
 
 
 def accusations(agent: Agent) -> Iterator[Lost]:
@@ -128,7 +134,9 @@ def drive_beats(agent: Agent) -> tuple[Agent, list[Command]]:
     if at is not None and agent.at < at:
         return agent, []
     watch = watched(agent.job, agent.me)
-    return evolve(agent, pulse=evolve(agent.pulse, beat_at=agent.at, watch=watch)), [Beat(agent.me, watch)]
+    asked_at = agent.at if agent.pulse.asked_at is None else agent.pulse.asked_at
+    pulse = evolve(agent.pulse, beat_at=agent.at, asked_at=asked_at, watch=watch)
+    return evolve(agent, pulse=pulse), [Beat(agent.me, watch)]
 
 
 def beat_at(agent: Agent) -> float | None:

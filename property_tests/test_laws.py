@@ -13,9 +13,10 @@ from reknit.core import events
 from reknit.core.agent import Agent, Spec
 from reknit.core.entries import Entry, Joined, Node, NodeId, Terms, WorkerFailure
 from reknit.core.fold import fold, fold_all
-from reknit.core.job import Closed, Job, Running
+from reknit.core.job import Closed, Job, Running, admissible, has_admissible
 from reknit.core.ranks import assign
 from reknit.core.reasons import Refusal
+from reknit.core.ring import ring_of
 from reknit.core.step import step
 
 from . import oracle
@@ -172,3 +173,12 @@ def test_step_is_total(happens: list[events.Event]) -> None:
         assert agent.wakes_at is None or agent.wakes_at > agent.at
         for at in (agent.at, agent.at - 1.0):
             assert step(agent, events.Woken(at)).commands == ()
+
+
+@given(JOURNALS)
+def test_what_the_fold_keeps_is_what_could_be_made_anew(journal: list[Entry]) -> None:
+    """Shortcuts for large jobs: the ring, and whether anybody waits to be admitted."""
+    job = fold_all(Job(), journal)
+    assert job.ring == ring_of(job.live, job.seats)
+    assert has_admissible(job) == bool(admissible(job))
+    assert job.member_nodes == {m.node for m in job.members}

@@ -348,3 +348,32 @@ def test_a_fold_that_is_far_behind_itself_is_replaced(agents: Callable[..., Agen
     assert journal.published.empty() is not is_worth
     if is_worth:
         assert journal.published.get() == (10 + count, Job(epoch=6))
+
+
+def test_what_is_still_on_its_way_is_not_said_twice(agents: Callable[..., Agent]) -> None:
+    """A store that is slow would be flooded by a thousand agents that say everything again."""
+    journal = Told()
+    journal.gates["append"] = threading.Event()
+    agent = agents(journal)
+    agent.link.append(Aborted("x"))
+    agent.link.append(Aborted("x"))
+    journal.gates["append"].set()
+    agent.until(lambda _: agent.entries)
+    agent.link.append(Aborted("x"))
+    agent.until(lambda _: len(agent.entries) == 2, "what had landed, and is meant again")
+    assert len(journal.said) == 2
+
+
+def test_beats_go_on_while_something_cannot_be_said(agents: Callable[..., Agent]) -> None:
+    """On a full disk: the node lives, and must not be taken for dead."""
+    journal = Told()
+    journal.fails["append"] = Unavailable("No space left on device")
+    agent = agents(journal)
+    agent.link.append(Aborted("x"))
+    agent.until(lambda seen: any(map(is_failed, seen)))
+    for _ in range(3):
+        agent.forget()
+        agent.link.beat(ME, ())
+        agent.until(lambda seen: any(isinstance(event, Counters) for event in seen))
+    journal.fails.clear()
+    agent.until(lambda _: agent.entries)

@@ -7,6 +7,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import ExitStack
 from itertools import count
+from typing import Any
 
 import pytest
 
@@ -45,8 +46,9 @@ class Store:
         self.client = Client(HOST, port, PATIENCE_S)
         closing.callback(self.client.close)
 
-    def journal(self, job: str = "", *, exclusive: bool = False) -> TCPStoreJournal:
-        journal = TCPStoreJournal(HOST, self.port, Envelope(job or self.job), exclusive=exclusive, timeout_s=PATIENCE_S)
+    def journal(self, job: str = "", *, secret: str = "", **settings: Any) -> TCPStoreJournal:
+        settings = {"exclusive": False, "timeout_s": PATIENCE_S, **settings}
+        journal = TCPStoreJournal(HOST, self.port, Envelope(job or self.job, secret), **settings)
         self._closing.callback(journal.close)
         return journal
 
@@ -174,6 +176,18 @@ def test_a_store_that_serves_another_job_is_refused() -> None:
         assert refused.value.refusal is Refusal.OTHER_JOB
 
 
+def test_only_who_founds_a_journal_begins_it(store: Store) -> None:
+    """Else one with a wrong secret that is there first would turn the job's own host away."""
+    stranger = store.journal(founds=False, secret="wrong", timeout_s=0.1)
+    with pytest.raises(Unavailable, match=r"waited 0\.1 s for its host to begin the journal"):
+        stranger.read(0, 0.0)
+    store.journal(secret="right").append("1", Aborted("x"))
+    with pytest.raises(Refused, match="another secret"):
+        stranger.read(0, 0.0)
+    guest = store.journal(founds=False, secret="right")
+    assert guest.read(0, 0.0).entries == (Aborted("x"),)
+
+
 def test_a_store_that_came_back_empty_is_refused() -> None:
     """Its host was restarted: who went on would be in another job than those who remember."""
     with ExitStack() as closing:
@@ -227,10 +241,10 @@ def test_the_fold_comes_with_the_few_entries_that_follow(store: Store) -> None:
     journal, entries = store.journal(), many(MANY + 10)
     for i, entry in enumerate(entries):
         journal.append(str(i), entry)
-    journal.publish(MANY + 5, folded(entries[: MANY + 5]))
+    journal.publish(MANY + 7, folded(entries[: MANY + 7]))
     batch = journal.read(0, 0.0)
-    assert batch.base == folded(entries[: MANY + 5])
-    assert (batch.position, batch.entries) == (len(entries), tuple(entries[MANY + 5 :]))
+    assert batch.base == folded(entries[: MANY + 7])
+    assert (batch.position, batch.entries) == (len(entries), tuple(entries[MANY + 7 :]))
 
 
 def test_a_claim_that_is_not_kept_holds_nobody_up(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:

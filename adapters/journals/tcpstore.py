@@ -47,13 +47,22 @@ class TCPStoreJournal:
     """Implements `ports.Journal`."""
 
     def __init__(
-        self, host: str, port: int, envelope: Envelope, *, exclusive: bool = True, timeout_s: float = 5.0
+        self,
+        host: str,
+        port: int,
+        envelope: Envelope,
+        *,
+        exclusive: bool = True,
+        founds: bool = True,
+        timeout_s: float = 5.0,
     ) -> None:
-        """Does not connect yet. `exclusive`: refuse a store that serves another job. `timeout_s`: for each answer."""
+        """Does not connect yet. `exclusive`: refuse a store that serves another job. `founds`: begin the journal if
+        there is none; else wait for who does. `timeout_s`: for each answer."""
         self._host = host
         self._port = port
         self._envelope = envelope
         self._exclusive = exclusive
+        self._founds = founds
         self._timeout_s = timeout_s
         self._root = f"reknit/{envelope.job.replace('%', '%25').replace('/', '%2F')}/"
         self._clients: dict[str, Client] = {}
@@ -153,10 +162,10 @@ class TCPStoreJournal:
     def _far_behind(self, client: Client, after: int, head: int) -> Batch:
         for _ in range(_CLAIMS):
             fold = self._fold(client, after)
+            if fold and head - fold.position <= _FEW:
+                return self._on_top(client, fold, head)
             if fold and not after:
                 return fold  # to begin with, an old one will do
-            if fold and head - fold.position <= _FEW:
-                break
             claim = head // MANY
             others = client.add(f"{self._root}claim/{claim}", 1) - 1
             # If the first has died, the second takes its place, then two more, four …: never all at once.
@@ -210,18 +219,28 @@ class TCPStoreJournal:
             raise Unavailable(f"{endpoint(self._host, self._port)}: the journal was closed here")
 
     def _greet(self, client: Client) -> None:
-        header = self._root + "header"
+        header, where = self._root + "header", endpoint(self._host, self._port)
         if self._was_greeted:
             self._envelope.admit(client.get(header))
             return
         if self._exclusive:
-            mine = self._envelope.job.encode()
-            owner = client.compare_set(_OWNER, b"", mine)
-            if owner != mine:
-                where, job = endpoint(self._host, self._port), owner.decode(errors="replace")
+            mine = self._envelope.job.encode(errors="surrogateescape")
+            owner = self._founded(client, _OWNER, mine)
+            if owner not in (b"", mine):
+                job = owner.decode(errors="replace")
                 raise Refused(Refusal.OTHER_JOB, f"{where} serves job {job}, not {self._envelope.job}")
-        self._envelope.admit(client.compare_set(header, b"", self._envelope.header()))
+        found = self._founded(client, header, self._envelope.header())
+        if not found:
+            why = f"waited {self._timeout_s:g} s for its host to begin the journal of job {self._envelope.job}"
+            raise Unavailable(f"{where}: {why} (is_host=false, if the store is no agent's)")
+        self._envelope.admit(found)
         self._was_greeted = True
+
+    def _founded(self, client: Client, key: str, value: bytes) -> bytes:
+        """The value of a key that is written once, by who founds the journal. Empty: it was not, in time."""
+        if self._founds:
+            return client.compare_set(key, b"", value)
+        return client.get(key) if client.wait(key, self._timeout_s) else b""
 
     # ---- keys ----
 

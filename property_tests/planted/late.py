@@ -8,7 +8,7 @@ LATE = (
     Bug(
         "admits-after-a-success",
         10,
-        "job.admissible",
+        "job._is_open",
         " or job.succeeded",
         "",
         "S1",
@@ -45,7 +45,7 @@ LATE = (
     Bug(
         "admits-into-a-full-round",
         11,
-        "job.admissible",
+        "job._is_open",
         " or len(job.members) >= room(job)",
         "",
         "L1",
