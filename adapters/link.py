@@ -131,13 +131,14 @@ class ThreadedLink:
                 time.sleep(_FIRST_RETRY_S)  # nobody is waiting for this thread
                 continue
             position = batch.position
-            if batch.entries or batch.base is not None or owes_read:
+            if batch.entries or batch.base is not None or batch.is_awaited or owes_read:
                 owes_read = False
                 self._underway.difference_update(batch.entries)
                 if batch.base is not None:
                     self._underway.clear()  # what was skipped may have been among it
                 self._count_read += len(batch.entries)
-                self._reads.append((batch.position, self._count_read, len(batch.entries) > MANY))
+                is_worth = batch.is_awaited or len(batch.entries) > MANY
+                self._reads.append((batch.position, self._count_read, is_worth))
                 self._tell(EntriesRead(self._clock.now(), batch.entries, batch.base))
 
     def _say_all(self) -> None:

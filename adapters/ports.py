@@ -39,6 +39,8 @@ class Batch:
     entries: tuple[Entry, ...] = ()
     base: Job | None = None
     """The fold of all that was skipped, if the reader was far behind: the entries come after it."""
+    is_awaited: bool = False
+    """Others wait for the fold of this: it is to be published, however short."""
 
 
 class Journal(Protocol):

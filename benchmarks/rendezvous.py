@@ -45,7 +45,8 @@ def reknit_node(port: int, number: int, total: int, job: str, known: Callable[[i
 
     clock = Clock()
     link = ThreadedLink(TCPStoreJournal("127.0.0.1", port, Envelope(job)), clock, f"x{number}")
-    spec = Spec(NodeId(f"node{number}"), "127.0.0.1", Terms(total, total, beat_s=0.75, silence_s=3.5))
+    terms = Terms(total, total, beat_s=2.25, silence_s=10.5)  # lost after 15 s, as with torch's defaults
+    spec = Spec(NodeId(f"node{number}"), "127.0.0.1", terms)
     ports: Any = Ports(clock, link, NoWorkers(known), NoRequests())
     drive(Agent(spec), ports, f"x{number}", lambda *_: None)
 
@@ -57,17 +58,22 @@ class NoWorkers:
 
     def __init__(self, known: Callable[[int], None]) -> None:
         self._known = known
+        self._stopped: int | None = None
 
     def start(self, command: Any) -> None:
         self._known(command.assignment.workers[0].rank)
 
-    def stop(self, command: Any) -> None: ...
+    def stop(self, command: Any) -> None:
+        self._stopped = command.round
 
     def reserve_port(self) -> int:
         return 1
 
     def events(self, now: float) -> list[Any]:
-        return []
+        from reknit.core.events import WorkersStopped
+
+        round, self._stopped = self._stopped, None
+        return [] if round is None else [WorkersStopped(now, round, 1)]
 
 
 class NoRequests:

@@ -33,13 +33,15 @@ first who are back, and those next to a hole, ever watch so many."""
 
 
 def is_beating(agent: Agent) -> bool:
-    """A node alone in a job that can only ever have one has nobody to hear it.
+    """From the moment when it has said `Joined`: the others may have read that before it does.
+
+    A node alone in a job that can only ever have one has nobody to hear it.
 
     But standbys hear it, even there: max_nodes=1, a and b start, a runs, a dies, and b would wait for ever. A fence
     needs the beats before the first standby is seen. Once begun they go on: a pause would look like a gap. And one
     that comes back shows first that it can be heard: max_nodes=1, a runs, b waits and is cut off, and joins for ever.
     """
-    if not (agent.was_live or agent.is_renewed) or agent.result is not None:
+    if not (agent.joined or agent.is_renewed) or agent.result is not None:
         return False
     job = agent.job
     alone = job.terms.max_nodes == 1 and len(job.live) <= 1 and job.terms.fence_s is None

@@ -74,7 +74,7 @@ def test_an_entry_that_shows_up_is_never_said_again() -> None:
 
 def test_the_agent_is_woken_to_say_it_again() -> None:
     """Nothing else may happen in a quiet job."""
-    playbook = fresh() >> echo() << joining(0)
+    playbook = fresh() >> echo() << joining(0) >> after(1)
     assert playbook
     assert playbook.agent.wakes_at == 2.0
 

@@ -29,6 +29,7 @@ from reknit.adapters.tcpstore.client import Client, endpoint
 from reknit.core.entries import Entry, Filler, Node
 from reknit.core.job import Job
 from reknit.core.reasons import Refusal
+from reknit.core.values import evolve
 
 _AHEAD = 8
 """Slots that a look asks for before it knows that they are taken."""
@@ -75,6 +76,8 @@ class TCPStoreJournal:
         self._claims: set[int] = set()
         """Made by the reader, not done yet by the writer."""
         # The reader's:
+        self._crowd = 1
+        """The most entries that were waited for lately: as many may still be coming."""
         self._known_taken = (0, 0.0)
         """A number of slots that were taken, and when that was seen first."""
 
@@ -121,7 +124,8 @@ class TCPStoreJournal:
 
     def _wait(self, client: Client, after: int, head: int, wait_s: float, least: int) -> None:
         """For as many entries as it takes; but not long if there are some that it can do without."""
-        delay_s = min(_DELAY_PER_ENTRY_S * (least - 1), _LONGEST_DELAY_S, wait_s)
+        self._crowd = max(least, self._crowd) if least > 1 else 1
+        delay_s = min(_DELAY_PER_ENTRY_S * (self._crowd - 1), _LONGEST_DELAY_S, wait_s)
         is_enough = delay_s > 0 and client.wait(self._slot(after + least - 1), delay_s)
         if not is_enough and head <= after:
             client.wait(self._slot(after), wait_s - delay_s)
@@ -160,36 +164,34 @@ class TCPStoreJournal:
             client.compare_set(self._slot(hole), b"", self._envelope.wrap("", Filler(), str(hole)))
 
     def _far_behind(self, client: Client, after: int, head: int) -> Batch:
+        fold_at, is_awaited = 0, False
         for _ in range(_CLAIMS):
-            fold = self._fold(client, after)
-            if fold and head - fold.position <= _FEW:
-                return self._on_top(client, fold, head)
-            if fold and not after:
-                return fold  # to begin with, an old one will do
+            fold_at = _number(client.get(self._root + "fold-at"))
+            # To begin with, an old one will do: that the reader is behind is no news to it.
+            if fold_at > after + MANY and (not after or head - fold_at <= _FEW):
+                break
             claim = head // MANY
             others = client.add(f"{self._root}claim/{claim}", 1) - 1
             # If the first has died, the second takes its place, then two more, four …: never all at once.
             if not others or not client.wait(f"{self._root}done/{claim}", _CLAIM_S * others.bit_length()):
                 self._claims.add(claim)
+                is_awaited = True
                 break
             head = client.add(self._root + "head", 0)
-        return self._on_top(client, self._fold(client, after) or Batch(after), head)
+        fold = self._fold(client, after)
+        if fold.base and (fold.position >= head or (not after and head - fold.position > _FEW)):
+            return evolve(fold, is_awaited=is_awaited)
+        batch = self._batch(client, fold.position, head, [])
+        return evolve(batch, base=fold.base, is_awaited=is_awaited)
 
-    def _fold(self, client: Client, after: int) -> Batch | None:
-        """The published fold, if it saves more than a few entries."""
+    def _fold(self, client: Client, after: int) -> Batch:
+        """The published fold, if it saves more than a few entries; else nothing."""
         if _number(client.get(self._root + "fold-at")) <= after + MANY:
-            return None
+            return Batch(after)
         record = client.get(self._root + "fold")
         with _opening:
             opened = self._envelope.open_job(record)
-        return Batch(opened[0], base=opened[1]) if opened and opened[0] > after else None
-
-    def _on_top(self, client: Client, fold: Batch, head: int) -> Batch:
-        """The entries that follow, as far as they are known to be there."""
-        if fold.base is not None and fold.position >= head:
-            return fold
-        batch = self._batch(client, fold.position, head, [])
-        return Batch(batch.position, batch.entries, fold.base)
+        return Batch(opened[0], base=opened[1]) if opened and opened[0] > after else Batch(after)
 
     # ---- connections ----
 
