@@ -103,6 +103,19 @@ class Cluster:
             )
         return started
 
+    def launch_all(self, nodes: str) -> float:
+        """The first one is to host the store; when it was launched."""
+        started = self.launch(nodes[0])
+        while True:
+            try:
+                socket.create_connection(("127.0.0.1", self.port)).close()
+                break
+            except ConnectionRefusedError:
+                time.sleep(0.01)
+        for node in nodes[1:]:
+            self.launch(node)
+        return started
+
     def lines(self) -> list[Line]:
         rows = [row.split() for row in self.report.read_text().splitlines()]
         return [Line(float(at), node, int(rank), int(world)) for at, node, rank, world, _ in rows]
@@ -175,8 +188,7 @@ def join(launcher: str) -> float:
 
 def lost(launcher: str, conf: str = "") -> float:
     with cluster(launcher, "2:3", conf) as made:
-        started = [made.launch(node) for node in "abc"]
-        made.formed(["a", "b", "c"], started[0])
+        made.formed(["a", "b", "c"], made.launch_all("abc"))
         time.sleep(2.0)  # beats are under way: a death in mid-beat is the worst case, one right after it the best
         gone = made.vanish("c")
         return made.formed(["a", "b"], gone) - gone
@@ -185,8 +197,7 @@ def lost(launcher: str, conf: str = "") -> float:
 def rejoin(launcher: str, times: int = 20) -> float:
     """Seconds for one disappearance and return, the mean of 20 in a row."""
     with cluster(launcher, "2:3", FASTEST) as made:
-        started = [made.launch(node) for node in "abc"]
-        made.formed(["a", "b", "c"], started[0])
+        made.formed(["a", "b", "c"], made.launch_all("abc"))
         begun = time.monotonic()
         for _ in range(times):
             gone = made.vanish("c")
