@@ -74,7 +74,9 @@ def _identified(agent: Agent) -> Agent:
     if known is not None and known.node == me and known.nonce == agent.nonce:
         return agent if agent.was_live else evolve(agent, was_live=True)
     if _is_over(agent):
-        return agent
+        # It may stay for others' sake (the journal's host), and must neither speak nor beat for a second agent that has
+        # taken this incarnation meanwhile: a is counted out, told to leave and serves; another a joins as a.1.
+        return _renewed(agent) if known is not None and known.node == me else agent
     if known is not None and known.node.incarnation >= me.incarnation:
         if agent.was_live:
             return evolve(agent, end=Replaced(known.node))

@@ -61,6 +61,15 @@ LATE = (
         "setup nodes=2 formed=2\nstop a",
     ),
     Bug(
+        "speaks-for-a-namesake",
+        4,
+        "identity._identified",
+        "_renewed(agent) if known is not None and known.node == me else agent",
+        "agent",
+        "L1",
+        "setup budget=0 host=yes\nstale a\nwait 4.5\nstop a\ntwin a",
+    ),
+    Bug(
         "host-leaves-first",
         12,
         "ending._has_said_farewell",
