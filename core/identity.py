@@ -92,7 +92,7 @@ def _after_gap(agent: Agent) -> Agent:
     the journal says so.
     """
     pulse = agent.pulse
-    if not pulse.gap or pulse.acked_at is None or agent.at - pulse.acked_at > agent.job.terms.silence_s:
+    if not pulse.gap or pulse.proven_at is None or agent.at - pulse.proven_at > agent.job.terms.silence_s:
         return agent
     agent = evolve(agent, pulse=evolve(pulse, gap=False))
     if agent.workers.alive or _is_over(agent) or agent.job.is_expected(agent.me) or owed(agent) is not None:

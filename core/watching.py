@@ -56,8 +56,9 @@ def is_fresh(agent: Agent) -> bool:
     """
     if not is_beating(agent):
         return True
-    acked_at, terms = agent.pulse.acked_at, agent.job.terms
-    if acked_at is None or agent.pulse.gap or agent.at - acked_at > terms.silence_s:
+    # Counted from when the beat was sent: an agent that was suspended finds an old answer waiting.
+    proven_at = agent.pulse.proven_at
+    if proven_at is None or agent.pulse.gap or agent.at - proven_at > agent.job.terms.silence_s:
         return False
     fence = _fence_falls_at(agent)
     return fence is None or agent.at < fence
@@ -151,8 +152,8 @@ def beat_at(agent: Agent) -> float | None:
 def noticed_gap(agent: Agent) -> Agent:
     """Mark a gap in this node's own beats, as soon as any event shows it."""
     pulse = agent.pulse
-    if pulse.gap or pulse.acked_at is None or not is_beating(agent):
+    if pulse.gap or pulse.proven_at is None or not is_beating(agent):
         return agent
-    if agent.at - pulse.acked_at <= agent.job.terms.silence_s:
+    if agent.at - pulse.proven_at <= agent.job.terms.silence_s:
         return agent
     return evolve(agent, pulse=evolve(pulse, gap=True))

@@ -164,8 +164,8 @@ def test_an_outage_silences_nobody_for_ever() -> None:
 def test_the_last_call_is_said_by_the_one_whose_timer_fires() -> None:
     """A deadline that matters becomes an entry."""
     terms = Terms(1, 2, last_call_s=10.0)
-    playbook = fresh(terms) >> echo() << joining(0) >> echo() >> after(3) >> ack() >> after(3) >> ack() >> after(3)
-    assert playbook >> ack() >> read() >> after(1) << Append(LastCall(0))
+    playbook = fresh(terms) >> echo() << joining(0) >> ack() >> echo() >> after(3) >> ack() >> after(3) >> ack()
+    assert playbook >> after(3) >> ack() >> read() >> after(1) << Append(LastCall(0))
     assert playbook >> ack() >> echo() << Placeholder(StartWorkers, round=0)
 
 
