@@ -1,0 +1,144 @@
+"""Stores that fail while the job runs: etcd without its leader or without an answer, a folder on a full disk.
+
+Workers are kept through all of it, nobody is called lost, and nothing that was said is lost or doubled.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from reknit.core.codec import dumps
+from reknit.core.entries import Entry, Failed, Joined, Lost, Succeeded
+from tests.etcd import EtcdCluster
+from tests.nodes import BAD, GOOD, UP, NodeRun, Nodes, all_alive, at_etcd, at_file, ended
+from tests.waiting import is_alive
+
+
+def of(kind: type[Joined | Failed | Succeeded], entries: tuple[Entry, ...]) -> list[tuple[str, int]]:
+    """Who has said it, for which round."""
+    return sorted(
+        (e.node.id, e.round) for e in entries if isinstance(e, Joined | Failed | Succeeded) and type(e) is kind
+    )
+
+
+def is_told_once(entries: tuple[Entry, ...]) -> bool:
+    return max(Counter(map(dumps, entries)).values()) == 1
+
+
+def finish(*runs: NodeRun) -> None:
+    for run in runs:
+        run.tell(GOOD)
+    assert ended(*runs) == [0] * len(runs)
+
+
+def test_the_leader_of_etcd_is_killed(tmp_path: Path) -> None:
+    """The cluster elects another one; the job goes on, and its next round too."""
+    with (
+        EtcdCluster(tmp_path) as cluster,
+        Nodes(tmp_path, "--nnodes=2", "--max-restarts=1", *at_etcd(cluster)) as nodes,
+    ):
+        a, b = nodes.start("a", "b")
+        first = nodes.formed(a, b)
+        cluster.kill(cluster.leader())
+        cluster.leader()  # there is another one
+        assert all_alive(first)
+        b.tell(BAD)
+        second = nodes.formed(a, b, after=first)
+        finish(a, b)
+        assert {up.restart for up in second} == {1}
+        entries = nodes.entries()
+        assert is_told_once(entries)
+        assert of(Failed, entries) == [("b", 0)]
+        assert of(Joined, entries) == [("a", 0), ("a", 1), ("b", 0), ("b", 1)]
+        assert of(Succeeded, entries) == [("a", 1), ("b", 1)]
+        assert not any(isinstance(entry, Lost) for entry in entries)
+
+
+def test_etcd_answers_nothing(tmp_path: Path) -> None:
+    """Much longer than the silence limit: workers run on, nobody is accused, and what happened meanwhile is told
+    when it is back, once."""
+    with (
+        EtcdCluster(tmp_path) as cluster,
+        Nodes(tmp_path, "--nnodes=2", "--max-restarts=1", *at_etcd(cluster)) as nodes,
+    ):
+        a, b = nodes.start("a", "b")
+        first = nodes.formed(a, b)
+        for i in range(3):
+            cluster.stop(i)
+        for run in (a, b):
+            run.says("the journal cannot be reached, workers keep running")
+        assert all_alive(first)
+        assert len(a.ups) == len(b.ups) == 1
+        b.tell(BAD)
+        b.says(f"rank {b.ups[0].rank} failed: exit code 1 (node b)")
+        assert is_alive(a.ups[0].pid)
+        for i in range(3):
+            cluster.cont(i)
+        second = nodes.formed(a, b, after=first)
+        for run in (a, b):
+            run.says("the journal is back")
+        assert {up.restart for up in second} == {1}
+        finish(a, b)
+        entries = nodes.entries()
+        assert is_told_once(entries)
+        assert of(Failed, entries) == [("b", 0)]
+        assert of(Joined, entries) == [("a", 0), ("a", 1), ("b", 0), ("b", 1)]
+        assert not any(isinstance(entry, Lost) for entry in entries)
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 256 KiB."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=256k", "reknit-test", str(disk)]
+    if os.geteuid() or subprocess.run(mount, capture_output=True).returncode:
+        pytest.skip("mounting a file system is not permitted here")
+    yield disk
+    subprocess.run(["umount", "--lazy", str(disk)], check=True)
+
+
+def fill(disk: Path) -> Path:
+    ballast = disk / "ballast"
+    with open(ballast, "wb", buffering=0) as file:
+        try:
+            while True:
+                file.write(bytes(4096))
+        except OSError:
+            return ballast
+
+
+def test_a_full_disk(tmp_path: Path, small_disk: Path) -> None:
+    """A journal that can be read and not written: what has failed meanwhile is told when there is room again."""
+    argv = ("--nnodes=2", "--max-restarts=1", *at_file(small_disk))
+    # Its failure does not fit into what is left of the journal's last block.
+    script = (
+        UP
+        + """
+    up()
+    if told() == signal.SIGUSR2:
+        sys.exit("\\n".join(["x" * 1500] * 10))
+    """
+    )
+    with Nodes(tmp_path, *argv, script=script) as nodes:
+        a, b = nodes.start("a", "b")
+        first = nodes.formed(a, b)
+        ballast = fill(small_disk)
+        b.tell(BAD)
+        b.says("the journal cannot be reached")
+        assert is_alive(a.ups[0].pid)
+        ballast.unlink()
+        second = nodes.formed(a, b, after=first)
+        assert {up.restart for up in second} == {1}
+        finish(a, b)
+        entries = nodes.entries()
+        assert is_told_once(entries)
+        assert of(Failed, entries) == [("b", 0)]
+        assert of(Joined, entries) == [("a", 0), ("a", 1), ("b", 0), ("b", 1)]
+        assert not any(isinstance(entry, Lost) for entry in entries)

@@ -1,0 +1,73 @@
+"""Agents that must not take part: one clear line and a status of its own for each, and the job is not disturbed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.nodes import CONF, GOOD, Nodes, at_c10d, at_file, ended
+
+ODD = {
+    "terms": (("--max-restarts=7",), 78),
+    "range": (("--nnodes=1:9",), 78),
+    "secret": (("--rdzv-secret=other",), 77),
+    "no secret": (("--rdzv-secret=",), 77),
+    "job": (("--rdzv-id=other",), 73),
+    "name": (("--node-id=a",), 76),
+}
+LINES = {
+    "terms": "the job failed: the job runs on other terms: ",
+    "range": "the job failed: the job runs on other terms: ",
+    "secret": "the journal of job j is signed with another secret (--rdzv-secret)",
+    "no secret": "the journal of job j is signed: it takes --rdzv-secret",
+    "job": "127.0.0.1:PORT serves job j",
+    "name": "another agent of job j runs on this host as a (pid P)",
+}
+
+
+@pytest.mark.parametrize("backend", ["c10d", "file"])
+def test_who_does_not_belong_to_it(tmp_path: Path, backend: str) -> None:
+    """All of them at one running job, whose workers do not even notice."""
+    place = at_c10d() if backend == "c10d" else at_file(tmp_path)
+    with Nodes(tmp_path, "--nnodes=1:2", "--rdzv-secret=s", *place) as nodes:
+        (a,) = nodes.start("a")
+        nodes.formed(a)
+        for what, (argv, status) in ODD.items():
+            if backend == "file" and what == "job":
+                continue  # a folder holds any number of jobs
+            (odd,) = nodes.start("odd", argv=argv)
+            assert odd.end() == status, what
+            assert LINES[what] in odd.said[-1], what
+            assert odd.ups == []
+        assert len(a.ups) == 1
+        a.tell(GOOD)
+        assert a.end() == 0
+        assert a.said[-1] == "the job succeeded"
+        assert not any("lost" in line or "silent" in line for line in a.said)
+
+
+@pytest.mark.parametrize("backend", ["file"])
+def test_two_jobs_at_one_place(tmp_path: Path, backend: str) -> None:
+    """A shared folder serves many jobs, which know nothing of each other."""
+    with Nodes(tmp_path, "--nnodes=1:2", *at_file(tmp_path), f"{CONF},last_call_timeout=0") as nodes:
+        (a,) = nodes.start("a")
+        (b,) = nodes.start("b", argv=("--rdzv-id=other",))
+        nodes.formed(a)
+        nodes.formed(b)
+        for run in (a, b):
+            run.tell(GOOD)
+        assert ended(a, b) == [0, 0]
+
+
+def test_a_node_that_is_late(tmp_path: Path) -> None:
+    """The job has ended well: for whoever was to take part in it, that is no failure."""
+    with Nodes(tmp_path, "--nnodes=1:2", *at_file(tmp_path), f"{CONF},last_call_timeout=0") as nodes:
+        (a,) = nodes.start("a")
+        nodes.formed(a)
+        a.tell(GOOD)
+        assert a.end() == 0
+        (late,) = nodes.start("late")
+        assert late.end() == 0
+        assert late.ups == []
+        assert "finished" in late.err or "succeeded" in late.err
