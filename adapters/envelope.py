@@ -2,8 +2,8 @@
 
     {"token":"f3a1-7","entry":{"kind":"Succeeded",…},"mac":"…64 hex digits…"}
 
-1. A record is signed together with the job's id and the *place* where it lies, so it counts in no other job and in no
-   other place. (HMAC-SHA256, RFC 2104.)
+1. A record is signed together with the job's id, the journal's and the *place* where it lies, so it counts in no other
+   job, in no later run of this one, and in no other place. (HMAC-SHA256, RFC 2104.)
 2. A record with a wrong signature, or that is no JSON object at all (torn, overwritten), was not written by an agent of
    the job: it counts as a `Filler`, for every agent alike. Whose secret is wrong finds out by the header, before
    anything is read.
@@ -112,8 +112,10 @@ class Envelope:
         return body
 
     def _mac(self, body: str, place: str) -> str:
-        # Lengths in front, so that no two triples make the same text.
-        text = f"{len(self.job)}:{self.job}{len(place)}:{place}{body}"
+        # Lengths in front, so that no two make the same text. The journal's id: or what was said in an earlier run of
+        # the job would count again, in the same place.
+        journal = "" if place == "header" else self._journal
+        text = "".join(f"{len(part)}:{part}" for part in (self.job, journal, place)) + body
         return hmac.digest(self._secret, _bytes(text), hashlib.sha256).hex()
 
 

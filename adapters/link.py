@@ -153,11 +153,11 @@ class ThreadedLink:
             try:
                 value = call()
             except Unavailable as e:
-                if is_saying:
-                    self._is_stuck = True
-                    self._keep_beating(call)
+                self._is_stuck = self._is_stuck or is_saying
                 # Each time: a read that ended in the same moment may have told the agent that all is well.
                 self._tell(JournalFailed(self._clock.now(), str(e)))
+                if is_saying:
+                    self._keep_beating(call)
                 pause_s = min(max(_FIRST_RETRY_S, 2 * pause_s), _LAST_RETRY_S)
                 time.sleep(pause_s)
             except Refused as e:
@@ -189,6 +189,9 @@ class ThreadedLink:
                 self._beat_now()
         except (Unavailable, Refused):
             pass  # it is tried again in its turn
+        except Exception as e:
+            self._is_closed, self._crash = True, e
+            self._wake()
 
     def _tell(self, event: Event) -> None:
         self._inbox.append(event)

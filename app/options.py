@@ -100,6 +100,16 @@ OPTIONS = (
     ),
 )
 _BY_SPELLING = {f"--{o.name}": o for o in OPTIONS} | {f"-{o.short}": o for o in OPTIONS if o.short}
+_NOT_HERE = {
+    "--run-path",
+    "--start-method",
+    "--event-log-handler",
+    "--logs-specs",
+    "--numa-binding",
+    "--virtual-local-rank",
+    "--duplicate-stdout-filters",
+    "--duplicate-stderr-filters",
+}
 _TRUE, _FALSE = ("1", "true", "yes", "on"), ("0", "false", "no", "off", "")
 
 
@@ -163,7 +173,10 @@ def _recognised(word: str) -> tuple[Option, str | None]:
 def _suggestion(word: str) -> str:
     from difflib import get_close_matches
 
-    close = get_close_matches(word.partition("=")[0].replace("_", "-"), _BY_SPELLING, n=1)
+    spelling = word.partition("=")[0].replace("_", "-")
+    if spelling in _NOT_HERE:
+        return ": torchrun has it, reknit does not"
+    close = get_close_matches(spelling, _BY_SPELLING, n=1, cutoff=0.8)
     return f"; did you mean {close[0]}?" if close else "; see reknit run --help"
 
 

@@ -271,6 +271,8 @@ def _rank_hint(parsed: Parsed, terms: Terms, *, is_static: bool) -> int | None:
 
 def _notices(parsed: Parsed, conf: _Conf, nodes: tuple[int, int], backend: str) -> tuple[str, ...]:
     notices = []
+    if backend == "static" and not parsed["node-rank"]:
+        notices.append("--node-rank is not given: this is node 0")
     if backend == "static" and nodes[0] != nodes[1]:
         notices.append(f"{parsed.spelled('nnodes')}: with --rdzv-backend=static all {nodes[1]} are waited for")
     masters = [parsed.given[name] for name in ("master-addr", "master-port") if name in parsed.given]

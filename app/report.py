@@ -94,10 +94,25 @@ def _status_of(failure: WorkerFailure) -> int:
     return failure.exitcode if failure.exitcode > 0 else 128 - failure.exitcode
 
 
-def final_lines(result: Result, restarts: int) -> Iterator[str]:
-    """The end of the run, in one line or in a report."""
+def final_lines(result: Result, restarts: int, *, is_alone: bool = True) -> Iterator[str]:
+    """The end of the run, in one line or in a report. `is_alone`: no other node can go on with the job."""
     from reknit.core.describe import budget_text, failure_text, reason_text
 
+    if isinstance(result.why, reasons.AlreadyFinished):
+        yield "the job had succeeded before this node came: nothing was run"
+        return
+    if isinstance(result.why, reasons.TermsDiffer):
+        yield f"this node cannot take part: {_terms_text(result.why)}"
+        return
+    if isinstance(result.why, reasons.JournalRefused | reasons.Replaced):
+        yield f"this node cannot take part: {reason_text(result.why)}"
+        return
+    if isinstance(result.why, reasons.StoreLost):
+        yield f"this node has given up: {reason_text(result.why)}"
+        return
+    if isinstance(result.why, reasons.SignalReceived) and not is_alone:
+        yield f"this node has left: {reason_text(result.why)}"
+        return
     if result.state is WorkerState.SUCCEEDED:
         yield "the job succeeded" + (f" after {restarts} restart{'s' * (restarts != 1)}" if restarts else "")
         return
@@ -111,6 +126,28 @@ def final_lines(result: Result, restarts: int) -> Iterator[str]:
     for failure in result.failures.values():
         if failure != root.failure:
             yield f"  likewise {failure_text(failure)}"
+
+
+_TERMS = {
+    "min_nodes": "--nnodes, the least",
+    "max_nodes": "--nnodes, the most",
+    "max_restarts": "--max-restarts",
+    "admission": "--admission",
+    "fence_s": "--fence-after",
+    "join_timeout_s": "join_timeout",
+    "last_call_s": "last_call_timeout",
+    "settle_s": "settle",
+    "beat_s": "heartbeat (its beat)",
+    "silence_s": "heartbeat (its silence)",
+}
+"""What users call the terms."""
+
+
+def _terms_text(why: reasons.TermsDiffer) -> str:
+    listed = "; ".join(
+        f"{_TERMS.get(name, name)}: {theirs} there, {ours} here" for name, theirs, ours in why.differences
+    )
+    return f"the job runs on other terms: {listed}"
 
 
 def _details(failure: WorkerFailure, node: str) -> Iterator[str]:

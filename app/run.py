@@ -66,7 +66,7 @@ def _run(argv: Sequence[str], environ: Mapping[str, str], life_line: int) -> int
     finally:
         wired.close()
         logs.close()
-    for line in final_lines(agent.result, agent.job.spent):
+    for line in final_lines(agent.result, agent.job.spent, is_alone=config.rendezvous is None):
         console.say(PREFIX + line)
     _leave_error_file(agent.result, environ)
     # The report is worth waiting for (`| less`), but not when somebody wants us gone.

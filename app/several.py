@@ -29,6 +29,8 @@ from .report import say
 from .wire import Prevented, Requests, Wired, worker_processes
 
 T = TypeVar("T")
+_OPENS_AFTER_S = 3.0
+"""Whose terms hold if they differ: those of the store's host, without which there is no job."""
 
 
 class Host(Protocol):
@@ -75,7 +77,13 @@ def wire_several(
             stack.callback(workers.close)
             whose = "" if host is None else ", whose store it hosts"
             say(f"node {lock.node} ({address}) meets job {meeting.job} at {meeting.place}{whose}")
-            spec = evolve(config.spec, node_id=NodeId(lock.node), address=address, hosts_journal=host is not None)
+            spec = evolve(
+                config.spec,
+                node_id=NodeId(lock.node),
+                address=address,
+                hosts_journal=host is not None,
+                opens_after_s=_OPENS_AFTER_S if meeting.backend == "c10d" and host is None else 0.0,
+            )
             return Wired(spec, Ports(clock, link, workers, requests), workers, stack.pop_all().close)
     except Taken as e:
         raise Prevented(str(e), Replaced(Node(NodeId(meeting.node_id)))) from None

@@ -30,6 +30,8 @@ class Spec:
     rank_hint: int | None = None
     hosts_journal: bool = False
     """The journal ends with this agent, so it leaves last."""
+    opens_after_s: float = 0.0
+    """How long it leaves it to others to fix the terms: to the host of the journal, which nobody can do without."""
     grace_s: float = 30.0
     """Between the signal that stops workers and SIGKILL."""
     resay_s: float = 2.0
@@ -102,6 +104,7 @@ class Timer(Enum):
     ECHO = "echo"
     REOPEN = "reopen"
     OUTAGE = "outage"
+    OPEN = "open"
     LINGER = "linger"
 
 

@@ -11,7 +11,7 @@ from itertools import islice
 
 from .agent import Agent, Timer
 from .entries import Admission
-from .job import Closed, Gathering, Running, can_seal, coming, has_admissible
+from .job import Closed, Gathering, Running, Unopened, can_seal, coming, has_admissible
 from .restart import backoff_s
 from .states import WorkerState
 from .values import evolve
@@ -50,8 +50,10 @@ def next_wake(agent: Agent) -> float | None:
 
 def _conditions(agent: Agent) -> Iterator[tuple[Timer, int]]:
     job = agent.job
-    if agent.outage is not None:
-        yield Timer.OUTAGE, 0
+    if agent.outage is not None or agent.pulse.gap or not agent.was_read:
+        yield Timer.OUTAGE, 0  # also if nobody says so: a call into a hung file system does not even fail
+    if agent.was_read and isinstance(job.phase, Unopened):
+        yield Timer.OPEN, 0
     if agent.is_departing and not agent.workers.alive:
         yield Timer.LINGER, int(agent.outcome is not None)
     if agent.workers.state is WorkerState.FAILED and agent.workers.alive:
@@ -73,7 +75,7 @@ def _conditions(agent: Agent) -> Iterator[tuple[Timer, int]]:
 
 def _due_at(agent: Agent, timer: Timer) -> float | None:
     match timer:
-        case Timer.OUTAGE | Timer.REOPEN:
+        case Timer.OUTAGE | Timer.OPEN | Timer.REOPEN:
             round = 0
         case Timer.LINGER:
             round = int(agent.outcome is not None)  # after the close everybody is on the way out: a wait of its own
@@ -98,6 +100,8 @@ def _delay_s(agent: Agent, timer: Timer) -> float:
             return backoff_s(agent.job)
         case Timer.ECHO:
             return ECHO_S
+        case Timer.OPEN:
+            return agent.spec.opens_after_s
         case Timer.REOPEN:
             # Those of the epoch before may still be stopping their workers. The dead among them say nothing more.
             others = agent.job.live.keys() - {agent.me.id}  # its own predecessor is gone

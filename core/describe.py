@@ -9,7 +9,7 @@ from . import reasons
 from .agent import Agent
 from .commands import SIGKILL, Append, Beat, Command, Finish, StartWorkers, StopWorkers
 from .entries import Entry, WorkerFailure
-from .job import Gathering, Job, Running
+from .job import Gathering, Job, Running, coming
 from .reasons import Reason
 from .values import assert_never
 from .wanted import is_serving
@@ -88,11 +88,17 @@ def budget_text(max_restarts: int) -> str:
 
 def decisions(before: Agent, after: Agent, commands: Sequence[Command]) -> Iterator[str]:
     """What one step decided, for the agent's operator. Empty for most steps."""
-    if after.outage and not before.outage:
-        yield f"the journal cannot be reached{', workers keep running' * after.workers.alive}: {after.outage}"
+    if after.outage and not before.outage and after.outcome is None:
+        limit_s = after.spec.store_timeout_s if after.was_read else after.spec.terms.join_timeout_s
+        runs_on = ", workers keep running" * after.workers.alive
+        yield f"the journal cannot be reached{runs_on}; it is tried for {limit_s:g} s: {after.outage}"
     elif before.outage and not after.outage:
         yield "the journal is back" if before.was_read else "the journal is there"
-    if is_serving(after) and after.outcome is None and after.job.is_gone(after.me) and not before.job.is_gone(after.me):
+    if after.me in after.job.succeeded and after.me not in before.job.succeeded and after.outcome is None:
+        yield "this node's workers are done; it waits for the other nodes (a signal ends the wait)"
+    if is_serving(after) and after.outcome is None and not _was_serving(before):
+        if after.end is not None:
+            yield reason_text(after.end)
         yield "this node hosts the journal, and serves the others until they end; a second signal ends it at once"
     if after.leaving is not None and before.leaving is None and before.workers.stopping is not None:
         yield f"{reason_text(reasons.SignalReceived(after.leaving.signal))}; no round will follow"
@@ -106,7 +112,8 @@ def decisions(before: Agent, after: Agent, commands: Sequence[Command]) -> Itera
                 else:
                     kill = f", SIGKILL after {grace_s:g} s" if grace_s else ""
                     yield f"{reason_text(why)}; stopping this node's workers ({signal_name(signal)}{kill})"
-    yield from _job_news(before, after)
+    if after.end is None:
+        yield from _job_news(before, after)
 
 
 def _job_news(before: Agent, after: Agent) -> Iterator[str]:
@@ -118,12 +125,28 @@ def _job_news(before: Agent, after: Agent) -> Iterator[str]:
             yield sealed_text(new) + ("" if after.me in new.member_nodes else "; this node stands by")
         case Gathering() if isinstance(old.phase, Running) and new.why is not None and not _is_told(after, new.why):
             yield f"round {old.round} ended: {reason_text(new.why)}"
-        case Gathering() if new.is_live(after.me) and len(new.live) != len(old.live) and not new.phase.expected:
-            terms = new.terms
-            most = f" to {terms.max_nodes}" if terms.max_nodes > terms.min_nodes else ""
-            yield f"waiting for nodes: {len(new.live)} of {terms.min_nodes}{most} joined"
+        case Gathering(expected=expected) if new.is_live(after.me) and not expected and not _was_waiting(old, new):
+            yield _waiting_text(new)
         case _:
             pass
+
+
+def _was_serving(agent: Agent) -> bool:
+    return is_serving(agent) and (agent.end is not None or agent.job.is_gone(agent.me))
+
+
+def _was_waiting(old: Job, new: Job) -> bool:
+    """For as many nodes, and nobody was expected any more."""
+    phase = old.phase
+    return isinstance(phase, Gathering) and not phase.expected and len(old.live) == len(new.live)
+
+
+def _waiting_text(job: Job) -> str:
+    """`waiting for nodes: 1 of 2 to 4 joined, for at most 600 s`"""
+    terms, count = job.terms, len(job.live)
+    most = f" to {terms.max_nodes}" if terms.max_nodes > terms.min_nodes else ""
+    until = f"at most {terms.join_timeout_s:g} s" if coming(job) < terms.min_nodes else f"{terms.last_call_s:g} s more"
+    return f"waiting for nodes: {count} of {terms.min_nodes}{most} joined, for {until}"
 
 
 def _is_told(agent: Agent, why: Reason) -> bool:

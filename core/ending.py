@@ -15,11 +15,11 @@ from .job import Outcome, Verdict
 from .reasons import AlreadyFinished, CannotStop, SignalReceived
 from .states import WorkerState
 from .values import evolve
-from .wanted import farewell, is_serving, owed
+from .wanted import farewell, is_abandoning, is_serving, owed
 
 
 def drive_end(agent: Agent) -> tuple[Agent, list[Command]]:
-    if agent.workers.alive:
+    if agent.workers.alive or (agent.end is not None and agent.outage is None and is_serving(agent)):
         return agent, []
     result = _result(agent)
     if result is None or not (agent.end is not None or _has_said_farewell(agent)):
@@ -29,7 +29,7 @@ def drive_end(agent: Agent) -> tuple[Agent, list[Command]]:
 
 def _has_said_farewell(agent: Agent) -> bool:
     """Nothing is owed any more, or nobody can be told."""
-    if agent.outage is not None:
+    if agent.outage is not None or is_abandoning(agent):
         return True
     serves = is_serving(agent)
     if is_due(agent, Timer.LINGER):

@@ -8,7 +8,7 @@
 
 from __future__ import annotations
 
-from .agent import Agent, Pulse
+from .agent import Agent, Pulse, Timer
 from .entries import Node
 from .events import EntriesRead
 from .fold import fold_all
@@ -24,7 +24,9 @@ def read(agent: Agent, event: EntriesRead) -> Agent:
     job, me = fold_all(agent.job if event.base is None else event.base, event.entries), agent.me
     if not agent.was_read:
         me = Node(me.id, job.highest_incarnation(me.id) + 1)
-    agent = evolve(agent, job=job, me=me, was_read=True, outage=None)
+    # Patience with a store that is silent counts from the last time that it was read.
+    since = {key: at for key, at in agent.since.items() if key[0] is not Timer.OUTAGE}
+    agent = evolve(agent, job=job, me=me, was_read=True, outage=None, since=since)
     agent = _after_gap(_taking_part(agent))
     return _identified(agent)
 

@@ -100,14 +100,14 @@ def _observed(agent: Agent, event: Event) -> Agent:
 def _journal_failed(agent: Agent, event: JournalFailed) -> Agent:
     if event.refusal is not None and agent.outcome is None:
         return evolve(agent, end=JournalRefused(event.refusal, event.why))
-    return agent if agent.outage is not None else evolve(agent, outage=event.why)
+    return evolve(agent, outage=event.why)
 
 
 def _out_of_patience(agent: Agent) -> Agent:
     """An outage ends the agent when it has lasted too long, but not the job: others may see the journal."""
-    if agent.outage is None or agent.outcome is not None or not is_due(agent, Timer.OUTAGE):
+    if agent.end is not None or agent.outcome is not None or not is_due(agent, Timer.OUTAGE):
         return agent
-    return evolve(agent, end=StoreLost(agent.outage))
+    return evolve(agent, end=StoreLost(agent.outage or "it does not answer"))
 
 
 def _asked_to_stop(agent: Agent, event: StopRequested) -> Agent:

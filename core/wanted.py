@@ -25,12 +25,18 @@ from .entries import (
     Lost,
     Opened,
     Succeeded,
+    WorkerFailure,
 )
-from .job import Closed, Gathering, Running, Unopened, Verdict
+from .job import Closed, Gathering, Running, Verdict
+from .reasons import Replaced, TermsDiffer
+from .restart import root_cause_of
 from .states import WorkerState
 from .values import evolve
 from .watching import are_guests_dead, is_fresh
 from .working import failures, is_held
+
+TOLD = 4
+"""Failures of one node that are journalled with traceback and last lines."""
 
 
 def drive_sayings(agent: Agent, accusations: tuple[Lost, ...]) -> tuple[Agent, list[Command]]:
@@ -70,13 +76,22 @@ def owed(agent: Agent) -> Failed | Succeeded | None:
     failed = failures(workers)
     if not failed or is_held(agent) or (isinstance(phase, Gathering) and any(f.node == me for f in phase.ledger)):
         return None
-    return Failed(me, workers.round, failed)
+    return Failed(me, workers.round, _brief(failed))
+
+
+def _brief(failures: tuple[WorkerFailure, ...]) -> tuple[WorkerFailure, ...]:
+    """The whole story of the first few and of the one to blame. That of a hundred would fit into no journal."""
+    root = root_cause_of(failures)
+    return tuple(
+        f if i < TOLD or f is root else evolve(f, message=f.message[:200], traceback="", stderr=())
+        for i, f in enumerate(failures)
+    )
 
 
 def farewell(agent: Agent) -> Left | None:
     """The last word that the others need: this node is no longer waited for, nor watched."""
     job, me = agent.job, agent.me
-    if agent.workers.alive or job.is_gone(me) or not agent.joined:
+    if agent.workers.alive or job.is_gone(me) or not agent.joined or is_abandoning(agent):
         return None
     if isinstance(job.phase, Closed):
         # A `Joined` that is still on its way is ignored now, so an unseen node owes nothing.
@@ -91,17 +106,26 @@ def has_guests(agent: Agent) -> bool:
 
 
 def is_serving(agent: Agent) -> bool:
-    """Its work is over, and it stays for the sake of those who live by its journal.
+    """Its work is over, or it has no part in the job, and it stays for the sake of those who live by its journal.
 
     Even if it was told to leave: it says goodbye like any node, the others regroup, and need the journal for that. Who
     tells it a second time, or while it only waits for the others to end, wants it gone.
     """
     request, waits_since = agent.leaving, agent.since.get((Timer.LINGER, 1))
+    is_out = isinstance(agent.end, Replaced | TermsDiffer)
+    if agent.end is not None and not is_out:
+        return False
     if request is not None:
-        is_told_again = request.count > 1 or request.latest == SIGKILL
+        is_told_again = is_out or request.count > 1 or request.latest == SIGKILL
         if is_told_again or (waits_since is not None and request.at >= waits_since):
             return False
-    return has_guests(agent) and agent.is_departing and not are_guests_dead(agent)
+    return has_guests(agent) and (agent.is_departing or is_out) and not are_guests_dead(agent)
+
+
+def is_abandoning(agent: Agent) -> bool:
+    """The journal's host must be gone at once, and the journal with it. It says nothing: the others would stop good
+    workers for a goodbye, and could not regroup. As it is they run on for as long as they bear an outage."""
+    return agent.leaving is not None and agent.leaving.latest == SIGKILL and has_guests(agent)
 
 
 def _wanted(agent: Agent) -> Iterator[Entry]:
@@ -111,7 +135,7 @@ def _wanted(agent: Agent) -> Iterator[Entry]:
     if agent.is_departing:
         yield from _goodbye(agent)
         return
-    if isinstance(job.phase, Unopened):
+    if is_due(agent, Timer.OPEN):
         yield Opened(agent.spec.terms, agent.nonce)
     elif is_due(agent, Timer.REOPEN) and job.outcome is not None and job.outcome.verdict is not Verdict.SUCCEEDED:
         yield Opened(agent.spec.terms, agent.nonce, epoch=job.epoch + 1)
@@ -128,6 +152,8 @@ def _wanted(agent: Agent) -> Iterator[Entry]:
 
 def _goodbye(agent: Agent) -> Iterator[Entry]:
     job, me = agent.job, agent.me
+    if is_abandoning(agent):
+        return
     report = owed(agent)
     if report is not None:
         yield report  # what it knew before it was told to leave

@@ -41,7 +41,8 @@ def is_beating(agent: Agent) -> bool:
     needs the beats before the first standby is seen. Once begun they go on: a pause would look like a gap. And one
     that comes back shows first that it can be heard: max_nodes=1, a runs, b waits and is cut off, and joins for ever.
     """
-    if not (agent.joined or agent.is_renewed) or agent.result is not None:
+    hosts_on = agent.end is not None and agent.spec.hosts_journal  # it must know whether anybody lives by it
+    if not (agent.joined or agent.is_renewed or hosts_on) or agent.result is not None:
         return False
     job = agent.job
     alone = job.terms.max_nodes == 1 and len(job.live) <= 1 and job.terms.fence_s is None

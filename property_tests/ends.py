@@ -9,6 +9,7 @@ from reknit.core.commands import SIGKILL
 from reknit.core.entries import Node
 from reknit.core.fold import fold_all
 from reknit.core.job import Job
+from reknit.core.reasons import Replaced, TermsDiffer
 from reknit.core.step import step
 
 from .hosts import Proc, demand
@@ -19,10 +20,10 @@ if TYPE_CHECKING:
 
 def host_ends(world: World, proc: Proc) -> None:
     """Rule 12: the journal's host leaves last. Those that took part have seen the end."""
-    if proc.agent.end is not None or proc.agent.outage is not None:
+    if proc.agent.outage is not None:
         return  # it has no journal any more
-    if proc.agent.leaving is not None and not is_serving(world, proc):
-        return  # it does as it is told
+    if (proc.agent.leaving is not None or proc.agent.end is not None) and not is_serving(world, proc):
+        return  # it does as it is told, or must
     for other in world.procs:
         if other is proc or not other.up or other.suspended or other.was_cut or not other.agent.was_live:
             continue
@@ -34,12 +35,12 @@ def host_ends(world: World, proc: Proc) -> None:
 def is_serving(world: World, proc: Proc) -> bool:
     """The journal's host must leave the job, and the others still live by it.
 
-    It was told to, once and before the end of the job, or cannot stop its workers.
+    It was told to, once and before the end of the job, or cannot stop its workers, or has no part in the job.
     """
-    request = proc.agent.leaving
-    if not proc.spec.hosts_journal or (request is None and not proc.agent.workers.stuck):
+    request, is_out = proc.agent.leaving, isinstance(proc.agent.end, Replaced | TermsDiffer)
+    if not proc.spec.hosts_journal or (request is None and not proc.agent.workers.stuck and not is_out):
         return False
-    if request is not None and (request.count > 1 or request.latest == SIGKILL):
+    if request is not None and (is_out or request.count > 1 or request.latest == SIGKILL):
         return False
     if request is not None and proc.learned_at is not None and proc.told_at >= proc.learned_at:
         return False

@@ -218,7 +218,8 @@ def test_any_value_is_taken_or_refused_by_name(name: str, value: str) -> None:
 @pytest.mark.parametrize(
     ("argv", "env", "message"),
     [
-        (["--bogus", "s.py"], {}, "unknown option --bogus; did you mean --verbose?"),
+        (["--bogus", "s.py"], {}, "unknown option --bogus; see reknit run --help"),
+        (["--start-method=fork", "s.py"], {}, "unknown option --start-method: torchrun has it, reknit does not"),
         ([], {}, "no script; usage: reknit run [options] script [script arguments]"),
         (["none.py"], {}, "script none.py does not exist"),
         (["two\nlines.py"], {}, "script two\\nlines.py does not exist"),

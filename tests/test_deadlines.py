@@ -125,10 +125,10 @@ def test_an_admission_has_no_timer_unless_it_is_to_be_soon() -> None:
 def test_an_outage_that_lasts_too_long_ends_the_agent() -> None:
     """Not the job: the others may see the journal. The workers are stopped first."""
     playbook = playing("n0", TRIO, joined("n1"), store_timeout_s=100.0) >> cut_off("a") >> after(60) >> cut_off("b")
-    assert playbook >> after(39) >> after(1) << ANY(StopWorkers, why=StoreLost("a"))
+    assert playbook >> after(39) >> after(1) << ANY(StopWorkers, why=StoreLost("b"))
     finish = ANY(Finish)
     assert playbook >> stopped() << finish
-    assert (finish().result.state, finish().result.why) == (WorkerState.FAILED, StoreLost("a"))
+    assert (finish().result.state, finish().result.why) == (WorkerState.FAILED, StoreLost("b"))
 
 
 def test_a_read_ends_an_outage() -> None:
@@ -213,3 +213,19 @@ def test_a_finished_agent_is_never_woken() -> None:
     assert playbook.agent.wakes_at is None
     assert next_wake(playbook.agent) is None
     assert not is_due(playbook.agent, Timer.GIVE_UP)
+
+
+def test_a_store_that_neither_answers_nor_fails_has_a_deadline_too() -> None:
+    """A hung file system: the call never returns, so nobody says that there is an outage."""
+    playbook = Playbook(an_agent(terms=evolve(TRIO, join_timeout_s=10.0))) >> start() >> after(9.9)
+    finish = ANY(Finish)
+    assert playbook >> after(0.1) << finish
+    assert finish().result.why == StoreLost("it does not answer")
+    playbook = playing("n0", Terms(1, 3), joined("n1"), store_timeout_s=50.0) >> after(5) >> after(40)
+    assert playbook >> after(10) << ANY(StopWorkers, why=StoreLost("it does not answer"))
+
+
+def test_the_terms_are_left_to_the_host_of_the_journal() -> None:
+    """If they differ, those of the one agent must hold without which there is no job."""
+    playbook = Playbook(an_agent(terms=TRIO, opens_after_s=3.0)) >> start() >> read() >> after(2.9)
+    assert playbook >> after(0.1) << Append(ANY(Opened))  # type: ignore[arg-type]

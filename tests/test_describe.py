@@ -68,7 +68,7 @@ ALONE = (start(), read(), echo(), echo(), up())
 WITH_N1 = (start(), read(), echo(), ack(), echo(), ack(), echo(joined("n1")), ack(), up())
 FIRST_ALONE = "round 0: 1 node, 1 worker, master n0:29500"
 FIRST_WITH_N1 = "round 0: 2 nodes, 2 workers, master n0:29500"
-WAITING = "waiting for nodes: 1 of 2 joined"
+WAITING = "waiting for nodes: 1 of 2 joined, for at most 600 s"
 STOPPING = "stopping this node's workers (SIGTERM, SIGKILL after 30 s)"
 
 
@@ -112,7 +112,7 @@ def test_a_run_that_loses_a_node() -> None:
     """Which node, how, who says so."""
     gone = (echo(Lost(node("n1"), node("n0"))), stopped(), echo(), ack(), after(31), echo(), ack(), up())
     assert told(agent(1, 2), *WITH_N1, *gone) == [
-        "waiting for nodes: 1 of 1 to 2 joined",
+        "waiting for nodes: 1 of 1 to 2 joined, for 30 s more",
         FIRST_WITH_N1,
         f"node n1 fell silent, says n0; {STOPPING}",
         "round 1 (node n1 fell silent, says n0): 1 node, 1 worker, master n0:29501",
@@ -126,7 +126,7 @@ def test_a_run_that_waits_for_a_node() -> None:
         WAITING,
         FIRST_WITH_N1,
         f"node n1 is leaving; {STOPPING}",
-        "waiting for nodes: 1 of 2 joined",
+        "waiting for nodes: 1 of 2 joined, for at most 600 s",
     ]
 
 
@@ -146,7 +146,7 @@ def test_a_run_through_an_outage() -> None:
     assert told(agent(2, 2), *WITH_N1, cut_off("refused"), after(1), cut_off("refused"), echo(), ack()) == [
         WAITING,
         FIRST_WITH_N1,
-        "the journal cannot be reached, workers keep running: refused",
+        "the journal cannot be reached, workers keep running; it is tried for 300 s: refused",
         "the journal is back",
     ]
     assert told(agent(2, 2), *WITH_N1, cut_off("refused"), after(301))[3:] == [

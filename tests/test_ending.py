@@ -12,6 +12,7 @@ from reknit.core.reasons import (
     JournalRefused,
     Refusal,
     SignalReceived,
+    TermsDiffer,
     WorkerFailed,
 )
 from reknit.core.states import WorkerState
@@ -258,3 +259,26 @@ def test_a_host_that_serves_does_not_speak_for_another_agent_of_its_name() -> No
     assert playbook >> after(1) >> ack(n1=1) >> after(2) >> ack(n1=2)
     assert playbook.agent.result is None
 
+
+def test_a_host_with_other_terms_serves_those_who_agree() -> None:
+    """It takes no part, and must not take the store away from a job that it merely does not fit into."""
+    playbook = Playbook(an_agent(terms=Terms(1, 5), hosts_journal=True)) >> start()
+    playbook = playbook >> read(Opened(PAIR, "x"), joined("n1"), joined("n2")) >> after(1) >> ack(n1=1, n2=1)
+    assert playbook
+    assert playbook.agent.result is None
+    assert playbook >> read(Aborted("x"), Left(N1))
+    assert isinstance(finishing(playbook >> read(Left(node("n2")))).why, TermsDiffer)
+
+
+def test_a_host_that_was_replaced_serves_on_until_it_is_told() -> None:
+    """A second agent with its id on another host, a typo: the others have done nothing wrong."""
+    playbook = playing("n0", Terms(1, 3), joined("n1"), hosts_journal=True) >> read(joined("n0", 1, 1, nonce="twin"))
+    assert playbook << ANY(StopWorkers) >> stopped() >> after(1) >> ack(n1=1)
+    assert playbook.agent.result is None
+    assert finishing(playbook >> ask_to_leave()).state is WorkerState.STOPPED
+
+
+def test_a_host_that_must_be_gone_at_once_says_nothing() -> None:
+    """Its warden was killed. The others would stop good workers for a goodbye, and could not regroup without it."""
+    playbook = playing("n0", PAIR, joined("n1"), hosts_journal=True) >> ask_to_leave(9) << ANY(StopWorkers)
+    assert finishing(playbook >> stopped()).why == SignalReceived(9)

@@ -174,3 +174,14 @@ def test_a_header_that_says_it_is_not_signed_does_not_open_a_signed_journal() ->
     assert refusal(Envelope("job", "s"), header.replace(b'"signed":true', b'"signed":false')) is Refusal.SECRET
     forged = Envelope("job", "guess").header()
     assert refusal(Envelope("job", "s"), forged) is Refusal.SECRET
+
+
+def test_what_was_said_in_an_earlier_run_does_not_count_in_this_one() -> None:
+    """The same job id and secret, another journal: a recorded `Lost` must not be played again."""
+    before, now = Envelope("job", "secret"), Envelope("job", "secret")
+    before.admit(before.header())
+    now.admit(now.header())
+    record = before.wrap("t", Aborted("x"), "5")
+    assert before.open(record, "5") == ("t", Aborted("x"))
+    assert now.open(record, "5") == ("", Filler())
+    assert now.open_job(before.wrap_job(7, Job())) is None

@@ -28,7 +28,7 @@ def test_the_rest_regroup(tmp_path: Path, backend: str) -> None:
         assert b.end() == TERM
         two = nodes.formed(a, c, after=three)
         assert {up.restart for up in two} == {0}
-        assert "the job stopped: SIGTERM received" in b.said
+        assert "this node has left: SIGTERM received" in b.said
         for run in (a, c):
             run.says("node b is leaving")
             run.tell(GOOD)

@@ -17,8 +17,8 @@ ODD = {
     "name": (("--node-id=a",), 76),
 }
 LINES = {
-    "terms": "the job failed: the job runs on other terms: ",
-    "range": "the job failed: the job runs on other terms: ",
+    "terms": "this node cannot take part: the job runs on other terms: ",
+    "range": "this node cannot take part: the job runs on other terms: ",
     "secret": "the journal of job j is signed with another secret (--rdzv-secret)",
     "no secret": "the journal of job j is signed: it takes --rdzv-secret",
     "job": "127.0.0.1:PORT serves job j",

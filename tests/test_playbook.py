@@ -29,8 +29,7 @@ def test_commands_of_one_step_keep_their_order() -> None:
     playbook = (
         Playbook(an_agent(terms=Terms(max_nodes=2)), hide=()) >> start() >> read() << Placeholder(Append) >> echo()
     )
-    assert playbook << Placeholder(Append, entry=Placeholder(Joined))
-    assert playbook >> echo() << Placeholder(Beat)
+    assert playbook << Placeholder(Append, entry=Placeholder(Joined)) << Placeholder(Beat)
 
 
 def test_a_placeholder_is_one_object_once_it_has_met_it() -> None:

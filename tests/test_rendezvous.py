@@ -170,7 +170,7 @@ def test_a_static_job_has_a_fixed_size() -> None:
     found = meet("--nnodes=2:3", "--node-rank=2")
     assert (found.terms.min_nodes, found.terms.max_nodes, found.rank_hint) == (3, 3, 2)
     assert found.notices == ("--nnodes=2:3: with --rdzv-backend=static all 3 are waited for",)
-    assert meet(nodes=(3, 3)).notices == ()
+    assert meet(nodes=(3, 3)).notices == ("--node-rank is not given: this is node 0",)
     assert meet().rank_hint == 0, "torchrun's default, that scripts for the first node rely on"
     assert refused("--node-rank=3") == "--node-rank=3: with 3 nodes it is at most 2"
     assert refused("--node-rank=-1") == "--node-rank=-1: at least 0"
@@ -195,7 +195,7 @@ def test_the_master_of_another_backend_is_said_to_do_nothing() -> None:
     """It is the most common of all options, and means something else for c10d."""
     line = "--master-addr, --master-port: without effect, nodes meet at --rdzv-endpoint"
     assert meet(*C10D, "--master-addr=h", "--master-port=7").notices == (line,)
-    assert meet("--master-addr=h", "--master-port=7", nodes=(2, 2)).notices == ()
+    assert meet("--master-addr=h", "--master-port=7", "--node-rank=1", nodes=(2, 2)).notices == ()
 
 
 @pytest.mark.parametrize(

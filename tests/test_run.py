@@ -52,7 +52,7 @@ driver.step = broken
 
 def test_a_bug_while_reporting_is_a_bug_too(tmp_path: Path) -> None:
     """The last lines run after the workers are gone, and still must not end in silence."""
-    patch = "import reknit.app.run as m\ndef bad(*a): raise KeyError('planted')\nm.final_lines = bad"
+    patch = "import reknit.app.run as m\ndef bad(*a, **k): raise KeyError('planted')\nm.final_lines = bad"
     status, job = run(tmp_path, *launcher(tmp_path, patch), "run", "w.py", script="pass")
     assert status == 70
     assert "KeyError: 'planted'" in job.err
@@ -217,7 +217,7 @@ def test_a_refusal_needs_no_process(capfd: pytest.CaptureFixture[str]) -> None:
         os.close(held)
     out, err = capfd.readouterr()
     assert out.startswith("usage: reknit run")
-    assert err == "reknit: unknown option --bogus; did you mean --verbose?\n"
+    assert err == "reknit: unknown option --bogus; see reknit run --help\n"
 
 
 def test_an_agent_that_cannot_begin_leaves_nothing(tmp_path: Path) -> None:

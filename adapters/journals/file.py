@@ -42,7 +42,17 @@ FAR = 32
 _PLAIN = frozenset(b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_.")
 _LONGEST_NAME = 160
 """File names may have 255 bytes."""
-_FOR_GOOD = {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST, errno.ENAMETOOLONG, errno.ELOOP}
+_FOR_GOOD = {
+    errno.ENOENT,
+    errno.ENODEV,
+    errno.EACCES,
+    errno.EPERM,
+    errno.EROFS,
+    errno.ENOTDIR,
+    errno.EEXIST,
+    errno.ENAMETOOLONG,
+    errno.ELOOP,
+}
 """Errors that will not go away by themselves, if the folder cannot be set up for them."""
 
 

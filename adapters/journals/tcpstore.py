@@ -226,7 +226,7 @@ class TCPStoreJournal:
             self._envelope.admit(client.get(header))
             return
         if self._exclusive:
-            mine = self._envelope.job.encode(errors="surrogateescape")
+            mine = self._envelope.job.encode(errors="surrogatepass")
             owner = self._founded(client, _OWNER, mine)
             if owner not in (b"", mine):
                 job = owner.decode(errors="replace")

@@ -226,7 +226,7 @@ def _why(error: Exception) -> str:
 
 
 def _key(key: str) -> bytes:
-    return _bytes(b"/" + key.encode(errors="surrogateescape"))
+    return _bytes(b"/" + key.encode(errors="surrogatepass"))
 
 
 def _bytes(data: bytes) -> bytes:
