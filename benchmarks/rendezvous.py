@@ -44,9 +44,11 @@ def reknit_node(port: int, number: int, total: int, job: str, known: Callable[[i
     from reknit.core.entries import NodeId, Terms
 
     clock = Clock()
-    link = ThreadedLink(TCPStoreJournal("127.0.0.1", port, Envelope(job)), clock, f"x{number}")
+    is_host = number == 0  # as in a real job: it begins the journal and fixes the terms
+    journal = TCPStoreJournal("127.0.0.1", port, Envelope(job), founds=is_host, timeout_s=30.0)
+    link = ThreadedLink(journal, clock, f"x{number}")
     terms = Terms(total, total, beat_s=2.25, silence_s=10.5)  # lost after 15 s, as with torch's defaults
-    spec = Spec(NodeId(f"node{number}"), "127.0.0.1", terms)
+    spec = Spec(NodeId(f"node{number}"), "127.0.0.1", terms, opens_after_s=0.0 if is_host else 3.0)
     ports: Any = Ports(clock, link, NoWorkers(known), NoRequests())
     drive(Agent(spec), ports, f"x{number}", lambda *_: None)
 

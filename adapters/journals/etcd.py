@@ -79,6 +79,7 @@ class EtcdJournal:
 
     def append(self, token: str, entry: Entry) -> None:
         key = self._entries + quote(token, safe="", errors="surrogatepass")
+        self._greet(self._writer)  # a signature names the journal
         record = self._envelope.wrap(token, entry, _place(token))
         self._transact(self._writer, [put(key, record)], is_created(key, 0))
 
@@ -91,6 +92,7 @@ class EtcdJournal:
         return {n: counts[key] for n, key in keys.items() if key in counts}
 
     def publish(self, position: int, job: Job) -> None:
+        self._greet(self._writer)
         record = self._envelope.wrap_job(position, job)
         if len(record) <= _LARGEST:
             self._transact(self._writer, [put(f"{self._root}fold", record)])
@@ -200,9 +202,7 @@ class EtcdJournal:
         if self._is_closed:
             raise Unavailable("the journal is closed")
         key = f"{self._root}header"
-        if not self._header:
-            answer = gateway.transact([is_created(key, 0)], [put(key, self._envelope.header()), get(key)], [get(key)])
-            self._admit(_value(answer.ranges[-1]))
+        self._greet(gateway)
         header = self._header
         answer = gateway.transact([holds(key, header), *compare], operations, [get(key)])
         if answer.is_met:
@@ -211,6 +211,13 @@ class EtcdJournal:
         if self._header != header:
             raise Unavailable(f"the header of job {self._envelope.job} was written anew")  # by hand, and it will do
         return None
+
+    def _greet(self, gateway: Gateway) -> None:
+        """Begin the journal, or see whose it is; once."""
+        key = f"{self._root}header"
+        if not self._header:
+            answer = gateway.transact([is_created(key, 0)], [put(key, self._envelope.header()), get(key)], [get(key)])
+            self._admit(_value(answer.ranges[-1]))
 
     def _admit(self, header: bytes) -> None:
         if header != self._header or not header:
