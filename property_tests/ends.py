@@ -9,7 +9,7 @@ from reknit.core.commands import SIGKILL
 from reknit.core.entries import Node
 from reknit.core.fold import fold_all
 from reknit.core.job import Job
-from reknit.core.reasons import Replaced, TermsDiffer
+from reknit.core.reasons import JournalRefused, Replaced, StoreLost, TermsDiffer
 from reknit.core.step import step
 
 from .hosts import Proc, demand
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 def host_ends(world: World, proc: Proc) -> None:
     """Rule 12: the journal's host leaves last. Those that took part have seen the end."""
-    if proc.agent.outage is not None:
+    if proc.agent.outage is not None or isinstance(proc.agent.end, JournalRefused | StoreLost):
         return  # it has no journal any more
     if (proc.agent.leaving is not None or proc.agent.end is not None) and not is_serving(world, proc):
         return  # it does as it is told, or must
