@@ -31,7 +31,7 @@ def without(ring: tuple[Node, ...], node: Node, seats: Mapping[NodeId, int]) -> 
 def after(ring: tuple[Node, ...], node: Node, seats: Mapping[NodeId, int], count: int) -> Iterator[Node]:
     """The next `count` nodes in the ring, each once, and never `node` itself."""
     i = _index(ring, node, seats)
-    start = i + _is_at(ring, i, node)
+    start = i + (i < len(ring) and ring[i] == node)  # another incarnation is somebody else: a replaced host watches it
     for k in range(min(count, len(ring) - (start - i))):
         yield ring[(start + k) % len(ring)]
 
