@@ -13,7 +13,7 @@ COMMON = {
     "database": None,
     "suppress_health_check": [HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much],
 }
-settings.register_profile("quick", max_examples=1000, **COMMON)
+settings.register_profile("quick", max_examples=300, **COMMON)
 settings.register_profile("ci", max_examples=6000, **COMMON)
 settings.register_profile("night", max_examples=100_000, **COMMON)
 settings.load_profile(os.environ.get("REKNIT_PROFILE", "quick"))

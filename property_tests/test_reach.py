@@ -184,7 +184,10 @@ def missed() -> set[str]:
     missing = set(GOALS)
 
     def has_all(script: Script) -> bool:
-        world = play(script)
+        try:
+            world = play(script)
+        except Violation:
+            return False  # test_cluster is there to find those
         missing.difference_update([goal for goal in missing if GOALS[goal](world)])
         return not missing
 
