@@ -41,6 +41,7 @@ from reknit.core.reasons import (
 
 from .conftest import SEED
 from .hosts import Proc
+from .hosts import Violation
 from .play import play
 from .script import Script
 from .weather import scripts
