@@ -40,8 +40,7 @@ from reknit.core.reasons import (
 )
 
 from .conftest import SEED
-from .hosts import Proc
-from .hosts import Violation
+from .hosts import Proc, Violation
 from .play import play
 from .script import Script
 from .weather import scripts
