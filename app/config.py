@@ -55,6 +55,7 @@ def configure(parsed: Parsed, environ: Mapping[str, str]) -> Config:
         role=parsed["role"],
         local_world_size=workers,
         grace_s=_grace_s(parsed, environ),
+        shares_journal=False,
     )
     seconds_of(parsed, "monitor-interval")
     # torch's operators would start a thread per core in every worker (torchelastic's rule, and its value).

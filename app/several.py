@@ -81,6 +81,7 @@ def wire_several(
                 config.spec,
                 node_id=NodeId(lock.node),
                 address=address,
+                shares_journal=True,
                 hosts_journal=host is not None,
                 opens_after_s=_OPENS_AFTER_S if meeting.backend == "c10d" and host is None else 0.0,
             )

@@ -28,6 +28,8 @@ class Spec:
     local_world_size: int = 1
     """At least 1."""
     rank_hint: int | None = None
+    shares_journal: bool = True
+    """False: no other agent can ever meet this one, so it beats to nobody."""
     hosts_journal: bool = False
     """The journal ends with this agent, so it leaves last."""
     opens_after_s: float = 0.0
@@ -86,6 +88,8 @@ class Pulse:
     """When the last one that came back had been sent at the latest: until then the others have surely heard of it."""
     acked_at: float | None = None
     """When the last one came back: `Counters` in which this node's own counter had moved."""
+    spares_until: float | None = None
+    """Nobody's silence is counted until then, after a pause between two of its own reads."""
     count: int = -1
     gap: bool = False
     """Nothing was acknowledged for longer than the silence limit, and the journal has not been read since."""

@@ -17,6 +17,7 @@ from .reasons import AlreadyFinished, Replaced, TermsDiffer
 from .states import WorkerState
 from .values import evolve
 from .wanted import owed
+from .watching import spared_until
 
 
 def read(agent: Agent, event: EntriesRead) -> Agent:
@@ -26,7 +27,10 @@ def read(agent: Agent, event: EntriesRead) -> Agent:
         me = Node(me.id, job.highest_incarnation(me.id) + 1)
     # Patience with a store that is silent counts from the last time that it was read.
     since = {key: at for key, at in agent.since.items() if key[0] is not Timer.OUTAGE}
-    agent = evolve(agent, job=job, me=me, was_read=True, outage=None, since=since)
+    pulse, silent_since = agent.pulse, agent.since.get((Timer.OUTAGE, 0))
+    if silent_since is not None:
+        pulse = evolve(pulse, spares_until=spared_until(agent, agent.at - silent_since))
+    agent = evolve(agent, job=job, me=me, was_read=True, outage=None, since=since, pulse=pulse)
     agent = _after_gap(_taking_part(agent))
     return _identified(agent)
 
@@ -111,4 +115,5 @@ def _renewed(agent: Agent) -> Agent:
     # A `Joined` of this agent that is still on its way may be higher than what the journal shows.
     own = agent.me.incarnation + agent.joined
     me = Node(agent.me.id, max(agent.job.highest_incarnation(agent.me.id) + 1, own))
-    return evolve(agent, me=me, was_live=False, joined=False, is_renewed=True, said={}, pulse=Pulse())
+    pulse = Pulse(spares_until=agent.pulse.spares_until)
+    return evolve(agent, me=me, was_live=False, joined=False, is_renewed=True, said={}, pulse=pulse)

@@ -4,6 +4,7 @@
    silent; a thread would keep beating for it.
 2. A peer's silence grows only over reads in which this node's own counter had moved, and starts anew per incarnation.
    So a stale reader, or an outage of the store, accuses nobody.
+   Whoever was cut off itself spares the others for a while: an outage of all ends for one node after the other.
 3. `Lost` is said only in the step of such a read.
 4. The ring goes over all live nodes in every phase: members may all be dead, and while the first round gathers there
    are none. While gathering a hole of those expected is watched as a whole, or k dead in a row were found two by two.
@@ -27,6 +28,8 @@ NEIGHBOURS = 2
 """Nodes that each watches: the cost per node stays constant."""
 DEAD = 3
 """Silence limits after which nobody will call the silent lost any more."""
+RETURN_S = 12.0
+"""A link may need this long to find out that the store is back: two calls of 5 s that got lost, and a pause."""
 EXPECTED = 64
 """And at most so many of those expected, the next ones in the ring: a rack that dies at once is found at once. Only the
 first who are back, and those next to a hole, ever watch so many."""
@@ -35,18 +38,11 @@ first who are back, and those next to a hole, ever watch so many."""
 def is_beating(agent: Agent) -> bool:
     """From the moment when it has said `Joined`: the others may have read that before it does.
 
-    A node alone in a job that can only ever have one has nobody to hear it.
-
-    But standbys hear it, even there: max_nodes=1, a and b start, a runs, a dies, and b would wait for ever. A fence
-    needs the beats before the first standby is seen. Once begun they go on: a pause would look like a gap. And one
-    that comes back shows first that it can be heard: max_nodes=1, a runs, b waits and is cut off, and joins for ever.
+    One that comes back shows first that it can be heard: max_nodes=1, a runs, b waits and is cut off, and joins for
+    ever. And the journal's host that serves on must know whether anybody lives by it.
     """
-    hosts_on = agent.end is not None and agent.spec.hosts_journal  # it must know whether anybody lives by it
-    if not (agent.joined or agent.is_renewed or hosts_on) or agent.result is not None:
-        return False
-    job = agent.job
-    alone = job.terms.max_nodes == 1 and len(job.live) <= 1 and job.terms.fence_s is None
-    return not alone or agent.is_renewed or agent.pulse.beat_at is not None
+    serves_on = agent.end is not None and agent.spec.hosts_journal
+    return agent.spec.shares_journal and agent.result is None and (agent.joined or agent.is_renewed or serves_on)
 
 
 def is_fresh(agent: Agent) -> bool:
@@ -102,17 +98,25 @@ def heard(agent: Agent, event: Counters) -> Agent:
     pulse, count = agent.pulse, event.counts.get(agent.me)
     if count is None or count <= pulse.count:
         return agent  # not a fresh read: nothing is known about anybody
-    # A pause of this agent is not the silence of another: no read counts for more than two beats.
-    since = pulse.acked_at if pulse.acked_at is not None else agent.at
-    elapsed = min(agent.at - since, 2 * agent.job.terms.beat_s)
+    # A pause of this agent is not the silence of another: no read counts for more than two beats. And if it was an
+    # outage of all, others may need as long again: two nodes, the store hangs for 7 s, a's call returns, b's times out.
+    apart, most = agent.at - (agent.at if pulse.acked_at is None else pulse.acked_at), 2 * agent.job.terms.beat_s
+    spares = pulse.spares_until is not None and agent.at < pulse.spares_until
+    elapsed = 0.0 if spares else min(apart, most)
+    spares_until = spared_until(agent, apart) if apart > most else pulse.spares_until
     news: dict[Node, tuple[int, float]] = {}
     for node in pulse.watch:
         now = event.counts.get(node, 0)
         before, silent_s = pulse.heard.get(node, (-1, 0.0))
         news[node] = (now, silent_s + elapsed if now == before else 0.0)
     proven_at = agent.at if pulse.asked_at is None else pulse.asked_at
-    pulse = evolve(pulse, count=count, acked_at=agent.at, asked_at=None, proven_at=proven_at, heard=news)
-    return evolve(agent, pulse=pulse)
+    beat = evolve(pulse, count=count, acked_at=agent.at, asked_at=None, proven_at=proven_at)
+    return evolve(agent, pulse=evolve(beat, heard=news, spares_until=spares_until))
+
+
+def spared_until(agent: Agent, apart_s: float) -> float:
+    """Whoever was cut off for so long may have met an outage of all, from which the others take as long to return."""
+    return max(agent.pulse.spares_until or agent.at, agent.at + min(apart_s, RETURN_S))
 
 
 def accusations(agent: Agent) -> Iterator[Lost]:

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 from reknit.core.agent import Agent
 from reknit.core.commands import Append, Beat, Command, Finish, StartWorkers, StopWorkers
 from reknit.core.deadlines import ECHO_S
-from reknit.core.entries import Entry, Failed, Joined, Leaving, Left, Lost, Opened
+from reknit.core.entries import Entry, Failed, Joined, Leaving, Left, Lost, Node, Opened
 from reknit.core.events import Counters, EntriesRead, Event, Woken
 from reknit.core.job import Closed, Gathering, Job, Running, Unopened, Verdict
 from reknit.core.reasons import BudgetSpent, JournalRefused, StoreLost, TermsDiffer, WorkerFailed
@@ -134,6 +134,25 @@ def may_say(world: World, proc: Proc, entry: Entry) -> None:
         demand(entry.node != proc.agent.me, "silence", f"{proc.name} accuses itself")
         limit = terms.silence_s - 2 * terms.beat_s
         demand(quiet >= limit, "silence", f"{proc.name} accuses {entry.node}, silent for {quiet:.2f} s")
+        demand(
+            not _is_returning(world, proc, entry.node),
+            "silence",
+            f"{proc.name} accuses {entry.node} after an outage of all",
+        )
+
+
+def _is_returning(world: World, proc: Proc, node: Node) -> bool:
+    """It is silent for no other reason than that its link has yet to find out that the store is back."""
+    if world.outage_at - world.moved.get(node, -1e9) > 2 * world.setup.terms.beat_s:
+        return False  # it was silent before
+    return any(
+        p.agent.me == node
+        and p.up
+        and not (p.suspended or p.cut or p.full or p.refused or p.host in world.stale)
+        and world.now < p.returns_at
+        and proc.started_at <= world.outage_at  # one that started since knows nothing of an outage
+        for p in world.procs
+    )
 
 
 def _alive(group: Group | None) -> bool:
@@ -177,7 +196,7 @@ def may_stop(world: World, proc: Proc, command: StopWorkers) -> None:
     demand(agent.workers.alive, "stop", f"{proc.name} stops workers that it has not")
     if isinstance(why, StoreLost):
         bore_s = world.now - proc.read_at
-        demand(bore_s >= proc.spec.store_timeout_s, "outage", f"{proc.name} bore an outage for {bore_s:.1f} s")
+        demand(bore_s >= proc.spec.store_timeout_s - SLACK, "outage", f"{proc.name} bore an outage for {bore_s:.1f} s")
     elif isinstance(why, WorkerFailed) and why.failure.message == ECHO and why.node == agent.me:
         group = proc.group
         alone = len(agent.job.members) == 1 and group is not None and not group.running

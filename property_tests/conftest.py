@@ -13,13 +13,13 @@ COMMON = {
     "database": None,
     "suppress_health_check": [HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much],
 }
-settings.register_profile("quick", max_examples=300, **COMMON)
+settings.register_profile("quick", max_examples=1000, **COMMON)
 settings.register_profile("ci", max_examples=6000, **COMMON)
 settings.register_profile("night", max_examples=100_000, **COMMON)
 settings.load_profile(os.environ.get("REKNIT_PROFILE", "quick"))
 
 SEED = int(os.environ.get("REKNIT_SEED", "0")[:12], 16)
-"""A commit's name will do: the same commit searches the same histories, the next one others."""
+"""A commit's name will do: the same tests of the same commit search the same histories, the next one others."""
 
 
 def pytest_report_header() -> str:

@@ -11,6 +11,7 @@ from reknit.core.fold import fold_all
 from reknit.core.job import Job
 from reknit.core.reasons import JournalRefused, Replaced, StoreLost, TermsDiffer
 from reknit.core.step import step
+from reknit.core.watching import DEAD
 
 from .hosts import Proc, demand
 
@@ -25,7 +26,8 @@ def host_ends(world: World, proc: Proc) -> None:
     if (proc.agent.leaving is not None or proc.agent.end is not None) and not is_serving(world, proc):
         return  # it does as it is told, or must
     for other in world.procs:
-        if other is proc or not other.up or other.suspended or other.was_cut or not other.agent.was_live:
+        quiet_s, terms = world.now - world.moved.get(other.agent.me, -1e9), other.spec.terms
+        if other is proc or not other.up or not other.agent.was_live or quiet_s > DEAD * terms.silence_s - terms.beat_s:
             continue
         if proc.agent.epoch != other.agent.epoch or world.jobs[-1].is_gone(other.agent.me):
             continue

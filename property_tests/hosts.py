@@ -93,6 +93,8 @@ class Proc:
     was_suspended: bool = False
     cut: bool = False
     was_cut: bool = False
+    returns_at: float = 0.0
+    """Until then its link has not found out that an outage is over."""
     full: bool = False
     """It can read, and nothing that it says gets into the journal."""
     was_full: bool = False

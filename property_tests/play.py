@@ -116,15 +116,14 @@ def _outage(world: World, _: int) -> None:
     if not world.outage:
         for proc in world.procs:
             proc.was_cut = True
-            world.outage = True
+        world.outage, world.outage_at = True, world.now
         for proc in world.procs:
             store.tell_outage(world, proc)
 
 
 def _restore(world: World, _: int) -> None:
     if world.outage:
-        world.outage = False
-        store.back(world)
+        store.restore(world)
 
 
 def _full(_: World, proc: Proc) -> None:
@@ -206,12 +205,14 @@ def heal(world: World) -> None:
     """No more faults: then the job runs or ends, and whoever died is noticed."""
     world.story.append((world.now, "heal", "", ()))
     world.calm = True
-    world.outage = False
+    if world.outage:
+        store.restore(world)
     world.slow.clear()
     world.stale.clear()
     world.stuck = {h for h in world.stuck if any(p.host == h and p.group and p.group.is_stuck for p in world.procs)}
     for proc in world.procs:
         proc.cut = proc.full = False
+        proc.returns_at = world.now
         _resume(world, proc)
     store.back(world)
     world.run_for(NOTICE_S, until=lambda: unrest(world) is None)

@@ -23,13 +23,15 @@ from .hosts import Proc, demand
 if TYPE_CHECKING:
     from .world import World
 
+RETURN_S = 8.0
+"""A link may need this long to find out that the store is back, or as long as that was away."""
 POLL_S = 3.0
 """A read that finds nothing returns after this."""
 RETRY_S = 5.0
 
 
 def is_unreachable(world: World, proc: Proc) -> bool:
-    return proc.cut or proc.refused or world.outage or world.store_dead
+    return proc.cut or proc.refused or world.outage or world.store_dead or world.now < proc.returns_at
 
 
 def is_stuck(world: World, proc: Proc) -> bool:
@@ -61,6 +63,16 @@ def tell_outage(world: World, proc: Proc) -> None:
     world.after(0.3, look)
 
 
+def restore(world: World) -> None:
+    """The outage is over. The links find out one after another."""
+    world.outage = False
+    most_s = min(RETURN_S, world.now - world.outage_at)
+    for proc in world.procs:
+        wait_s = most_s / 4 * world.luck("return", 5)
+        proc.returns_at = world.now + wait_s
+        world.after(wait_s, partial(back, world))
+
+
 def back(world: World) -> None:
     """Whoever can reach the store again sends what was held back, in order, and reads."""
     if world.outage or world.store_dead:
@@ -69,7 +81,7 @@ def back(world: World) -> None:
     for entry in held:
         world.after(0.01, partial(land, world, entry))
     for proc in world.procs:
-        if not proc.up or proc.cut or proc.full or proc.refused:
+        if not proc.up or proc.full or is_unreachable(world, proc):
             continue
         for i, entry in enumerate(proc.held):
             world.after(0.05 + 0.02 * i, partial(land, world, entry))

@@ -53,6 +53,8 @@ class World:
         self.blows: list[Group] = []
         """Failures of workers that were nobody's echo."""
         self.outage = False
+        self.outage_at = 0.0
+        """When the last one began."""
         self.store_dead = False
         self.calm = False
         self.finishing = False

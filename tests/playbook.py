@@ -240,7 +240,7 @@ def failure(local_rank: int = 0, exitcode: int = 1, *, rank: int | None = None, 
 
 def an_agent(name: str = "n0", terms: Terms = Terms(), **fields: Any) -> Agent:
     """An agent that nothing has happened to. Its address is its name."""
-    return Agent(evolve(Spec(NodeId(name), name, terms), **fields))
+    return Agent(evolve(Spec(NodeId(name), name, terms, shares_journal=terms.max_nodes > 1), **fields))
 
 
 def playing(name: str = "n0", terms: Terms = Terms(), *peers: Joined, **fields: Any) -> Playbook:

@@ -48,7 +48,7 @@ from tests.playbook import (
 
 def agent(least: int = 1, most: int = 1, restarts: int = 0) -> Agent:
     terms = Terms(min_nodes=least, max_nodes=most, restarts=RestartPolicy(max_restarts=restarts))
-    return Agent(Spec(NodeId("n0"), "n0", terms))
+    return Agent(Spec(NodeId("n0"), "n0", terms, shares_journal=most > 1))
 
 
 def told(agent: Agent, *builders: Builder) -> list[str]:

@@ -68,7 +68,7 @@ class RecordingClock(Clock):
 
 def spec(restarts: int = 0, workers: int = 1, grace_s: float = 30.0) -> Spec:
     terms = Terms(restarts=RestartPolicy(max_restarts=restarts))
-    return Spec(NODE, "127.0.0.1", terms, local_world_size=workers, grace_s=grace_s)
+    return Spec(NODE, "127.0.0.1", terms, local_world_size=workers, grace_s=grace_s, shares_journal=False)
 
 
 # ---- real workers ----
