@@ -85,7 +85,8 @@ LATE = (
         "serves_on = agent.end is not None and agent.spec.hosts_journal",
         "serves_on = False",
         "L1",
-        "setup nodes=2 formed=0 min=1 max=1 budget=0 host=yes\nother a\nsuspend a\nstart b\nwait 2\nresume a\nwait 2\ncrash b",
+        "setup nodes=2 formed=0 min=1 max=1 budget=0 host=yes\n"
+        "other a\nsuspend a\nstart b\nwait 2\nresume a\nwait 2\ncrash b",
     ),
     Bug(
         "replaced-host-takes-its-successor-for-itself",
