@@ -60,6 +60,9 @@ class ThreadedLink:
         self._count_read = 0
         self._enough_at = 0
         """Entries that have to be read before anything can change for the agent, as far as it knows."""
+        self._is_folded = _thread.allocate_lock()
+        """Held by the reader until the agent has taken in what it has told."""
+        self._is_folded.acquire()
         self._todo: SimpleQueue[Callable[[], None]] = SimpleQueue()
         self._count = 0
         self._underway: set[Entry] = set()
@@ -104,11 +107,13 @@ class ThreadedLink:
     def folded(self, job: Job) -> None:
         position, count_read, is_worth = self._reads.popleft()
         self._enough_at = count_read + lacking(job)
+        self._read_on()
         if is_worth:
             self._todo.put(lambda: self._journal.publish(position, job))
 
     def close(self) -> None:
         self._is_closed = True
+        self._read_on()
         self._todo.put(_nothing)
         self._journal.close()
         self._clock.unwatch(self._read_end)
@@ -140,6 +145,8 @@ class ThreadedLink:
                 is_worth = batch.is_awaited or len(batch.entries) > MANY
                 self._reads.append((batch.position, self._count_read, is_worth))
                 self._tell(EntriesRead(self._clock.now(), batch.entries, batch.base))
+                # How much is worth waiting for is known then. It may also be stopped in a debugger, or have ended.
+                self._is_folded.acquire(timeout=self._look_s)
 
     def _say_all(self) -> None:
         while not self._is_closed:
@@ -196,6 +203,10 @@ class ThreadedLink:
     def _tell(self, event: Event) -> None:
         self._inbox.append(event)
         self._wake()
+
+    def _read_on(self) -> None:
+        if self._is_folded.locked():
+            self._is_folded.release()
 
     def _wake(self) -> None:
         try:

@@ -61,10 +61,10 @@ def test_sums_are_answered_and_can_be_read(client: Client) -> None:
 
 def test_waiting_in_vain_leaves_the_connection_usable(client: Client) -> None:
     """Every idle second ends like that."""
-    assert client.wait("never", 0.01) is False
+    assert client.wait(["never"], 0.01) is False
     assert client.add("after-waiting", 1) == 1
-    assert client.wait("after-waiting", 0.01) is True
-    assert client.wait("never", 0.0) is False
+    assert client.wait(["after-waiting"], 0.01) is True
+    assert client.wait(["never"], 0.0) is False
     assert client.add("after-waiting", 1) == 2
 
 
@@ -80,7 +80,7 @@ def test_waiting_ends_when_the_key_comes(client: Client, port: int, how: str) ->
     }
     thread = threading.Thread(target=writes[how])
     thread.start()
-    assert client.wait(key, LONG_S) is True
+    assert client.wait([key], LONG_S) is True
     thread.join()
     writer.close()
 
@@ -173,7 +173,7 @@ def test_closing_from_another_thread_ends_a_wait(client: Client) -> None:
 
     def wait() -> None:
         try:
-            client.wait("never", LONG_S)
+            client.wait(["never"], LONG_S)
         except Unavailable as error:
             ends.append(str(error))
 

@@ -38,7 +38,7 @@ _FEW = 4
 """Entries that a reader takes in itself, after a fold."""
 _HOLE_S = 1.0
 _CLAIMS, _CLAIM_S = 3, 0.5
-_DELAY_PER_ENTRY_S, _LONGEST_DELAY_S = 0.002, 0.5
+_DELAY_PER_ENTRY_S, _LONGEST_DELAY_S = 0.002, 1.5
 _OWNER = "reknit/owner"
 _opening = _thread.allocate_lock()
 """Many agents in one process (an embedder's, a benchmark's) get the same fold at once: one opens it for all."""
@@ -66,6 +66,8 @@ class TCPStoreJournal:
         self._founds = founds
         self._timeout_s = timeout_s
         self._root = f"reknit/{envelope.job.replace('%', '%25').replace('/', '%2F')}/"
+        self._owner = envelope.job.encode(errors="surrogatepass")
+        self._header = self._root + "header"
         self._clients: dict[str, Client] = {}
         self._greeting = _thread.allocate_lock()
         self._was_greeted = False
@@ -78,6 +80,8 @@ class TCPStoreJournal:
         # The reader's:
         self._crowd = 1
         """The most entries that were waited for lately: as many may still be coming."""
+        self._is_read = False
+        """The last look has found nothing that was not read then: the next would find as little."""
         self._known_taken = (0, 0.0)
         """A number of slots that were taken, and when that was seen first."""
 
@@ -114,26 +118,30 @@ class TCPStoreJournal:
 
     def read(self, after: int, wait_s: float, least: int = 1) -> Batch:
         client = self._client("reader")
-        head, records = self._look(client, after)
+        head, fold_at, records = self._look(client, after) if wait_s <= 0 or not self._is_read else (after, 0, [])
         if head - after < least and wait_s > 0:
             self._wait(client, after, head, wait_s, least)
-            head, records = self._look(client, after)
+            head, fold_at, records = self._look(client, after)
         if head - after > MANY:
-            return self._far_behind(client, after, head)
-        return self._batch(client, after, head, records) if head > after else Batch(after)
+            batch = self._far_behind(client, after, head, fold_at)
+        else:
+            batch = self._batch(client, after, head, records) if head > after else Batch(after)
+        self._is_read = batch.position >= head
+        return batch
 
     def _wait(self, client: Client, after: int, head: int, wait_s: float, least: int) -> None:
         """For as many entries as it takes; but not long if there are some that it can do without."""
         self._crowd = max(least, self._crowd) if least > 1 else 1
-        delay_s = min(_DELAY_PER_ENTRY_S * (self._crowd - 1), _LONGEST_DELAY_S, wait_s)
-        is_enough = delay_s > 0 and client.wait(self._slot(after + least - 1), delay_s)
+        delay_s = min(_DELAY_PER_ENTRY_S * (self._crowd - 1), _LONGEST_DELAY_S)
+        is_enough = delay_s > 0 and client.wait([self._slot(after + least - 1)], delay_s)
         if not is_enough and head <= after:
-            client.wait(self._slot(after), wait_s - delay_s)
+            client.wait([self._slot(after)], max(0.0, wait_s - delay_s))
 
-    def _look(self, client: Client, after: int) -> tuple[int, list[bytes]]:
-        """How many slots are taken, and the first few records."""
-        head, found = client.add_and_get(self._root + "head", 0, [self._slot(after + i) for i in range(_AHEAD)])
-        return head, _up_to_a_hole(found[: max(0, head - after)])
+    def _look(self, client: Client, after: int) -> tuple[int, int, list[bytes]]:
+        """How many slots are taken, how many of them a published fold holds, and the first few records."""
+        keys = [self._root + "fold-at", *(self._slot(after + i) for i in range(_AHEAD))]
+        head, (fold_at, *found) = client.add_and_get(self._root + "head", 0, keys)
+        return head, _number(fold_at), _up_to_a_hole(found[: max(0, head - after)])
 
     def _batch(self, client: Client, after: int, head: int, records: list[bytes]) -> Batch:
         """Everything from `after` up to `head`, or to the first hole; at least one entry. `records`: the first ones."""
@@ -160,34 +168,30 @@ class TCPStoreJournal:
         if hole >= self._known_taken[0]:
             self._known_taken = head, time.monotonic()
         left_s = self._known_taken[1] + _HOLE_S - time.monotonic()
-        if left_s <= 0 or not client.wait(self._slot(hole), left_s):
+        if left_s <= 0 or not client.wait([self._slot(hole)], left_s):
             client.compare_set(self._slot(hole), b"", self._envelope.wrap("", Filler(), str(hole)))
 
-    def _far_behind(self, client: Client, after: int, head: int) -> Batch:
-        fold_at, is_awaited = 0, False
+    def _far_behind(self, client: Client, after: int, head: int, fold_at: int) -> Batch:
+        is_awaited = False
         for _ in range(_CLAIMS):
-            fold_at = _number(client.get(self._root + "fold-at"))
             # To begin with, an old one will do: that the reader is behind is no news to it.
             if fold_at > after + MANY and (not after or head - fold_at <= _FEW):
                 break
             claim = head // MANY
             others = client.add(f"{self._root}claim/{claim}", 1) - 1
             # If the first has died, the second takes its place, then two more, four …: never all at once.
-            if not others or not client.wait(f"{self._root}done/{claim}", _CLAIM_S * others.bit_length()):
+            if not others or not client.wait([f"{self._root}done/{claim}"], _CLAIM_S * others.bit_length()):
                 self._claims.add(claim)
                 is_awaited = True
                 break
-            head = client.add(self._root + "head", 0)
-        fold = self._fold(client, after)
+            head, fold_at, _ = self._look(client, after)
+        fold = self._fold(client, after) if fold_at > after + MANY else Batch(after)
         if fold.base and (fold.position >= head or (not after and head - fold.position > _FEW)):
             return evolve(fold, is_awaited=is_awaited)
         batch = self._batch(client, fold.position, head, [])
         return evolve(batch, base=fold.base, is_awaited=is_awaited)
 
     def _fold(self, client: Client, after: int) -> Batch:
-        """The published fold, if it saves more than a few entries; else nothing."""
-        if _number(client.get(self._root + "fold-at")) <= after + MANY:
-            return Batch(after)
         record = client.get(self._root + "fold")
         with _opening:
             opened = self._envelope.open_job(record)
@@ -206,7 +210,7 @@ class TCPStoreJournal:
         if client is not None and not client.is_closed:
             return client
         self._check_open()
-        client = self._clients[role] = Client(self._host, self._port, self._timeout_s)
+        client = self._clients[role] = Client(self._host, self._port, self._timeout_s, (_OWNER, self._header))
         try:
             with self._greeting:
                 self._greet(client)
@@ -221,28 +225,39 @@ class TCPStoreJournal:
             raise Unavailable(f"{endpoint(self._host, self._port)}: the journal was closed here")
 
     def _greet(self, client: Client) -> None:
-        header, where = self._root + "header", endpoint(self._host, self._port)
+        owner, header = client.greeting
         if self._was_greeted:
-            self._envelope.admit(client.get(header))
-            return
-        if self._exclusive:
-            mine = self._envelope.job.encode(errors="surrogatepass")
-            owner = self._founded(client, _OWNER, mine)
-            if owner not in (b"", mine):
+            header = header or client.get(self._header)  # the other thread may have been at it meanwhile
+        else:
+            owner, header = self._founded(client) if self._founds else self._awaited(client)
+            where = endpoint(self._host, self._port)
+            if self._exclusive and owner not in (b"", self._owner):
                 job = owner.decode(errors="replace")
                 raise Refused(Refusal.OTHER_JOB, f"{where} serves job {job}, not {self._envelope.job}")
-        found = self._founded(client, header, self._envelope.header())
-        if not found:
-            why = f"waited {self._timeout_s:g} s for its host to begin the journal of job {self._envelope.job}"
-            raise Unavailable(f"{where}: {why} (is_host=false, if the store is no agent's)")
-        self._envelope.admit(found)
+            if not header:
+                why = f"waited {self._timeout_s:g} s for its host to begin the journal of job {self._envelope.job}"
+                raise Unavailable(f"{where}: {why} (is_host=false, if the store is no agent's)")
+        self._envelope.admit(header)
         self._was_greeted = True
 
-    def _founded(self, client: Client, key: str, value: bytes) -> bytes:
-        """The value of a key that is written once, by who founds the journal. Empty: it was not, in time."""
-        if self._founds:
-            return client.compare_set(key, b"", value)
-        return client.get(key) if client.wait(key, self._timeout_s) else b""
+    def _founded(self, client: Client) -> tuple[bytes, bytes]:
+        """Owner and header, which are written once. Another job's store gets no header of this one."""
+        owner, header = client.greeting
+        if self._exclusive:
+            owner = owner or client.compare_set(_OWNER, b"", self._owner)
+            if owner != self._owner:
+                return owner, b""
+        return owner, header or client.compare_set(self._header, b"", self._envelope.header())
+
+    def _awaited(self, client: Client) -> tuple[bytes, bytes]:
+        """Owner and header, empty if they were not written in time."""
+        owner, header = client.greeting
+        is_begun = header and (owner or not self._exclusive)
+        if is_begun or (self._exclusive and owner not in (b"", self._owner)):
+            return owner, header
+        client.wait([_OWNER, self._header] if self._exclusive else [self._header], self._timeout_s)
+        owner, header = client.multi_get([_OWNER, self._header])
+        return owner, header
 
     # ---- keys ----
 

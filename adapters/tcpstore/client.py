@@ -41,8 +41,9 @@ T = TypeVar("T")
 class Client:
     """One connection, for one thread. Every call may raise `Unavailable`, with the endpoint and what happened."""
 
-    def __init__(self, host: str, port: int, timeout_s: float) -> None:
-        """Connects. `timeout_s`: for connecting, once the name is resolved, and for each reply later."""
+    def __init__(self, host: str, port: int, timeout_s: float, keys: Sequence[str] = ()) -> None:
+        """Connects. `timeout_s`: for connecting, once the name is resolved, and for each reply later. `keys`: what to
+        ask for in the same round trip."""
         self._where = endpoint(host, port)
         self._timeout_s = timeout_s
         self._buffer = bytearray()
@@ -50,7 +51,8 @@ class Client:
         self.is_closed = False
         self._give_up = time.monotonic() + timeout_s
         self._socket = self._connected(host, port)
-        self._call(self._greet)
+        self.greeting = self._call(lambda: self._greet(keys))
+        """The values of `keys`, empty where there is no such key."""
 
     # ---- what can be asked ----
 
@@ -80,9 +82,9 @@ class Client:
         request = _add(key, amount) + _keys(_MULTI_GET, keys)
         return self._call(lambda: self._asked(request, lambda: (self._read_sum(), self._read_values(len(keys)))))
 
-    def wait(self, key: str, wait_s: float) -> bool:
-        """Is there such a key? Waits up to `wait_s` seconds for it."""
-        return self._call(lambda: self._waited(key, wait_s))
+    def wait(self, keys: Sequence[str], wait_s: float) -> bool:
+        """Are there all of these keys? Waits up to `wait_s` seconds for them."""
+        return self._call(lambda: self._waited(keys, wait_s))
 
     def close(self) -> None:
         """From any thread: a call that waits ends with `Unavailable`."""
@@ -123,11 +125,12 @@ class Client:
             sock.close()
         raise Unavailable(f"{self._where}: {why}")
 
-    def _greet(self) -> None:
+    def _greet(self, keys: Sequence[str]) -> list[bytes]:
         ping = os.urandom(4)
-        self._send(_VALIDATE + _U32.pack(_MAGIC) + _PING + ping)
+        self._send(_VALIDATE + _U32.pack(_MAGIC) + _PING + ping + (_keys(_MULTI_GET, keys) if keys else b""))
         if self._take(4) != ping:
             raise Unavailable(f"{self._where} answers, but not as a TCPStore")
+        return self._read_values(len(keys))
 
     # ---- asking ----
 
@@ -153,8 +156,8 @@ class Client:
         self._send(request)
         return read()
 
-    def _waited(self, key: str, wait_s: float) -> bool:
-        self._send(_keys(_WAIT, [key]))
+    def _waited(self, keys: Sequence[str], wait_s: float) -> bool:
+        self._send(_keys(_WAIT, keys))
         reply = select.poll()
         reply.register(self._socket, select.POLLIN)
         came = reply.poll(wait_s * 1000)
@@ -162,7 +165,7 @@ class Client:
         if came:
             self._take(1)
             return True
-        # The key may come in this moment: then there are two replies.
+        # The last key may come in this moment: then there are two replies.
         self._send(_CANCEL_WAIT)
         if self._take(1) == _CANCELLED:
             return False
