@@ -7,8 +7,8 @@
    into an outage, and the store must not be flooded when it is back.
 4. While something cannot be said, nothing that is read is told: the agent sees one outage and not a flicker. It is
    read again afterwards, as what was read before may be long out of date. Beats go on, if they can.
-5. A beat that was acknowledged, and an outage that is over, are followed by a read that is told even if it is empty.
-   Nothing else tells the agent that the journal answers again.
+5. A beat that was acknowledged, but for the first, and an outage that is over, are followed by a read that is told
+   even if it is empty. Nothing else tells the agent that the journal answers again.
 6. A reader that had much to read publishes the fold of it, for those behind it.
 """
 
@@ -69,6 +69,7 @@ class ThreadedLink:
         """Said, and not read back yet."""
         self._beat: tuple[Node, Sequence[Node]] | None = None
         """The one that is asked for and not acknowledged."""
+        self._has_beaten = False
         self._owes_read = True
         self._is_stuck = False
         self._is_closed = False
@@ -187,7 +188,8 @@ class ThreadedLink:
         counts = self._journal.beat(node, watch)
         self._beat = None
         self._tell(Counters(self._clock.now(), counts))
-        self._owes_read = True
+        self._owes_read = self._owes_read or self._has_beaten
+        self._has_beaten = True
 
     def _keep_beating(self, stuck: object) -> None:
         """On a full disk nothing can be said, and the node lives all the same."""

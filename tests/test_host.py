@@ -34,6 +34,17 @@ def test_a_port_that_somebody_listens_on_is_left_alone() -> None:
         assert host_store(HOST, other.getsockname()[1]) is None
 
 
+def test_a_port_that_is_taken_and_serves_nobody_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another agent at the same point, or a connection's own port: two that each took the other for the host would both
+    wait for it until they give up."""
+    with socket.socket() as other:
+        other.bind((HOST, 0))
+        monkeypatch.setattr(host_module.time, "sleep", lambda _: other.close())
+        host = host_store(HOST, other.getsockname()[1])
+    assert host is not None
+    host.close()
+
+
 @pytest.mark.parametrize("name", ["x" * 64 + ".invalid", "192.0.2.1"])
 def test_an_endpoint_that_is_not_here_is_not_hosted(name: str) -> None:
     """A name that cannot be resolved yet, or another host's address, with nobody there."""

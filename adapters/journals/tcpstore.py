@@ -255,7 +255,9 @@ class TCPStoreJournal:
         is_begun = header and (owner or not self._exclusive)
         if is_begun or (self._exclusive and owner not in (b"", self._owner)):
             return owner, header
-        client.wait([_OWNER, self._header] if self._exclusive else [self._header], self._timeout_s)
+        # And for the first entry, which its host says at once: to read that there is none yet helps nobody.
+        keys = [self._header, self._slot(0)]
+        client.wait([_OWNER, *keys] if self._exclusive else keys, self._timeout_s)
         owner, header = client.multi_get([_OWNER, self._header])
         return owner, header
 

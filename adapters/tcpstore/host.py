@@ -30,6 +30,8 @@ _BLOCKED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal
 """What schedulers, terminals and `pkill` send to every process of a job. From the first moment on, and for ever."""
 _BACKLOG = 4096
 _PROOF_S = 1.0
+_CONTEST_S, _PAUSE_S = 5.0, 0.1
+"""For how long what is in the way of a listener is waited for, if it serves nobody."""
 _CLOSE_S = 5.0
 _NONCE_BYTES = 16
 
@@ -99,7 +101,7 @@ def host_store(host: str, port: int, must: bool | None = None) -> StoreHost | No
     """The store at this endpoint if it is this process's to host, else None. `must`: decided already.
 
     Raises `Refused` if it cannot be hosted here although it must be. Takes 2 s per address at most, beside resolving
-    the name.
+    the name, or a few more if the port is taken and nobody answers there.
     """
     if must is False:
         return None
@@ -112,27 +114,25 @@ def host_store(host: str, port: int, must: bool | None = None) -> StoreHost | No
 
 
 def _proven(host: str, port: int) -> socket.socket | None:
-    if not _is_candidate(host, port):
-        return None
-    try:
-        listener = _listening(port)
-    except OSError as error:
-        if error.errno in (errno.EADDRINUSE, errno.EACCES):
-            return None  # somebody serves here already; or may, and we may not
-        raise
-    if _arrives(listener, host, port):
-        return listener
-    listener.close()
-    return None
-
-
-def _is_candidate(host: str, port: int) -> bool:
-    """Has this host the address; or if not, does nobody serve there? Then it may stand for us after all (NAT)."""
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError):
-        return False
-    return any(_is_ours(family, address) for family, _, _, _, address in found) or not _is_served(host, port)
+        return None
+    give_up = time.monotonic() + _CONTEST_S
+    while True:
+        is_ours = any(_is_ours(family, address) for family, _, _, _, address in found)
+        # If this host has not the address, and nobody serves there, it may stand for us after all (NAT).
+        if not is_ours and _is_served(host, port):
+            return None
+        listener = _listening_if_free(port)
+        if listener is not None:
+            if _arrives(listener, host, port):
+                return listener
+            listener.close()
+        # In the way may be another agent that is just trying, or a connection that has been given this very port.
+        if not is_ours or _is_served(host, port) or time.monotonic() >= give_up:
+            return None
+        time.sleep(_PAUSE_S)
 
 
 def _is_ours(family: int, address: tuple[object, ...]) -> bool:
@@ -151,6 +151,15 @@ def _is_served(host: str, port: int) -> bool:
     except OSError:
         return False
     return True
+
+
+def _listening_if_free(port: int) -> socket.socket | None:
+    try:
+        return _listening(port)
+    except OSError as error:
+        if error.errno in (errno.EADDRINUSE, errno.EACCES):
+            return None  # somebody serves here already; or may, and we may not
+        raise
 
 
 def _listening(port: int) -> socket.socket:
