@@ -172,8 +172,7 @@ class ThreadedLink:
                 self._is_closed = True
                 self._tell(JournalFailed(self._clock.now(), str(e), e.refusal))
             except Exception as e:
-                self._is_closed, self._crash = True, e
-                self._wake()
+                self._crashed(e)
             else:
                 if pause_s:
                     self._owes_read = True
@@ -199,8 +198,11 @@ class ThreadedLink:
         except (Unavailable, Refused):
             pass  # it is tried again in its turn
         except Exception as e:
-            self._is_closed, self._crash = True, e
-            self._wake()
+            self._crashed(e)
+
+    def _crashed(self, error: Exception) -> None:
+        self._is_closed, self._crash = True, error
+        self._wake()
 
     def _tell(self, event: Event) -> None:
         self._inbox.append(event)

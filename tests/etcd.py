@@ -20,7 +20,32 @@ import pytest
 from tests.waiting import until
 
 
-class Etcd:
+class _Served:
+    """Serves within a `with`."""
+
+    def start(self) -> None:
+        raise NotImplementedError
+
+    def wait(self) -> None:
+        raise NotImplementedError
+
+    def close(self) -> None:
+        raise NotImplementedError
+
+    def __enter__(self) -> Self:
+        try:
+            self.start()
+            self.wait()
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, e: BaseException | None, tb: TracebackType | None) -> None:
+        self.close()
+
+
+class Etcd(_Served):
     """One member. `with Etcd(tmp_path) as server: … server.endpoints`"""
 
     def __init__(self, path: Path, name: str = "etcd", *, tls: tuple[str, str] | None = None) -> None:
@@ -90,18 +115,6 @@ class Etcd:
         """Forget all history."""
         self.post("/v3/kv/compaction", {"revision": self.revision(), "physical": True})
 
-    def __enter__(self) -> Self:
-        try:
-            self.start()
-            self.wait()
-        except BaseException:
-            self.close()
-            raise
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, e: BaseException | None, tb: TracebackType | None) -> None:
-        self.close()
-
     def close(self) -> None:
         self.kill()
         for reserved in self._reserved:
@@ -137,26 +150,20 @@ class Etcd:
             connection.close()
 
 
-class EtcdCluster:
+class EtcdCluster(_Served):
     """`size` members that know each other, named by their index."""
 
     def __init__(self, path: Path, size: int = 3) -> None:
         self.members = [Etcd(path, f"etcd{i}") for i in range(size)]
         self.endpoints = [endpoint for member in self.members for endpoint in member.endpoints]
 
-    def __enter__(self) -> Self:
-        try:
-            for member in self.members:
-                member.start(self.members)
-            for member in self.members:
-                member.wait()
-        except BaseException:
-            self.close()
-            raise
-        return self
+    def start(self) -> None:
+        for member in self.members:
+            member.start(self.members)
 
-    def __exit__(self, kind: type[BaseException] | None, e: BaseException | None, tb: TracebackType | None) -> None:
-        self.close()
+    def wait(self) -> None:
+        for member in self.members:
+            member.wait()
 
     def leader(self) -> int:
         """The index of the member that leads, once there is one that answers."""
@@ -169,8 +176,8 @@ class EtcdCluster:
     def kill(self, i: int) -> None:
         self.members[i].kill()
 
-    def start(self, i: int) -> None:
-        """Again, with its data; returns when it serves."""
+    def revive(self, i: int) -> None:
+        """Start it again, with its data; returns when it serves."""
         self.members[i].start(self.members)
         self.members[i].wait()
 

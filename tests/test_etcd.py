@@ -341,7 +341,7 @@ def test_nothing_is_lost_or_doubled_when_the_leader_is_killed(
         leader = cluster.leader()
         cluster.kill(leader)
         some = len(read_until(observer, lambda found: len(found) > some + 50))
-        cluster.start(leader)
+        cluster.revive(leader)
         read_until(observer, lambda found: len(found) > some + 50)
         expected = [f"a {i}" for i in range(a())] + [f"b {i}" for i in range(b())]
         patiently(lambda: observer.append("end", Aborted("end")))
