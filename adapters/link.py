@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import TypeVar
 
-    from .ports import Clock, Journal
+    from .ports import Batch, Clock, Journal
 
     T = TypeVar("T")
 
@@ -129,8 +129,7 @@ class ThreadedLink:
             if self._owes_read:
                 self._owes_read = False  # before the read: what is owed from now on, it may be too early for
                 owes_read = True
-            wait_s, least = 0.0 if owes_read else self._look_s, max(1, self._enough_at - self._count_read)
-            batch = self._tried(partial(self._journal.read, position, wait_s, least))
+            batch = self._tried(partial(self._read, position, owes_read))
             if batch is None:
                 continue
             if self._is_stuck:
@@ -145,9 +144,14 @@ class ThreadedLink:
                 self._count_read += len(batch.entries)
                 is_worth = batch.is_awaited or len(batch.entries) > MANY
                 self._reads.append((batch.position, self._count_read, is_worth))
+                self._is_folded.acquire(blocking=False)  # released late, for the one before
                 self._tell(EntriesRead(self._clock.now(), batch.entries, batch.base))
                 # How much is worth waiting for is known then. It may also be stopped in a debugger, or have ended.
                 self._is_folded.acquire(timeout=self._look_s)
+
+    def _read(self, position: int, owes_read: bool) -> Batch:
+        wait_s = 0.0 if owes_read or self._owes_read else self._look_s
+        return self._journal.read(position, wait_s, max(1, self._enough_at - self._count_read))
 
     def _say_all(self) -> None:
         while not self._is_closed:
@@ -162,6 +166,8 @@ class ThreadedLink:
                 value = call()
             except Unavailable as e:
                 self._is_stuck = self._is_stuck or is_saying
+                if not is_saying:
+                    self._owes_read = True  # the next try is not to wait
                 # Each time: a read that ended in the same moment may have told the agent that all is well.
                 self._tell(JournalFailed(self._clock.now(), str(e)))
                 if is_saying:
@@ -187,7 +193,8 @@ class ThreadedLink:
         counts = self._journal.beat(node, watch)
         self._beat = None
         self._tell(Counters(self._clock.now(), counts))
-        self._owes_read = self._owes_read or self._has_beaten
+        if self._has_beaten:
+            self._owes_read = True
         self._has_beaten = True
 
     def _keep_beating(self, stuck: object) -> None:

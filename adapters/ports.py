@@ -57,7 +57,8 @@ class Journal(Protocol):
     def read(self, after: int, wait_s: float, least: int = 1) -> Batch:
         """What follows position `after` (0: the start), waiting up to `wait_s` seconds for something to come.
 
-        `least`: fewer entries than these change nothing for the reader, who may be woken a little later for them.
+        `least`: fewer entries than these change nothing for the reader, who may be woken a little later for them, by up
+        to a second and a half in a crowd, even if `wait_s` is less.
         Empty only if the store has answered, during this call, that there is nothing."""
         ...
 
@@ -81,7 +82,7 @@ class Link(Protocol):
     def append(self, entry: Entry) -> None: ...
 
     def beat(self, node: Node, watch: Sequence[Node]) -> None:
-        """Answered by `Counters`, and then by an `EntriesRead`, which may be empty."""
+        """Answered by `Counters`, and then, but for the first, by an `EntriesRead`, which may be empty."""
         ...
 
     def events(self, now: float) -> list[Event]:

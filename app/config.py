@@ -114,7 +114,7 @@ def _nodes(parsed: Parsed) -> tuple[int, int]:
     except ValueError:
         raise UsageError(f"{parsed.spelled('nnodes')}: a number, or MIN:MAX") from None
     if not 0 < nodes[0] <= nodes[1]:
-        raise UsageError(f"{parsed.spelled('nnodes')}: 0 < MIN <= MAX")
+        raise UsageError(f"{parsed.spelled('nnodes')}: MIN:MAX with 0 < MIN <= MAX")
     if parsed["standalone"] and nodes[1] > 1:
         raise UsageError(f"{parsed.spelled('nnodes')}: --standalone is one node")
     return nodes

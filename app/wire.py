@@ -50,6 +50,9 @@ class Requests:
             return False
         self._clock.unwatch(self._life_line)
         self._life_line = -1
+        from .report import say  # slow to import, and rarely needed
+
+        say("the process that started this agent was killed")
         return True
 
 

@@ -96,7 +96,7 @@ def decisions(before: Agent, after: Agent, commands: Sequence[Command]) -> Itera
         yield "the journal is back" if before.was_read else "the journal is there"
     if after.me in after.job.succeeded and after.me not in before.job.succeeded and after.outcome is None:
         yield "this node's workers are done; it waits for the other nodes (a signal ends the wait)"
-    if is_serving(after) and after.outcome is None and not _was_serving(before):
+    if _serves_on(after) and after.outcome is None and not _serves_on(before):
         if after.end is not None:
             yield reason_text(after.end)
         yield "this node hosts the journal, and serves the others until they end; a second signal ends it at once"
@@ -122,7 +122,8 @@ def _job_news(before: Agent, after: Agent) -> Iterator[str]:
         return
     match new.phase:
         case Running() if not isinstance(old.phase, Running) or old.round != new.round:
-            yield sealed_text(new) + ("" if after.me in new.member_nodes else "; this node stands by")
+            stands_by = after.me not in new.member_nodes and new.is_live(after.me)
+            yield sealed_text(new) + "; this node stands by" * stands_by
         case Gathering() if isinstance(old.phase, Running) and new.why is not None and not _is_told(after, new.why):
             yield f"round {old.round} ended: {reason_text(new.why)}"
         case Gathering(expected=expected) if new.is_live(after.me) and not expected and not _was_waiting(old, new):
@@ -131,7 +132,8 @@ def _job_news(before: Agent, after: Agent) -> Iterator[str]:
             pass
 
 
-def _was_serving(agent: Agent) -> bool:
+def _serves_on(agent: Agent) -> bool:
+    """And has no more to do with the job than that."""
     return is_serving(agent) and (agent.end is not None or agent.job.is_gone(agent.me))
 
 

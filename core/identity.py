@@ -28,7 +28,7 @@ def read(agent: Agent, event: EntriesRead) -> Agent:
     # Patience with a store that is silent counts from the last time that it was read.
     since = {key: at for key, at in agent.since.items() if key[0] is not Timer.OUTAGE}
     pulse, silent_since = agent.pulse, agent.since.get((Timer.OUTAGE, 0))
-    if silent_since is not None:
+    if silent_since is not None and pulse.acked_at is None:  # else the next read of the counters shows it
         pulse = evolve(pulse, spares_until=spared_until(agent, agent.at - silent_since))
     agent = evolve(agent, job=job, me=me, was_read=True, outage=None, since=since, pulse=pulse)
     agent = _after_gap(_taking_part(agent))

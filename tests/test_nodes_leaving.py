@@ -50,6 +50,13 @@ def test_the_host_serves_on(tmp_path: Path) -> None:
         for run in (b, c):
             run.tell(GOOD)
         assert ended(b, c, a) == [0, 0, TERM]
+        lines = a.err.splitlines()
+        told = [
+            i for i, line in enumerate(lines) if "SIGTERM received; stopping" in line or "serves the others" in line
+        ]
+        assert len(told) == 2, a.err
+        assert "serves the others" in lines[told[1]], a.err
+        assert not any("this node stands by" in line for line in lines[told[0] :]), a.err
 
 
 def test_the_host_is_told_again(tmp_path: Path) -> None:

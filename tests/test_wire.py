@@ -54,7 +54,9 @@ def test_signals_are_requests(clock: Clock, line: tuple[int, int]) -> None:
         os.close(line[1])
 
 
-def test_the_end_of_the_warden_is_sigkill_once(clock: Clock, line: tuple[int, int]) -> None:
+def test_the_end_of_the_warden_is_sigkill_once(
+    clock: Clock, line: tuple[int, int], capfd: pytest.CaptureFixture[str]
+) -> None:
     """Nobody is left who would clean up after us: no grace. And a descriptor at its end must not make the loop spin."""
     requests = Requests(clock, [], line[0])
     try:
@@ -62,6 +64,7 @@ def test_the_end_of_the_warden_is_sigkill_once(clock: Clock, line: tuple[int, in
         clock.wait(None)
         assert requests.taken() == [signal.SIGKILL]
         assert requests.taken() == []
+        assert capfd.readouterr().err == "reknit: the process that started this agent was killed\n"
         clock.wait(clock.now() + 0.01)  # nothing is readable any more: this waits for its deadline
     finally:
         requests._signals.close()
