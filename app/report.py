@@ -14,7 +14,7 @@ from reknit.core.restart import is_echo
 from reknit.core.states import WorkerState
 from reknit.core.values import assert_never
 
-USAGE, BUG, INTERRUPTED = 2, 70, 130
+USAGE, BUG = 2, 70
 _CANNOT_STOP, _NO_STORE, _CONFIGURATION, _REPLACED, _TOO_FEW = 71, 74, 78, 76, 75
 _REFUSED = {
     reasons.Refusal.OTHER_JOB: 73,

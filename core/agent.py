@@ -78,7 +78,7 @@ class StopRequest:
 
 @frozen
 class Pulse:
-    """Beats sent and silences heard (rule 6 of the protocol, see `watching`)."""
+    """Beats sent and silences heard (see `watching`)."""
 
     beat_at: float | None = None
     """When the last beat was sent."""

@@ -26,7 +26,7 @@ class CodecError(ValueError):
 
 def dumps(value: object) -> str:
     """One line of JSON without a line break."""
-    return json.dumps(_encode(value), ensure_ascii=True, separators=(",", ":"))
+    return json.dumps(encode(value), ensure_ascii=True, separators=(",", ":"))
 
 
 def loads(text: str | bytes, type_: type[T]) -> T:
@@ -58,15 +58,15 @@ def decode_entry(data: object) -> Entry:
     return decode(data, Entry)  # type: ignore[arg-type]
 
 
-def _encode(value: object) -> Any:
+def encode(value: object) -> Any:
     if isinstance(value, Enum):
         return value.value
     if isinstance(value, Mapping):
-        return [[_encode(k), _encode(v)] for k, v in value.items()]
+        return [[encode(k), encode(v)] for k, v in value.items()]
     if isinstance(value, frozenset):
-        return [_encode(v) for v in sorted(value)]
+        return [encode(v) for v in sorted(value)]
     if isinstance(value, tuple):
-        return [_encode(v) for v in value]
+        return [encode(v) for v in value]
     cls: Any = type(value)
     if is_frozen(cls):
         data: dict[str, Any] = {"kind": cls.__name__}
@@ -74,7 +74,7 @@ def _encode(value: object) -> Any:
         for name in cls.__slots__:
             item = getattr(value, name)
             if name not in defaults or item != defaults[name]:
-                data[name] = _encode(item)
+                data[name] = encode(item)
         return data
     return value
 

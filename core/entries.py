@@ -118,7 +118,7 @@ class Opened:
 
     terms: Terms
     journal: str
-    """Identity of this journal: an empty successor after an outage has another, and is refused."""
+    """The nonce of who says it. An empty successor of a journal is refused by its header, before it is read."""
     epoch: int = 0
 
 

@@ -1,4 +1,4 @@
-"""Which incarnation this agent speaks as (rules 4 and 5 of the protocol).
+"""Which incarnation this agent speaks as.
 
 1. The first read of the journal decides: one more than the highest ever seen of this node.
 2. An agent that sees itself counted out comes back as a new incarnation, once its workers are gone. The old one is

@@ -34,7 +34,7 @@ def freeze(job: Job) -> str:
     place = {id(joined): i for i, joined in enumerate(everybody)}
     small = evolve(job, live=EMPTY, gone=EMPTY, seats=EMPTY, members=(), member_nodes=frozenset(), ring=())
     data = {
-        "job": json.loads(codec.dumps(small)),
+        "job": codec.encode(small),
         "ids": [j.node.id for j in everybody],
         "incarnations": _packed([j.node.incarnation for j in everybody]),
         "joined": [_packed([getattr(j, name) for j in everybody]) for name, _ in _COLUMNS],
@@ -57,8 +57,7 @@ def thaw(data: object) -> Job:
 def _thawed(data: Any) -> Job:
     ids = _checked(data["ids"], _STR)
     incarnations = _unpacked(data["incarnations"], _INT, len(ids))
-    names = data["joined"]
-    columns = [_unpacked(c, types, len(ids)) for c, (_, types) in zip(names, _COLUMNS, strict=True)]
+    columns = [_unpacked(c, types, len(ids)) for c, (_, types) in zip(data["joined"], _COLUMNS, strict=True)]
     nodes = map(Node, map(NodeId, ids), incarnations)
     everybody = list(map(Joined, nodes, *columns))
     live = {j.node.id: j for j in (everybody[i] for i in _checked(data["live"], _INT))}

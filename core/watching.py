@@ -26,13 +26,13 @@ from .values import evolve
 
 NEIGHBOURS = 2
 """Nodes that each watches: the cost per node stays constant."""
+EXPECTED = 64
+"""And at most so many of those expected, the next ones in the ring: a rack that dies at once is found at once. Only the
+first who are back, and those next to a hole, ever watch so many."""
 DEAD = 3
 """Silence limits after which nobody will call the silent lost any more."""
 RETURN_S = 12.0
 """A link may need this long to find out that the store is back: two calls of 5 s that got lost, and a pause."""
-EXPECTED = 64
-"""And at most so many of those expected, the next ones in the ring: a rack that dies at once is found at once. Only the
-first who are back, and those next to a hole, ever watch so many."""
 
 
 def is_beating(agent: Agent) -> bool:
@@ -100,7 +100,7 @@ def heard(agent: Agent, event: Counters) -> Agent:
         return agent  # not a fresh read: nothing is known about anybody
     # A pause of this agent is not the silence of another: no read counts for more than two beats. And if it was an
     # outage of all, others may need as long again: two nodes, the store hangs for 7 s, a's call returns, b's times out.
-    apart, most = agent.at - (agent.at if pulse.acked_at is None else pulse.acked_at), 2 * agent.job.terms.beat_s
+    apart, most = 0.0 if pulse.acked_at is None else agent.at - pulse.acked_at, 2 * agent.job.terms.beat_s
     spares = pulse.spares_until is not None and agent.at < pulse.spares_until
     elapsed = 0.0 if spares else min(apart, most)
     spares_until = spared_until(agent, apart) if apart > most else pulse.spares_until

@@ -17,7 +17,8 @@ import pytest
 
 from reknit.adapters.envelope import Envelope
 from reknit.adapters.gateway import Watch
-from reknit.adapters.journals.etcd import FAR, EtcdJournal
+from reknit.adapters.journals.etcd import EtcdJournal
+from reknit.adapters.link import MANY
 from reknit.adapters.ports import Batch, Refused, Unavailable
 from reknit.core.entries import Aborted, Node, NodeId
 from reknit.core.fold import fold_all
@@ -283,11 +284,11 @@ def test_jobs_whose_names_nest_do_not_see_each_other(server: Etcd, journals: Cal
 def test_a_reader_that_is_far_behind_begins_with_the_fold(server: Etcd, journals: Callable[..., EtcdJournal]) -> None:
     """Of a thousand nodes that join, each would have to read and decode a thousand entries."""
     journal = journals(server, "far")
-    for i in range(FAR + 1):
+    for i in range(MANY + 1):
         journal.append(str(i), Aborted(str(i)))
     first = journals(server, "far").read(0, 0)
     assert first.base is None
-    assert len(first.entries) == FAR + 1
+    assert len(first.entries) == MANY + 1
     job = fold_all(Job(), first.entries)
     journal.publish(first.position, job)
     assert journals(server, "far").read(0, 0) == Batch(first.position, (), job)
@@ -303,9 +304,9 @@ def test_a_fold_that_cannot_be_used_is_no_loss(server: Etcd, journals: Callable[
     """The entries are all there still. One of an older version, or damaged, costs time."""
     journal = journals(server, "no fold")
     journal.publish(0, Job())
-    for i in range(FAR + 1):
+    for i in range(MANY + 1):
         journal.append(str(i), Aborted(str(i)))
-    assert len(journals(server, "no fold").read(0, 0).entries) == FAR + 1
+    assert len(journals(server, "no fold").read(0, 0).entries) == MANY + 1
 
 
 def test_a_beat_counts_its_own_node_and_tells_of_the_others(server: Etcd, journals: Callable[..., EtcdJournal]) -> None:

@@ -344,18 +344,18 @@ def test_a_fold_that_leads_nowhere_is_not_used(tmp_path: Path) -> None:
     """One of another position, torn, of the future: the entries themselves are there."""
     one = journal(tmp_path)
     ends = []
-    for i in range(file.FAR + 2):
+    for i in range(file.MANY + 2):
         one.append(f"t-{i}", entry("w", i))
         ends.append(len(content(tmp_path)))
     for position in (ends[-1] + 1, ends[3] - 1, 0, -5):
         one.publish(position, Job())
-        assert len(everything(journal(tmp_path))) == file.FAR + 2
+        assert len(everything(journal(tmp_path))) == file.MANY + 2
     (tmp_path / "job" / "fold").write_bytes(b'{"position":')
-    assert len(everything(journal(tmp_path))) == file.FAR + 2
+    assert len(everything(journal(tmp_path))) == file.MANY + 2
     one.publish(ends[3], Job())
     batch = journal(tmp_path).read(0, 0.0)
     assert batch.base == Job()
-    assert whose(batch.entries, "w") == [*range(4, file.FAR + 2)]
+    assert whose(batch.entries, "w") == [*range(4, file.MANY + 2)]
     assert journal(tmp_path).read(ends[3], 0.0).base is None
 
 

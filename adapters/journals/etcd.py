@@ -21,6 +21,7 @@ from time import monotonic
 from urllib.parse import quote, unquote
 
 from reknit.adapters.gateway import Gateway, below, created_after, get, holds, is_created, put, readable
+from reknit.adapters.link import MANY
 from reknit.adapters.ports import Batch, Refused, Unavailable
 from reknit.core.reasons import Refusal
 from reknit.core.values import TYPE_CHECKING
@@ -31,10 +32,8 @@ if TYPE_CHECKING:
     from reknit.core.entries import Entry, Node
     from reknit.core.job import Job
 
-FAR = 32
-"""Who has more entries than this to read looks for a fold of them first."""
 _PAGE = 1000
-_MANY = 100
+_MOST_KEYS = 100
 """Nodes whose counters are asked for one by one. etcd takes 128 operations in a transaction."""
 _LARGEST = 1 << 20
 """Bytes. etcd refuses requests of 1.5 MiB."""
@@ -62,8 +61,8 @@ class EtcdJournal:
         self._reader = Gateway(endpoints, timeout_s, protocol, ca_cert, cert_cert, cert_key)
         self._writer = Gateway(endpoints, timeout_s, protocol, ca_cert, cert_cert, cert_key)
         self._envelope = envelope
-        # No job's name can reach into another's keys.
-        self._root = f"/reknit/{quote(envelope.job, safe='', errors='surrogatepass')}/"
+        self._root = f"/reknit/{_quoted(envelope.job)}/"
+        self._header_key = f"{self._root}header"
         self._entries = f"{self._root}entries/"
         self._header = b""
         """As admitted."""
@@ -78,15 +77,15 @@ class EtcdJournal:
     # ---- the writer's side ----
 
     def append(self, token: str, entry: Entry) -> None:
-        key = self._entries + quote(token, safe="", errors="surrogatepass")
+        key = self._entries + _quoted(token)
         self._greet(self._writer)  # a signature names the journal
         record = self._envelope.wrap(token, entry, _place(token))
         self._transact(self._writer, [put(key, record)], is_created(key, 0))
 
     def beat(self, node: Node, watch: Sequence[Node]) -> Mapping[Node, int]:
         beats = f"{self._root}beats/"
-        keys = {n: f"{beats}{quote(n.id, safe='', errors='surrogatepass')}.{n.incarnation}" for n in (node, *watch)}
-        wanted = [get(key) for key in keys.values()] if len(keys) <= _MANY else [below(beats)]
+        keys = {n: f"{beats}{_quoted(n.id)}.{n.incarnation}" for n in (node, *watch)}
+        wanted = [get(key) for key in keys.values()] if len(keys) <= _MOST_KEYS else [below(beats)]
         answer = self._transact(self._writer, [put(keys[node], b""), *wanted])
         counts = {found.key: found.version for r in (answer.ranges if answer else ()) for found in r.found}
         return {n: counts[key] for n, key in keys.items() if key in counts}
@@ -126,7 +125,7 @@ class EtcdJournal:
 
     def _look(self, after: int) -> tuple[Batch, int]:
         """All that there is, and the revision of the store at which it was found."""
-        page, revision = self._page(after, FAR)
+        page, revision = self._page(after, MANY)
         found, (position, base) = list(page.found), self._fold(after) if page.has_more else (after, None)
         if base is not None:
             found.clear()
@@ -201,10 +200,9 @@ class EtcdJournal:
         """None if `compare` does not hold."""
         if self._is_closed:
             raise Unavailable("the journal is closed")
-        key = f"{self._root}header"
         self._greet(gateway)
         header = self._header
-        answer = gateway.transact([holds(key, header), *compare], operations, [get(key)])
+        answer = gateway.transact([holds(self._header_key, header), *compare], operations, [get(self._header_key)])
         if answer.is_met:
             return answer
         self._admit(_value(answer.ranges[0]))
@@ -214,15 +212,20 @@ class EtcdJournal:
 
     def _greet(self, gateway: Gateway) -> None:
         """Begin the journal, or see whose it is; once."""
-        key = f"{self._root}header"
         if not self._header:
-            answer = gateway.transact([is_created(key, 0)], [put(key, self._envelope.header()), get(key)], [get(key)])
+            key, found = self._header_key, get(self._header_key)
+            answer = gateway.transact([is_created(key, 0)], [put(key, self._envelope.header()), found], [found])
             self._admit(_value(answer.ranges[-1]))
 
     def _admit(self, header: bytes) -> None:
         if header != self._header or not header:
             self._envelope.admit(header)
             self._header = header
+
+
+def _quoted(text: str) -> str:
+    """No job's, node's or token's name reaches into another's keys."""
+    return quote(text, safe="", errors="surrogatepass")
 
 
 def _place(token: str) -> str:

@@ -27,6 +27,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from hashlib import sha256
 from time import monotonic
 
+from reknit.adapters.link import MANY
 from reknit.adapters.ports import Batch, Refused, Unavailable
 from reknit.adapters.turn import Turn
 from reknit.core.reasons import Refusal
@@ -37,8 +38,6 @@ if TYPE_CHECKING:
     from reknit.core.entries import Entry, Node
     from reknit.core.job import Job
 
-FAR = 32
-"""Who has more entries than this to read looks for a fold of them first."""
 _PLAIN = frozenset(b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_.")
 _LONGEST_NAME = 160
 """File names may have 255 bytes."""
@@ -172,7 +171,7 @@ class FileJournal:
             return Batch(after)
         ends = [at + len(line) + 1 for at, line in found]
         base, skipped = None, 0
-        if len(found) > FAR and (fold := self._published()) is not None and fold[0] in ends:
+        if len(found) > MANY and (fold := self._published()) is not None and fold[0] in ends:
             skipped, base = ends.index(fold[0]) + 1, fold[1]
         entries = tuple(self._envelope.open(line, str(at))[1] for at, line in found[skipped:])
         self._known = max(self._known, ends[-1])

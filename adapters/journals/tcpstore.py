@@ -8,7 +8,7 @@
     /reknit/<job>/fold              the fold of all before a position; fold-at: that position
     /reknit/<job>/claim/<n>, …/done/<n>   who far behind reads the n-th MANY slots for all others, and is done
 
-1. A writer takes a slot with `add`, then fills it with `compare_set`. Readers wait for the key of the next slot.
+1. A writer takes a slot with `add`, then fills it with `compare_set`. Readers wait for the key of a slot to come.
 2. A slot that is taken and not filled is a hole: its writer may have died. Nobody reads past it, and after `_HOLE_S`
    any reader plugs it, by `compare_set` as well: one of the two wins, and all readers see the same.
 3. The header is written once. A connection that finds none later speaks to a store that has lost everything.

@@ -49,7 +49,6 @@ class Client:
         self._buffer = bytearray()
         self._busy = _thread.allocate_lock()
         self.is_closed = False
-        self._give_up = time.monotonic() + timeout_s
         self._socket = self._connected(host, port)
         self.greeting = self._call(lambda: self._greet(keys))
         """The values of `keys`, empty where there is no such key."""
@@ -144,13 +143,11 @@ class Client:
             except BaseException as error:
                 was_closed, self.is_closed = self.is_closed, True
                 self._socket.close()
-                if was_closed and isinstance(error, OSError):
-                    raise Unavailable(f"{self._where}: the connection was closed here") from None
-                if isinstance(error, TimeoutError):
-                    raise Unavailable(f"{self._where}: no answer for {self._timeout_s:g} s") from None
-                if isinstance(error, OSError):
-                    raise Unavailable(f"{self._where}: {_why(error)}") from None
-                raise
+                if not isinstance(error, OSError):
+                    raise
+                is_late = isinstance(error, TimeoutError | BlockingIOError)  # the kernel's timeouts are the latter
+                why = f"no answer for {self._timeout_s:g} s" if is_late else _why(error)
+                raise Unavailable(f"{self._where}: {'the connection was closed here' if was_closed else why}") from None
 
     def _asked(self, request: bytes, read: Callable[[], T]) -> T:
         self._send(request)
@@ -185,19 +182,13 @@ class Client:
         return [self._read_bytes() for _ in range(count)]
 
     def _send(self, data: bytes) -> None:
-        try:
-            self._socket.sendall(data)
-        except BlockingIOError:
-            raise TimeoutError from None
+        self._socket.sendall(data)
 
     def _take(self, count: int) -> bytes:
         while len(self._buffer) < count:
             if time.monotonic() >= self._give_up:
                 raise TimeoutError
-            try:
-                part = self._socket.recv(1 << 16)
-            except BlockingIOError:
-                raise TimeoutError from None
+            part = self._socket.recv(1 << 16)
             if not part:
                 raise ConnectionError("the connection was closed by the other side")
             self._buffer += part
