@@ -122,7 +122,7 @@ def _job_news(before: Agent, after: Agent) -> Iterator[str]:
         return
     match new.phase:
         case Running() if not isinstance(old.phase, Running) or old.round != new.round:
-            stands_by = after.me not in new.member_nodes and new.is_live(after.me)
+            stands_by = after.me not in new.member_nodes and not new.is_gone(after.me)
             yield sealed_text(new) + "; this node stands by" * stands_by
         case Gathering() if isinstance(old.phase, Running) and new.why is not None and not _is_told(after, new.why):
             yield f"round {old.round} ended: {reason_text(new.why)}"

@@ -19,7 +19,7 @@ from reknit.core.describe import (
     sealed_text,
     signal_name,
 )
-from reknit.core.entries import Filler, Leaving, Left, Lost, NodeId, RestartPolicy, Terms, WorkerFailure
+from reknit.core.entries import Filler, Leaving, Left, Lost, NodeId, Opened, RestartPolicy, Terms, WorkerFailure
 from reknit.core.ranks import Assignment, WorkerRanks
 from reknit.core.states import WorkerState
 from reknit.core.step import step
@@ -139,6 +139,21 @@ def test_a_run_whose_peer_fails() -> None:
         f"rank 1 failed: exit code 3 (node n1); {STOPPING}",
         "round 1 (restart 1 of 2): 2 nodes, 2 workers, master n0:29501",
     ]
+
+
+def test_a_run_that_a_node_comes_late_to() -> None:
+    """A node that the job has no room for says so as soon as it sees the round, before it has joined."""
+    terms = Terms(min_nodes=2, max_nodes=2)
+    full = read(Opened(terms, "j"), joined("n1"), joined("n2"))
+    assert told(agent(2, 2), start(), full, echo(), ack()) == [
+        "round 0: 2 nodes, 2 workers, master n1:29500; this node stands by"
+    ]
+
+
+def test_a_run_that_goes_on_without_this_node() -> None:
+    """Who has left does not stand by."""
+    left = (ask_to_leave(), echo(), stopped(), echo(joined("n1", 1)), echo(joined("n2", 1)), echo())
+    assert not [line for line in told(agent(1, 2), *WITH_N1, *left) if "stands by" in line]
 
 
 def test_a_run_through_an_outage() -> None:
