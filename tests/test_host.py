@@ -132,7 +132,7 @@ def test_it_outlives_rounds_and_all_that_is_swept_with_them() -> None:
         from reknit.adapters.children import become_subreaper, children, sweep
         from reknit.adapters.tcpstore.client import Client
         from tests.stores import hosted
-        from tests.test_processes import *
+        from tests.processes import *
         assert become_subreaper()
         clock = Clock()
         with hosted() as (host, port):
@@ -163,7 +163,7 @@ def test_a_dead_store_is_reported_by_its_host_and_not_reaped_by_others() -> None
     script = """
         from reknit.adapters.children import become_subreaper, sweep
         from tests.stores import hosted
-        from tests.test_processes import *
+        from tests.processes import *
         assert become_subreaper()
         clock = Clock()
         with hosted() as (host, _):

@@ -8,9 +8,6 @@ import os
 import resource
 import signal
 import subprocess
-import sys
-import textwrap
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,99 +16,9 @@ import pytest
 from reknit.adapters.clock import Clock
 from reknit.adapters.streams import StreamSettings
 from reknit.adapters.workers.environment import arguments
-from reknit.adapters.workers.processes import Processes
-from reknit.core.commands import StartWorkers, StopWorkers
-from reknit.core.entries import WorkerFailure
-from reknit.core.events import Event, WorkersExited, WorkersStarted, WorkersStopped
-from reknit.core.ranks import Assignment, WorkerRanks
-from reknit.core.reasons import AllSucceeded
-from tests.alone import ENV, ROOT, STUBBORN, command, run_alone
-from tests.waiting import PATIENCE_S, is_alive, read_pids, until
-
-FOR_EVER = 1e6
-
-
-def assignment(count: int, round_: int = 0) -> Assignment:
-    return Assignment(
-        round=round_,
-        group_rank=1,
-        group_world_size=2,
-        world_size=2 * count,
-        role="trainer",
-        role_world_size=2 * count,
-        master_addr="node-a",
-        master_port=4711,
-        workers=tuple(WorkerRanks(local_rank=i, rank=count + i, role_rank=count + i) for i in range(count)),
-        restart_count=1,
-        max_restarts=3,
-    )
-
-
-def start(workers: Processes, count: int = 1, round_: int = 0) -> None:
-    workers.start(StartWorkers(round_, assignment(count, round_)))
-
-
-def stop(workers: Processes, grace_s: float = FOR_EVER, round_: int = 0, signum: int = signal.SIGTERM) -> None:
-    workers.stop(StopWorkers(round_, signum, grace_s, AllSucceeded()))
-
-
-def drive(workers: Processes, clock: Clock, kind: type[Event]) -> list[Event]:
-    """Do as the driver does until an event of that kind has come; all that came."""
-    seen: list[Event] = []
-    give_up = clock.now() + PATIENCE_S
-    while not any(isinstance(event, kind) for event in seen):
-        assert clock.now() < give_up, f"waited in vain for {kind.__name__}, got {seen}"
-        wakes_at = workers.wakes_at
-        clock.wait(give_up if wakes_at is None else min(wakes_at, give_up))
-        seen += workers.events(clock.now())
-    return seen
-
-
-def drive_exits(workers: Processes, clock: Clock, count: int) -> list[Event]:
-    """The same until that many workers have exited."""
-    seen: list[Event] = []
-    while sum(len(event.exits) for event in seen if isinstance(event, WorkersExited)) < count:
-        seen += drive(workers, clock, WorkersExited)
-    return seen
-
-
-def failures(seen: list[Event]) -> list[WorkerFailure]:
-    exits = [exit_ for event in seen if isinstance(event, WorkersExited) for exit_ in event.exits]
-    return [exit_.failure for exit_ in exits if exit_.failure]
-
-
-def stopped(seen: list[Event]) -> WorkersStopped:
-    (event,) = [event for event in seen if isinstance(event, WorkersStopped)]
-    return event
-
-
-@pytest.fixture
-def clock() -> Iterator[Clock]:
-    clock = Clock()
-    yield clock
-    clock.close()
-
-
-Make = Callable[..., Processes]
-
-
-@pytest.fixture
-def make(clock: Clock, tmp_path: Path) -> Iterator[Make]:
-    """Makes `Processes` that run a script; the console is a file."""
-    made: list[Processes] = []
-    console = os.open(tmp_path / "console", os.O_RDWR | os.O_CREAT | os.O_APPEND)
-
-    def make(*argv: str, script: str = "", **settings: Any) -> Processes:
-        settings = {"log_dir": str(tmp_path / "logs"), "env": os.environ, "run_id": "job", **settings}
-        argv = argv or (sys.executable, "-c", textwrap.dedent(script))
-        made.append(Processes(clock=clock, argv=argv, stdout=console, stderr=console, **settings))
-        return made[-1]
-
-    yield make
-    for workers in made:
-        workers.close()
-    os.close(console)
-
+from reknit.core.events import WorkersExited, WorkersStarted, WorkersStopped
+from tests.alone import ENV, ROOT, command, run_alone
+from tests.processes import Make, drive, drive_exits, failures, start, stop, stopped
 
 # ---- starting ----
 
@@ -258,7 +165,7 @@ def test_a_process_limit_is_reported(tmp_path: Path) -> None:
         pytest.skip("needs root to become a user without processes")
     script = """
         import os, resource, signal
-        from tests.test_processes import *
+        from tests.processes import *
         clock = Clock()
         resource.setrlimit(resource.RLIMIT_NPROC, (3, 3))
         os.setuid(54321)
@@ -381,227 +288,13 @@ def test_a_worker_reaped_by_somebody_else_is_not_a_success(make: Make, clock: Cl
     drive(workers, clock, WorkersStopped)
 
 
-# ---- stopping ----
-
-
-def test_a_stop_ends_workers_and_answers_once(make: Make, clock: Clock, tmp_path: Path) -> None:
-    """`WorkersStopped` is what lets the next round start: exactly one, and when nothing is left."""
-    pids = tmp_path / "pids"
-    workers = make(sys.executable, STUBBORN, str(pids))
-    start(workers, 2)
-    alive = read_pids(pids, 2)
-    stop(workers)
-    seen = drive(workers, clock, WorkersStopped)
-    assert not any(map(is_alive, alive))
-    assert failures(seen) == [], "who was told to end has not failed"
-    assert workers.events(clock.now()) == []
-    assert workers.wakes_at is None
-
-
-def test_a_worker_that_ignores_the_signal_is_killed_after_the_grace(make: Make, clock: Clock, tmp_path: Path) -> None:
-    """Training code often catches SIGTERM for ever."""
-    pids = tmp_path / "pids"
-    workers = make(sys.executable, STUBBORN, str(pids), "ignore")
-    start(workers)
-    read_pids(pids, 1)
-    before = clock.now()
-    stop(workers, 0.2)
-    workers.events(clock.now())
-    assert workers.wakes_at is not None
-    assert workers.wakes_at >= before + 0.2
-    drive(workers, clock, WorkersStopped)
-    assert clock.now() >= before + 0.2
-
-
-def test_a_second_stop_only_shortens_the_grace(make: Make, clock: Clock, tmp_path: Path) -> None:
-    """Whoever presses Ctrl-C again wants it faster; a later, longer grace must not undo that."""
-    pids = tmp_path / "pids"
-    workers = make(sys.executable, STUBBORN, str(pids), "ignore")
-    start(workers)
-    read_pids(pids, 1)
-    stop(workers, FOR_EVER)
-    workers.events(clock.now())
-    assert workers.wakes_at is not None
-    assert workers.wakes_at > clock.now() + FOR_EVER / 2
-    stop(workers, 0.0)
-    stop(workers, FOR_EVER)
-    drive(workers, clock, WorkersStopped)
-
-
-def test_a_stopped_process_is_continued(make: Make, clock: Clock, tmp_path: Path) -> None:
-    """A worker under SIGSTOP cannot obey SIGTERM: it would cost the whole grace."""
-    pids = tmp_path / "pids"
-    workers = make(sys.executable, STUBBORN, str(pids))
-    start(workers)
-    (pid,) = read_pids(pids, 1)
-    os.kill(pid, signal.SIGSTOP)
-    stop(workers)
-    drive(workers, clock, WorkersStopped)
-
-
-def test_the_group_is_signalled_although_its_leader_is_dead(make: Make, clock: Clock, tmp_path: Path) -> None:
-    """torchelastic skips these, so that the data loaders of a crashed worker keep its memory."""
-    pids = tmp_path / "pids"
-    script = f"{sys.executable} {STUBBORN} {pids} & while ! test -s {pids}; do sleep 0.01; done; exit 3"
-    workers = make("sh", "-c", script)
-    start(workers)
-    (failure,) = failures(drive(workers, clock, WorkersExited))
-    (helper,) = read_pids(pids, 1)
-    assert failure.exitcode == 3
-    assert is_alive(helper)
-    stop(workers)
-    until(lambda: not is_alive(helper))
-    drive(workers, clock, WorkersStopped)
-
-
-def test_a_stop_with_nothing_alive_is_answered(make: Make, clock: Clock) -> None:
-    """The agent waits for that answer before it joins again."""
-    workers = make("true")
-    port = workers.reserve_port()
-    stop(workers, round_=3)
-    assert workers.wakes_at == 0.0
-    (event,) = workers.events(clock.now())
-    assert event == WorkersStopped(event.at, 3, port)
-
-
-def test_rounds_follow_each_other_and_leak_nothing(make: Make, clock: Clock, tmp_path: Path) -> None:
-    """A job may restart a thousand times."""
-    workers = make("sh", "-c", "exit 1", streams=StreamSettings(tee=1, redirects=0))
-    counts = []
-    for round_ in range(12):
-        start(workers, 2, round_)
-        drive(workers, clock, WorkersExited)
-        stop(workers, round_=round_)
-        assert stopped(drive(workers, clock, WorkersStopped)).round == round_
-        assert workers._streams.finish(PATIENCE_S)
-        counts.append(len(os.listdir("/proc/self/fd")))
-    assert counts[-1] == counts[3]
-    assert sorted(os.listdir(tmp_path / "logs")) == sorted(f"round_{i}" for i in range(12)), "logs are kept"
-
-
-STRAYS = """
-    import sys
-    from tests.test_processes import *
-    from reknit.adapters.children import become_subreaper, children
-    assert become_subreaper()
-    clock = Clock()
-    pids, wishes, grace = sys.argv[1], sys.argv[2].split(), float(sys.argv[3])
-    workers = Processes(clock=clock, argv=[sys.executable, STUBBORN, pids, *wishes], env=dict(os.environ), run_id="job",
-                        own_children=True)
-    start(workers, 2)
-    everybody = read_pids(pids, 4)
-    if "die" in wishes or "exit0" in wishes:
-        drive_exits(workers, clock, 2)
-    stop(workers, grace)
-    event = stopped(drive(workers, clock, WorkersStopped))
-    assert event.stuck == () and children() == [] and not any(map(is_alive, everybody))
-    print("clean")
-    workers.close()
-"""
-
-
-@pytest.mark.parametrize(
-    ("wishes", "grace"),
-    [
-        *((wishes, "0.0") for wishes in ("grandchild", "grandchild die", "grandchild exit0", "grandchild ignore")),
-        *((wishes, "0.3") for wishes in ("grandchild die", "grandchild ignore")),
-        *((wishes, "1000") for wishes in ("grandchild", "grandchild exit0")),
-    ],
-)
-def test_daemons_of_workers_do_not_outlive_their_round(tmp_path: Path, wishes: str, grace: str) -> None:
-    """S2: no process of a round lives when the next begins, however well it hid; and success ends with a sweep, too."""
-    assert run_alone(STRAYS, str(tmp_path / "pids"), wishes, grace) == "clean\n"
-
-
-def test_adopted_processes_that_end_are_reaped_while_the_round_runs(tmp_path: Path) -> None:
-    """Zombies would pile up for days: a worker that calls a daemonising tool each step makes thousands."""
-    script = """
-        from tests.test_processes import *
-        from reknit.adapters.children import become_subreaper, children
-        assert become_subreaper()
-        clock = Clock()
-        script = "for i in 1 2 3 4 5; do (true &) ; done; echo x >> $0; exec sleep 600"
-        workers = Processes(clock=clock, argv=["sh", "-c", script, sys.argv[1]], env=dict(os.environ), run_id="job",
-                            own_children=True)
-        start(workers)
-        until(lambda: os.path.exists(sys.argv[1]))
-        until(lambda: workers.events(clock.now()) is not None and len(children()) == 1)
-        print("reaped")
-        workers.close()
-    """
-    assert run_alone(script, str(tmp_path / "file")) == "reaped\n"
-
-
-@pytest.mark.parametrize("own_children", [False, True])
-def test_what_survives_sigkill_is_reported_and_left(tmp_path: Path, own_children: bool) -> None:
-    """A process that hangs in the kernel must not hang the agent, nor the next round."""
-    script = """
-        from tests.test_processes import *
-        from reknit.adapters.children import become_subreaper
-        from reknit.adapters.workers import leaders, processes, strays
-        become_subreaper()
-        clock = Clock()
-        pids, own_children = sys.argv[1], sys.argv[2] == "True"
-        processes.STUCK_AFTER_S = strays.STUCK_AFTER_S = 0.2
-        leaders.signal_group = strays.signal_process = lambda pid, signum: None  # as if no signal did anything
-        workers = Processes(clock=clock, argv=[sys.executable, STUBBORN, pids, "grandchild"], env=dict(os.environ),
-                            run_id="job", own_children=own_children)
-        start(workers)
-        grandchild, worker = read_pids(pids, 2)
-        stop(workers, 0.1)
-        event = stopped(drive(workers, clock, WorkersStopped))
-        assert event.stuck == ((worker, grandchild) if own_children else (worker,)), event
-        workers._argv = ("true",)
-        start(workers, 1, 1)
-        drive(workers, clock, WorkersExited)
-        stop(workers, 0.1, 1)
-        assert stopped(drive(workers, clock, WorkersStopped)).stuck == (), "not again"
-        for pid in (grandchild, worker):
-            os.kill(pid, 9)
-        print("left")
-    """
-    assert run_alone(script, str(tmp_path / "pids"), str(own_children)) == "left\n"
-
-
-# ---- the end ----
-
-
-@pytest.mark.parametrize("state", ["new", "running", "stopping", "ended"])
-@pytest.mark.parametrize("own_children", [False, True])
-def test_close_leaves_nothing_whatever_the_state(tmp_path: Path, state: str, own_children: bool) -> None:
-    """The agent's crash path: there is no time and no event loop any more."""
-    script = """
-        from tests.test_processes import *
-        from reknit.adapters.children import become_subreaper, children
-        become_subreaper()
-        clock = Clock()
-        pids, state, own_children = sys.argv[1], sys.argv[2], sys.argv[3] == "True"
-        wishes = ["ignore", *(["grandchild"] if own_children else [])]
-        workers = Processes(clock=clock, argv=[sys.executable, STUBBORN, pids, *wishes], env=dict(os.environ),
-                            run_id="job", own_children=own_children)
-        if state != "new":
-            start(workers, 2)
-            read_pids(pids, 2 * len(wishes))
-        if state in ("stopping", "ended"):
-            stop(workers, FOR_EVER if state == "stopping" else 0.0)
-            workers.events(clock.now())
-        if state == "ended":
-            drive(workers, clock, WorkersStopped)
-        workers.close()
-        workers.close()
-        assert children() == [], children()
-        print("closed")
-    """
-    assert run_alone(script, str(tmp_path / "pids"), state, str(own_children)) == "closed\n"
-
-
 # ---- stdin ----
 
 
 def test_stdin_is_inherited_unless_it_is_a_terminal(tmp_path: Path) -> None:
     """`reknit run … < data` works; a background group that reads a terminal would be stopped: a hang without a word."""
     script = f"""
-        from tests.test_processes import *
+        from tests.processes import *
         clock = Clock()
         workers = Processes(clock=clock, argv=["sh", "-c", "cat > {tmp_path}/stdin"], env=dict(os.environ),
                             run_id="job")

@@ -21,7 +21,7 @@ import os, signal, sys
 from reknit.adapters.warden import guard
 
 def run(life_line):
-    from tests.test_processes import Clock, Processes, WorkersStopped, start, stop
+    from tests.processes import Clock, Processes, WorkersStopped, start, stop
     from reknit.adapters.clock import Signals
     notes, wishes = sys.argv[1], sys.argv[2:]
     clock = Clock()

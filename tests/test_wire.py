@@ -22,13 +22,6 @@ def config(*argv: str) -> Config:
 
 
 @pytest.fixture
-def clock() -> Iterator[Clock]:
-    clock = Clock()
-    yield clock
-    clock.close()
-
-
-@pytest.fixture
 def line() -> Iterator[tuple[int, int]]:
     """Both ends of a life-line; tests close the warden's."""
     ours, held = os.pipe()

@@ -1,0 +1,102 @@
+"""Workers as real processes, driven as the driver does it, and what they told.
+
+What a script that is run alone needs as well (`from tests.processes import *`) is handed on: see `__all__`.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+import signal
+import sys
+from collections.abc import Callable
+
+from reknit.adapters.clock import Clock
+from reknit.adapters.workers.processes import Processes
+from reknit.core.commands import StartWorkers, StopWorkers
+from reknit.core.entries import WorkerFailure
+from reknit.core.events import Event, WorkersExited, WorkersStopped
+from reknit.core.ranks import Assignment, WorkerRanks
+from reknit.core.reasons import AllSucceeded
+from tests.alone import STUBBORN
+from tests.waiting import PATIENCE_S, is_alive, read_pids, until
+
+__all__ = [
+    "FOR_EVER",
+    "STUBBORN",
+    "Clock",
+    "Processes",
+    "WorkersExited",
+    "WorkersStopped",
+    "assignment",
+    "drive",
+    "drive_exits",
+    "failures",
+    "is_alive",
+    "os",
+    "read_pids",
+    "resource",
+    "signal",
+    "start",
+    "stop",
+    "stopped",
+    "sys",
+    "until",
+]
+
+FOR_EVER = 1e6
+Make = Callable[..., Processes]
+
+
+def assignment(count: int, round_: int = 0) -> Assignment:
+    return Assignment(
+        round=round_,
+        group_rank=1,
+        group_world_size=2,
+        world_size=2 * count,
+        role="trainer",
+        role_world_size=2 * count,
+        master_addr="node-a",
+        master_port=4711,
+        workers=tuple(WorkerRanks(local_rank=i, rank=count + i, role_rank=count + i) for i in range(count)),
+        restart_count=1,
+        max_restarts=3,
+    )
+
+
+def start(workers: Processes, count: int = 1, round_: int = 0) -> None:
+    workers.start(StartWorkers(round_, assignment(count, round_)))
+
+
+def stop(workers: Processes, grace_s: float = FOR_EVER, round_: int = 0, signum: int = signal.SIGTERM) -> None:
+    workers.stop(StopWorkers(round_, signum, grace_s, AllSucceeded()))
+
+
+def drive(workers: Processes, clock: Clock, kind: type[Event]) -> list[Event]:
+    """Do as the driver does until an event of that kind has come; all that came."""
+    seen: list[Event] = []
+    give_up = clock.now() + PATIENCE_S
+    while not any(isinstance(event, kind) for event in seen):
+        assert clock.now() < give_up, f"waited in vain for {kind.__name__}, got {seen}"
+        wakes_at = workers.wakes_at
+        clock.wait(give_up if wakes_at is None else min(wakes_at, give_up))
+        seen += workers.events(clock.now())
+    return seen
+
+
+def drive_exits(workers: Processes, clock: Clock, count: int) -> list[Event]:
+    """The same until that many workers have exited."""
+    seen: list[Event] = []
+    while sum(len(event.exits) for event in seen if isinstance(event, WorkersExited)) < count:
+        seen += drive(workers, clock, WorkersExited)
+    return seen
+
+
+def failures(seen: list[Event]) -> list[WorkerFailure]:
+    exits = [exit_ for event in seen if isinstance(event, WorkersExited) for exit_ in event.exits]
+    return [exit_.failure for exit_ in exits if exit_.failure]
+
+
+def stopped(seen: list[Event]) -> WorkersStopped:
+    (event,) = [event for event in seen if isinstance(event, WorkersStopped)]
+    return event
