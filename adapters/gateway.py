@@ -45,6 +45,8 @@ class Found:
 class Range:
     found: tuple[Found, ...] = ()
     has_more: bool = False
+    count: int = 0
+    """Of all keys within, found or not."""
 
 
 @frozen
@@ -73,6 +75,16 @@ def below(prefix: str) -> Json:
     return {"request_range": {"key": _b64(prefix), "range_end": _b64(_end(prefix))}}
 
 
+def below_from(prefix: str, key: str) -> Json:
+    """Those of them that are not before `key`."""
+    return {"request_range": {**below(prefix)["request_range"], "key": _b64(key)}}
+
+
+def count(prefix: str) -> Json:
+    """Of the keys that begin with `prefix`."""
+    return {"request_range": {**below(prefix)["request_range"], "count_only": True}}
+
+
 def created_after(prefix: str, revision: int, limit: int) -> Json:
     """The first `limit` of the keys that begin with `prefix` and are younger than `revision`, the oldest first."""
     wanted = {"min_create_revision": str(revision + 1), "sort_target": "CREATE", "limit": str(limit)}
@@ -82,6 +94,10 @@ def created_after(prefix: str, revision: int, limit: int) -> Json:
 def is_created(key: str, revision: int) -> Json:
     """The key was created at `revision`; 0: it is not there."""
     return {"key": _b64(key), "target": "CREATE", "create_revision": str(revision)}
+
+
+def is_there(key: str) -> Json:
+    return {"key": _b64(key), "target": "CREATE", "result": "GREATER", "create_revision": "0"}
 
 
 def holds(key: str, value: bytes) -> Json:
@@ -226,7 +242,7 @@ def _answer(data: Any) -> Answer:
 
 
 def _range(data: Json) -> Range:
-    return Range(tuple(map(_found, data.get("kvs", ()))), data.get("more", False))
+    return Range(tuple(map(_found, data.get("kvs", ()))), data.get("more", False), int(data.get("count", 0)))
 
 
 def _found(data: Json) -> Found:

@@ -2,6 +2,7 @@
 
     python benchmarks/rendezvous.py                        # the table, about ten minutes (torch does not finish 256)
     python benchmarks/rendezvous.py --nodes 128 --only reknit --repeats 5
+    python benchmarks/rendezvous.py --nodes 128 --journal etcd   # or file; reknit alone
 
 Both meet at one TCPStore, hosted by torch's own server in a process of its own. Nodes are threads: all of one process,
 or of 8. min = max = N. The clock runs from the moment when all processes let their threads go (reknit's threads connect
@@ -19,11 +20,14 @@ import socket
 import statistics
 import subprocess
 import sys
+import tempfile
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
+from urllib.request import urlopen
 
 PATIENCE_S = 300.0
 SIZES = (32, 128, 256, 512, 1000)
@@ -34,10 +38,8 @@ TORCH_SIZES = (32, 128, 256)
 # ---- one process of nodes ------------------------------------------------------------------------------------------
 
 
-def reknit_node(port: int, number: int, total: int, job: str, known: Callable[[int], None]) -> None:
+def reknit_node(endpoint: str, number: int, total: int, job: str, known: Callable[[int], None]) -> None:
     from reknit.adapters.clock import Clock
-    from reknit.adapters.envelope import Envelope
-    from reknit.adapters.journals.tcpstore import TCPStoreJournal
     from reknit.adapters.link import ThreadedLink
     from reknit.app.driver import Ports, drive
     from reknit.core.agent import Agent, Spec
@@ -45,12 +47,28 @@ def reknit_node(port: int, number: int, total: int, job: str, known: Callable[[i
 
     clock = Clock()
     is_host = number == 0  # as in a real job: it begins the journal and fixes the terms
-    journal = TCPStoreJournal("127.0.0.1", port, Envelope(job), founds=is_host, timeout_s=30.0)
-    link = ThreadedLink(journal, clock, f"x{number}")
+    link = ThreadedLink(journal_at(endpoint, job, founds=is_host), clock, f"x{number}")
     terms = Terms(total, total, beat_s=2.25, silence_s=10.5)  # lost after 15 s, as with torch's defaults
     spec = Spec(NodeId(f"node{number}"), "127.0.0.1", terms, opens_after_s=0.0 if is_host else 3.0)
     ports: Any = Ports(clock, link, NoWorkers(known), NoRequests())
     drive(Agent(spec), ports, f"x{number}", lambda *_: None)
+
+
+def journal_at(endpoint: str, job: str, *, founds: bool) -> Any:
+    """`endpoint`: the port of a TCPStore, `etcd:` and a port, or a folder."""
+    from reknit.adapters.envelope import Envelope
+
+    if endpoint.isdigit():
+        from reknit.adapters.journals.tcpstore import TCPStoreJournal
+
+        return TCPStoreJournal("127.0.0.1", int(endpoint), Envelope(job), founds=founds, timeout_s=30.0)
+    if endpoint.startswith("etcd:"):
+        from reknit.adapters.journals.etcd import EtcdJournal
+
+        return EtcdJournal([("127.0.0.1", int(endpoint[5:]))], Envelope(job), timeout_s=30.0)
+    from reknit.adapters.journals.file import FileJournal
+
+    return FileJournal(endpoint, Envelope(job), timeout_s=30.0)
 
 
 class NoWorkers:
@@ -97,7 +115,7 @@ def torch_node(port: int, number: int, total: int, job: str, known: Callable[[in
     return lambda: known(handler.next_rendezvous().rank)
 
 
-def be_nodes(which: str, port: int, first: int, count: int, total: int, job: str) -> None:
+def be_nodes(which: str, endpoint: str, first: int, count: int, total: int, job: str) -> None:
     """A process of nodes: says `ready`, waits for a line, and says for each node its rank and when it knew it."""
     said = threading.Lock()
 
@@ -109,12 +127,15 @@ def be_nodes(which: str, port: int, first: int, count: int, total: int, job: str
     calls: list[Callable[[], None]] = []
     for number in range(first, first + count):
         if which == "torch":
-            calls.append(torch_node(port, number, total, job, known))
+            calls.append(torch_node(int(endpoint), number, total, job, known))
         else:
-            calls.append(lambda n=number: reknit_node(port, n, total, job, known))  # type: ignore[misc]
+            calls.append(lambda n=number: reknit_node(endpoint, n, total, job, known))  # type: ignore[misc]
     if which == "reknit":
-        import reknit.adapters.journals.tcpstore
+        journal_at(endpoint, job, founds=False).close()
         import reknit.app.driver  # noqa: F401  # imported, as torch is
+
+        if endpoint.startswith("etcd:"):
+            import etcd3gw.client  # noqa: F401
     gate = threading.Event()
 
     def run(call: Callable[[], None]) -> None:
@@ -137,11 +158,11 @@ def be_nodes(which: str, port: int, first: int, count: int, total: int, job: str
 # ---- a measurement -------------------------------------------------------------------------------------------------
 
 
-def measured(which: str, port: int, total: int, processes: int, job: str) -> float | None:
+def measured(which: str, endpoint: str, total: int, processes: int, job: str) -> float | None:
     """Seconds; None: not within the patience."""
     share = [total * (i + 1) // processes - total * i // processes for i in range(processes)]
     firsts = [sum(share[:i]) for i in range(processes)]
-    argv = [sys.executable, __file__, "--be", which, str(port)]
+    argv = [sys.executable, __file__, "--be", which, endpoint]
     children = [
         subprocess.Popen(
             [*argv, str(first), str(count), str(total), job],
@@ -179,8 +200,22 @@ def measured(which: str, port: int, total: int, processes: int, job: str) -> flo
             child.communicate()
 
 
-def hosted() -> tuple[subprocess.Popen[bytes], int]:
-    """torch's server in a process of its own."""
+@contextmanager
+def served(journal: str) -> Iterator[str]:
+    """A store in a process of its own, and where it is."""
+    with tempfile.TemporaryDirectory() as folder:
+        if journal == "file":
+            yield folder
+            return
+        process, endpoint = etcd(folder) if journal == "etcd" else torchs_server()
+        try:
+            yield endpoint
+        finally:
+            process.kill()
+            process.communicate()
+
+
+def torchs_server() -> tuple[subprocess.Popen[bytes], str]:
     listener = socket.socket()
     listener.bind(("127.0.0.1", 0))
     listener.listen(4096)
@@ -201,10 +236,35 @@ def hosted() -> tuple[subprocess.Popen[bytes], int]:
     listener.close()
     assert process.stdout is not None
     process.stdout.readline()
-    return process, port
+    return process, str(port)
 
 
-def table(sizes: list[int], repeats: int, which: list[str]) -> None:
+def etcd(folder: str) -> tuple[subprocess.Popen[bytes], str]:
+    """One member, which writes to the disk as in earnest."""
+    reserved = [socket.socket(), socket.socket()]
+    for s in reserved:
+        s.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        s.bind(("127.0.0.1", 0))
+    url, peer_url = (f"http://127.0.0.1:{s.getsockname()[1]}" for s in reserved)
+    argv = ["etcd", "--data-dir", folder, "--initial-cluster", f"default={peer_url}", "--log-level", "error"]
+    for option, value in {
+        "--listen-client-urls": url,
+        "--advertise-client-urls": url,
+        "--listen-peer-urls": peer_url,
+        "--initial-advertise-peer-urls": peer_url,
+    }.items():
+        argv += [option, value]
+    process = subprocess.Popen(argv, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    while process.poll() is None:
+        try:
+            if b"true" in urlopen(f"{url}/health").read():
+                return process, f"etcd:{reserved[0].getsockname()[1]}"
+        except OSError:
+            time.sleep(0.05)
+    raise SystemExit("etcd does not run")
+
+
+def table(sizes: list[int], repeats: int, which: list[str], journal: str) -> None:
     print(f"{'nodes':>6} {'threads':>18} " + " ".join(f"{name:>22}" for name in which), flush=True)
     for total in sizes:
         for processes in (1, 8):
@@ -213,20 +273,16 @@ def table(sizes: list[int], repeats: int, which: list[str]) -> None:
                 if name == "torch" and total not in TORCH_SIZES:
                     cells.append("not tried")
                     continue
-                cells.append(cell(name, total, processes, repeats))
+                cells.append(cell(name, total, processes, repeats, journal))
             shape = f"{processes} x {total // processes}"
             print(f"{total:>6} {shape:>18} " + " ".join(f"{text:>22}" for text in cells), flush=True)
 
 
-def cell(name: str, total: int, processes: int, repeats: int) -> str:
+def cell(name: str, total: int, processes: int, repeats: int, journal: str) -> str:
     taken: list[float] = []
     for i in range(repeats):
-        server, port = hosted()
-        try:
-            seconds = measured(name, port, total, processes, f"job{i}")
-        finally:
-            server.kill()
-            server.communicate()
+        with served(journal) as endpoint:
+            seconds = measured(name, endpoint, total, processes, f"job{i}")
         if seconds is None:
             return f"not in {PATIENCE_S:.0f} s"
         taken.append(seconds)
@@ -237,16 +293,18 @@ def cell(name: str, total: int, processes: int, repeats: int) -> str:
 
 def main() -> None:
     if sys.argv[1:2] == ["--be"]:
-        which, port, first, count, total, job = sys.argv[2:]
-        be_nodes(which, int(port), int(first), int(count), int(total), job)
+        which, endpoint, first, count, total, job = sys.argv[2:]
+        be_nodes(which, endpoint, int(first), int(count), int(total), job)
         return
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--nodes", type=int, action="append", help=f"a size of its own (default: {SIZES})")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--only", choices=("reknit", "torch"))
+    parser.add_argument("--journal", choices=("c10d", "file", "etcd"), default="c10d", help="torch knows only c10d")
     options = parser.parse_args()
     print(f"{os.cpu_count()} cores, Python {sys.version.split()[0]}")
-    table(options.nodes or list(SIZES), options.repeats, [options.only] if options.only else ["reknit", "torch"])
+    only = "reknit" if options.journal != "c10d" else options.only
+    table(options.nodes or list(SIZES), options.repeats, [only] if only else ["reknit", "torch"], options.journal)
 
 
 if __name__ == "__main__":

@@ -79,7 +79,7 @@ class SharedStore:
             from reknit.adapters.gateway import Gateway, put
 
             gateway = Gateway([(host, int(port))], 5.0)
-            gateway.transact([], [put(f"/reknit/{job}/entries/raw", record)], [])
+            gateway.transact([], [put(f"/reknit/{job}/entries/0/raw", record)], [])
             gateway.close()
 
 

@@ -300,15 +300,6 @@ def test_a_reader_that_is_far_behind_begins_with_the_fold(server: Etcd, journals
     assert (texts(near), near.base) == (["last"], None)
 
 
-def test_a_fold_that_cannot_be_used_is_no_loss(server: Etcd, journals: Callable[..., EtcdJournal]) -> None:
-    """The entries are all there still. One of an older version, or damaged, costs time."""
-    journal = journals(server, "no fold")
-    journal.publish(0, Job())
-    for i in range(MANY + 1):
-        journal.append(str(i), Aborted(str(i)))
-    assert len(journals(server, "no fold").read(0, 0).entries) == MANY + 1
-
-
 def test_a_beat_counts_its_own_node_and_tells_of_the_others(server: Etcd, journals: Callable[..., EtcdJournal]) -> None:
     """A silent peer is one whose counter stands while mine moves. Its next incarnation is another peer."""
     mine, theirs = journals(server, "beats"), journals(server, "beats")

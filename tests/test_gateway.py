@@ -88,7 +88,7 @@ def test_a_transaction_compares_and_then_does_one_or_the_other(server: Etcd) -> 
     """All that the journal promises rests on this."""
     gateway = Gateway(server.endpoints, 30.0)
     first = gateway.transact([is_created("/t/a", 0)], [put("/t/a", b"1"), get("/t/a")], [])
-    assert first == Answer(True, first.revision, (Range(), Range((Found("/t/a", b"1", first.revision, 1),))))
+    assert first == Answer(True, first.revision, (Range(), Range((Found("/t/a", b"1", first.revision, 1),), count=1)))
     again = gateway.transact([is_created("/t/a", 0)], [put("/t/a", b"2")], [get("/t/a"), get("/t/b")])
     assert again == Answer(False, first.revision, (first.ranges[1], Range()))
     same = gateway.transact([holds("/t/a", b"1")], [put("/t/a", b"3"), get("/t/a")], [])

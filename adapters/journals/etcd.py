@@ -1,13 +1,22 @@
 """A journal in etcd.
 
-1. An entry is a key of its own, `/reknit/<job>/entries/<token>`, put if it is not there yet. The order is etcd's, that
-   of revisions: no slots, no holes, and a call that is repeated finds its key.
-2. A transaction holds only while the header is the one that was admitted: nothing is written into a store that has
+    /reknit/<job>/header             what names this journal
+    /reknit/<job>/segments/<n>       the n-th segment, from 1 on, has begun
+    /reknit/<job>/entries/<n>/<token>
+    /reknit/<job>/beats/<id>.<inc>   a node's counter: etcd counts the puts
+    /reknit/<job>/fold               the fold of all before a position; fold-at: that position
+
+1. An entry is a key of its own, put if it is not there yet. The order is etcd's, that of revisions: no slots, no holes,
+   and a call that is repeated finds its key.
+2. etcd looks through a whole range for what is new in it. So entries lie in segments: whoever puts the `_SEGMENT`-th
+   begins another one, and into the older ones nothing is put any more.
+3. A transaction holds only while the header is the one that was admitted: nothing is written into a store that has
    lost the journal. A read also demands that the last entry is still where it was: a store that was put back to an
    older state has lost it, or has another one there.
-3. What is read is the answer to a linearizable range. The watch says when to look, and no more: one that is deaf, cut
+4. What is read is the answer to a linearizable range. The watch says when to look, and no more: one that is deaf, cut
    off or compacted costs the wait.
-4. The counter of a node is the `version` of its key: etcd counts the puts.
+5. A thousand who join at once are not watched: each would be told to each. A reader who waits for many looks again
+   after a while.
 
 Nothing is ever deleted. Each beat is a revision, which etcd keeps until it compacts (`--auto-compaction-retention`).
 """
@@ -20,25 +29,59 @@ from collections.abc import Mapping, Sequence
 from time import monotonic
 from urllib.parse import quote, unquote
 
-from reknit.adapters.gateway import Gateway, below, created_after, get, holds, is_created, put, readable
+from reknit.adapters.gateway import (
+    Gateway,
+    Range,
+    below,
+    below_from,
+    count,
+    created_after,
+    get,
+    holds,
+    is_created,
+    is_there,
+    put,
+    readable,
+)
 from reknit.adapters.link import MANY
 from reknit.adapters.ports import Batch, Refused, Unavailable
 from reknit.core.reasons import Refusal
-from reknit.core.values import TYPE_CHECKING
+from reknit.core.values import TYPE_CHECKING, frozen
 
 if TYPE_CHECKING:
     from reknit.adapters.envelope import Envelope
-    from reknit.adapters.gateway import Answer, Found, Json, Range, Watch
+    from reknit.adapters.gateway import Answer, Found, Json, Watch
     from reknit.core.entries import Entry, Node
     from reknit.core.job import Job
 
+_SEGMENT = 250
+"""Entries, from which on a segment is at its end. A look at so many takes a server a millisecond."""
 _PAGE = 1000
 _MOST_KEYS = 100
-"""Nodes whose counters are asked for one by one. etcd takes 128 operations in a transaction."""
+"""That are asked for one by one. etcd takes 128 operations in a transaction."""
 _LARGEST = 1 << 20
 """Bytes. etcd refuses requests of 1.5 MiB."""
+_DELAY_PER_ENTRY_S, _LONGEST_DELAY_S = 0.003, 1.5
+"""How long a reader who waits for many lets them come."""
 _PAUSE_S = 0.2
 """Between two looks while there is no watch."""
+
+
+@frozen
+class _Page:
+    """What a look at a segment finds."""
+
+    revision: int
+    entries: Range
+    later: Range
+    """The segments that have begun after this one."""
+    fold_at: int
+    """Where the published fold ends."""
+    fold: Range
+
+    @property
+    def is_not_all(self) -> bool:
+        return self.entries.has_more or bool(self.later.found)
 
 
 class EtcdJournal:
@@ -64,10 +107,20 @@ class EtcdJournal:
         self._root = f"/reknit/{_quoted(envelope.job)}/"
         self._header_key = f"{self._root}header"
         self._entries = f"{self._root}entries/"
+        self._segments = f"{self._root}segments/"
+        self._fold_key, self._fold_at_key = f"{self._root}fold", f"{self._root}fold-at"
         self._header = b""
         """As admitted."""
+        self._newest = -1
+        """The segment that is being written to, as far as it is known."""
+        self._said = ("", 0)
+        """A token, and the segment in which it was tried first."""
+        self._reached = (0, 0)
+        """A position, and the segment in which it lies."""
         self._last = (0, "")
         """Position and key of the entry that was read last."""
+        self._fold_at = 0
+        """Where the published fold ends, as the reader saw it last."""
         self._watch: Watch | None = None
         self._reading = _thread.allocate_lock()
         self._is_closed = False
@@ -77,10 +130,29 @@ class EtcdJournal:
     # ---- the writer's side ----
 
     def append(self, token: str, entry: Entry) -> None:
-        key = self._entries + _quoted(token)
         self._greet(self._writer)  # a signature names the journal
-        record = self._envelope.wrap(token, entry, _place(token))
-        self._transact(self._writer, [put(key, record)], is_created(key, 0))
+        segment = self._newest if self._newest >= 0 else self._segment_of(self._writer)
+        if self._said[0] != token:
+            self._said = token, segment
+        while not self._put(token, entry, segment):
+            tried, segment = segment, self._segment_of(self._writer)
+            if tried == segment:
+                return  # it is there: the answer to an earlier call was lost
+        self._newest = max(self._newest, segment)
+
+    def _put(self, token: str, entry: Entry, segment: int) -> bool:
+        """False if it is there, or if the segment is not the newest."""
+        tried = range(max(self._said[1], segment - _MOST_KEYS), segment + 1)
+        is_new = [is_created(self._entry_key(s, token), 0) for s in tried]
+        is_newest = [is_created(self._segment_key(segment + 1), 0)]
+        if segment:
+            is_newest.append(is_there(self._segment_key(segment)))
+        key = self._entry_key(segment, token)
+        operations = [put(key, self._envelope.wrap(token, entry, _place(token))), count(self._entries_of(segment))]
+        answer = self._transact(self._writer, operations, *is_newest, *is_new)
+        if answer is not None and answer.ranges[1].count >= _SEGMENT:
+            self._transact(self._writer, [put(self._segment_key(segment + 1), b"")], *is_newest)
+        return answer is not None
 
     def beat(self, node: Node, watch: Sequence[Node]) -> Mapping[Node, int]:
         beats = f"{self._root}beats/"
@@ -91,17 +163,22 @@ class EtcdJournal:
         return {n: counts[key] for n, key in keys.items() if key in counts}
 
     def publish(self, position: int, job: Job) -> None:
-        self._greet(self._writer)
+        seen = self._fold_at
+        answer = self._transact(self._writer, [get(self._fold_at_key)])
+        if answer is None or _number(_value(answer.ranges[0])) != seen:
+            return  # somebody else has, in the meantime: a thousand may read the same at once
         record = self._envelope.wrap_job(position, job)
         if len(record) <= _LARGEST:
-            self._transact(self._writer, [put(f"{self._root}fold", record)])
+            self._transact(self._writer, [put(self._fold_key, record), put(self._fold_at_key, b"%d" % position)])
 
     # ---- the reader's side ----
 
     def read(self, after: int, wait_s: float, least: int = 1) -> Batch:
         try:
             with self._reading:
-                return self._read(after, monotonic() + wait_s)
+                if wait_s > 0:
+                    self._let_come(least)
+                return self._read(after, monotonic() + wait_s, least)
         finally:
             if self._is_closed:
                 self._let_go()
@@ -112,7 +189,7 @@ class EtcdJournal:
             self._is_closed = True
             self._let_go()
 
-    def _read(self, after: int, until: float) -> Batch:
+    def _read(self, after: int, until: float, least: int) -> Batch:
         is_heard = True
         while True:
             batch, revision = self._look(after)
@@ -121,43 +198,65 @@ class EtcdJournal:
                 self._drop_watch()  # it is deaf: its server went without a word, and came back
             if batch.position > after or left_s <= 0:
                 return batch
-            is_heard = self._wait(left_s, revision)
+            if least > MANY:
+                self._pause(left_s)
+            else:
+                is_heard = self._wait(left_s, revision)
 
     def _look(self, after: int) -> tuple[Batch, int]:
         """All that there is, and the revision of the store at which it was found."""
-        page, revision = self._page(after, MANY)
-        found, (position, base) = list(page.found), self._fold(after) if page.has_more else (after, None)
-        if base is not None:
-            found.clear()
-        while page.has_more:
-            page, revision = self._page(found[-1].created if found else position, _PAGE)
-            found += page.found
-        entries = [self._opened(record) for record in found]
+        known, segment = self._reached
+        if after != known:
+            segment = self._segment_of(self._reader, after)
+        page = self._page(segment, after, MANY)
+        found, position, base = list(page.entries.found), after, None
+        if page.is_not_all and page.fold_at > after:
+            there = segment + _begun_by(page.later, page.fold_at)
+            skipped = self._page(there, page.fold_at, _PAGE, with_fold=True)
+            fold = self._envelope.open_job(_value(skipped.fold))
+            if fold is not None and fold[0] >= page.fold_at:
+                (position, base), segment, page = fold, there, skipped
+                found = [entry for entry in page.entries.found if entry.created > position]
+        while page.is_not_all:
+            segment += not page.entries.has_more
+            page = self._page(segment, found[-1].created if found else position, _PAGE)
+            found += page.entries.found
+        entries = tuple(map(self._opened, found))
         if found:
             position = found[-1].created
             self._last = (position, found[-1].key)
-        return Batch(position, tuple(entries), base), revision
+        self._reached, self._newest = (position, segment), max(self._newest, segment)
+        return Batch(position, entries, base), page.revision
 
-    def _page(self, after: int, limit: int) -> tuple[Range, int]:
+    def _page(self, segment: int, after: int, limit: int, *, with_fold: bool = False) -> _Page:
+        entries = created_after(self._entries_of(segment), after, limit)
+        wanted = [entries, self._later(segment), get(self._fold_at_key), *([get(self._fold_key)] if with_fold else [])]
         known, key = self._last
-        is_there = [is_created(key, known)] if known and known == after else []
-        answer = self._transact(self._reader, [created_after(self._entries, after, limit)], *is_there)
+        answer = self._transact(self._reader, wanted, *([is_created(key, known)] if known and known == after else []))
         if answer is None:
             why = f"the journal of job {self._envelope.job} has lost entries: its store was put back to an older state"
             raise Refused(Refusal.IDENTITY, why)
-        return answer.ranges[0], answer.revision
+        found, later, fold_at, *fold = answer.ranges
+        self._fold_at = _number(_value(fold_at))
+        return _Page(answer.revision, found, later, self._fold_at, fold[0] if fold else Range())
 
-    def _fold(self, after: int) -> tuple[int, Job | None]:
-        """The published fold, if it takes a reader further than `after`."""
-        answer = self._transact(self._reader, [get(f"{self._root}fold")])
-        opened = self._envelope.open_job(_value(answer.ranges[0])) if answer else None
-        return opened if opened is not None and opened[0] > after else (after, None)
+    def _segment_of(self, gateway: Gateway, position: int | None = None) -> int:
+        """In which a position lies. None: the newest."""
+        if position == 0:
+            return 0
+        answer = self._transact(gateway, [self._later(0)])
+        return _begun_by(answer.ranges[0], position) if answer else 0
 
     def _opened(self, record: Found) -> Entry:
-        token = unquote(record.key.removeprefix(self._entries), errors="surrogatepass")
+        token = unquote(record.key.rpartition("/")[2], errors="surrogatepass")
         return self._envelope.open(record.value, _place(token))[1]
 
     # ---- waiting ----
+
+    def _let_come(self, least: int) -> None:
+        if least > MANY:
+            self._drop_watch()
+        self._pause(min(_DELAY_PER_ENTRY_S * (least - 1), _LONGEST_DELAY_S))
 
     def _wait(self, left_s: float, revision: int) -> bool:
         """Until there may be something to read. False if the watch has had nothing to say."""
@@ -166,17 +265,17 @@ class EtcdJournal:
             self._drop_watch()
             self._watch = self._reader.watch(self._entries, revision + 1)
             if self._watch is None:
-                self._pause(left_s)
+                self._pause(min(left_s, _PAUSE_S))
             return True  # what came while it was being opened is to be looked for, not waited for
         if not watch.wait(left_s, self._pipe[0]):
             return False
         if not watch.take():
             self._drop_watch()
-            self._pause(left_s)
+            self._pause(min(left_s, _PAUSE_S))
         return True
 
-    def _pause(self, left_s: float) -> None:
-        readable(self._pipe[:1], min(left_s, _PAUSE_S))
+    def _pause(self, wait_s: float) -> None:
+        readable(self._pipe[:1], wait_s)
 
     def _drop_watch(self) -> None:
         if self._watch is not None:
@@ -193,6 +292,21 @@ class EtcdJournal:
             self._reader.close()
             self._writer.close()
             self._reading.release()
+
+    # ---- keys ----
+
+    def _segment_key(self, segment: int) -> str:
+        return f"{self._segments}{segment:06}"
+
+    def _later(self, segment: int) -> Json:
+        """The segments that have begun after this one."""
+        return below_from(self._segments, self._segment_key(segment + 1))
+
+    def _entries_of(self, segment: int) -> str:
+        return f"{self._entries}{segment}/"
+
+    def _entry_key(self, segment: int, token: str) -> str:
+        return self._entries_of(segment) + _quoted(token)
 
     # ---- transactions ----
 
@@ -221,6 +335,14 @@ class EtcdJournal:
         if header != self._header or not header:
             self._envelope.admit(header)
             self._header = header
+
+
+def _begun_by(segments: Range, position: int | None) -> int:
+    return sum(position is None or segment.created <= position for segment in segments.found)
+
+
+def _number(value: bytes) -> int:
+    return int(value) if value.isdigit() else 0
 
 
 def _quoted(text: str) -> str:
