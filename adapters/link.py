@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     T = TypeVar("T")
 
 LOOK_S = 1.0
-"""A read that finds nothing returns after this: a fresh look is never further away."""
+"""A read that finds nothing returns after this: but for a crowd, a fresh look is never further away."""
 MANY = 32
 """More entries than this in one read are worth publishing the fold of, and looking for one first."""
 _FIRST_RETRY_S, _LAST_RETRY_S = 0.05, 1.0

@@ -5,19 +5,26 @@ from __future__ import annotations
 from base64 import b64encode
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing
+from random import Random
+from threading import Thread
+from time import monotonic
+from typing import Any, TypeVar
 
 import pytest
 
 from reknit.adapters.envelope import Envelope
-from reknit.adapters.gateway import Gateway, put
+from reknit.adapters.gateway import Answer, Gateway, put
 from reknit.adapters.journals import etcd
 from reknit.adapters.journals.etcd import EtcdJournal
 from reknit.adapters.link import MANY
+from reknit.adapters.ports import Refused, Unavailable
 from reknit.core.entries import Aborted, Opened, Terms
 from reknit.core.fold import fold_all
 from reknit.core.job import Job
 from tests.etcd import Etcd
+from tests.waiting import PATIENCE_S, until
 
+T = TypeVar("T")
 Make = Callable[[], EtcdJournal]
 
 
@@ -46,6 +53,42 @@ def read(journal: EtcdJournal, after: int = 0) -> tuple[list[str], int]:
     return [entry.why for entry in batch.entries if isinstance(entry, Aborted)], batch.position
 
 
+def lose_answers(gateway: Gateway, share: float, random: Random) -> None:
+    """Half of those to what was done after all."""
+    transact = gateway.transact
+
+    def transact_or_not(*operations: Any) -> Answer:
+        drawn = random.random()
+        if drawn < share / 2:
+            raise Unavailable("lost on the way there")
+        answer = transact(*operations)
+        if drawn < share:
+            raise Unavailable("lost on the way back")
+        return answer
+
+    gateway.transact = transact_or_not  # type: ignore[method-assign]
+
+
+def patiently(call: Callable[..., T], *args: Any) -> T:
+    """As the link does: again, for as long as it takes."""
+    give_up = monotonic() + PATIENCE_S
+    while True:
+        try:
+            return call(*args)
+        except Unavailable:
+            assert monotonic() < give_up
+
+
+def change(server: Etcd, *operations: dict[str, Any]) -> None:
+    """Behind the journal's back."""
+    with closing(Gateway(server.endpoints, 30.0)) as gateway:
+        gateway.transact([], operations, [])
+
+
+def delete(key: str) -> dict[str, Any]:
+    return {"request_delete_range": {"key": b64encode(key.encode()).decode()}}
+
+
 def test_two_writers_and_two_readers_go_through_the_segments(journal: Make) -> None:
     """The order is that in which entries were put, whoever began a segment, whoever is behind."""
     writers, follower, names, followed, position = [journal(), journal()], journal(), "abcdefghijkl", "", 0
@@ -57,6 +100,34 @@ def test_two_writers_and_two_readers_go_through_the_segments(journal: Make) -> N
     assert followed == names
     assert follower._reached[1] == 4, "that is as many as were begun"
     assert read(journal()) == ([*names], position)
+
+
+def test_answers_that_get_lost_lose_and_double_nothing(journal: Make) -> None:
+    """Each agent's two threads, which retry as the link does, while others begin segment after segment."""
+    names = [[f"{agent}-{i}" for i in range(60)] for agent in range(4)]
+    found: list[list[str]] = [[] for _ in names]
+
+    def write(own: EtcdJournal, agent: int) -> None:
+        for name in names[agent]:
+            patiently(append, own, name)
+
+    def follow(own: EtcdJournal, agent: int) -> None:
+        position = 0
+        while len(found[agent]) < 240:
+            texts, position = patiently(read, own, position)
+            found[agent] += texts
+
+    threads = []
+    for agent in range(4):
+        own = journal()
+        lose_answers(own._writer, 0.25, Random(agent))
+        lose_answers(own._reader, 0.1, Random(agent + 4))
+        threads += [Thread(target=run, args=(own, agent), daemon=True) for run in (write, follow)]
+    for thread in threads:
+        thread.start()
+    until(lambda: not any(thread.is_alive() for thread in threads), "everybody to have read everything")
+    assert found[0] == found[1] == found[2] == found[3] == read(journal())[0]
+    assert [[name for name in found[0] if name.startswith(f"{agent}-")] for agent in range(4)] == names
 
 
 def test_a_reader_may_begin_anywhere(journal: Make) -> None:
@@ -74,25 +145,9 @@ def test_a_call_that_is_repeated_segments_later_finds_its_entry(journal: Make) -
     slow, others = journal(), journal()
     append(slow, "slow")
     append(others, *"abcdefg")
+    read(slow)
     append(slow, "slow", "next")
     assert read(journal())[0] == ["slow", *"abcdefg", "next"]
-
-
-def test_a_segment_that_ends_between_two_looks_loses_nothing(journal: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The writer finds its segment at an end; the reader, in the other thread, has found the next one by then."""
-    ours, others = journal(), journal()
-    append(ours, "first")
-    append(others, *"abc")
-    find = ours._segment_of
-
-    def find_late(gateway: Gateway, position: int | None = None) -> int:
-        found = find(gateway, position)
-        ours.read(0, 0.0)
-        return found
-
-    monkeypatch.setattr(ours, "_segment_of", find_late)
-    append(ours, "last")
-    assert read(journal())[0] == ["first", *"abc", "last"]
 
 
 def test_who_was_to_begin_the_next_segment_and_died_is_not_missed(
@@ -126,15 +181,14 @@ def test_a_fold_that_is_replaced_while_it_is_fetched(server: Etcd, journal: Make
     writer, names = journal(), [str(i) for i in range(MANY + 9)]
     append(writer, *names[:-6])
     _, earlier = read(writer)
-    append(writer, *names[-6:-4])
+    append(writer, names[-6])
     batch = writer.read(0, 0.0)
     writer.publish(batch.position, fold_all(Job(), batch.entries))
-    with closing(Gateway(server.endpoints, 30.0)) as gateway:
-        gateway.transact([], [put(writer._fold_at_key, b"%d" % earlier)], [])
-    append(writer, *names[-4:])
+    change(server, put(writer._fold_at_key, b"%d" % earlier))
+    append(writer, *names[-5:])
     late = journal().read(0, 0.0)
     assert late.base is not None
-    assert late.entries == tuple(map(Aborted, names[-4:]))
+    assert late.entries == tuple(map(Aborted, names[-5:]))
 
 
 def test_one_of_many_publishes(journal: Make) -> None:
@@ -151,23 +205,72 @@ def test_one_of_many_publishes(journal: Make) -> None:
 
 def test_a_segment_that_the_store_has_lost_is_not_written_to(server: Etcd, journal: Make) -> None:
     """It was put back to an older state. Nobody would look there."""
-    writer = journal()
+    writer, others = journal(), journal()
     append(writer, *"abc")
-    lost = {"request_delete_range": {"key": b64encode(writer._segment_key(1).encode()).decode()}}
-    with closing(Gateway(server.endpoints, 30.0)) as gateway:
-        append(writer, "d")
-        gateway.transact([], [lost], [])
-    append(writer, "e")
-    assert read(journal())[0] == [*"abce"]
+    assert read(writer)[0] == [*"abc"]
+    change(server, delete(writer._segment_key(1)))
+    append(writer, "x")
+    append(others, *"yz")
+    append(writer, "x", "last")
+    assert read(journal())[0] == [*"abcxyz", "last"], "and what is repeated is still recognised"
 
 
-def test_a_fold_that_cannot_be_used_is_no_loss(server: Etcd, journal: Make) -> None:
+def test_an_entry_that_went_with_its_segment_is_said_again(server: Etcd, journal: Make) -> None:
+    """The store was put back while the answer was on its way."""
+    writer = journal()
+    append(writer, *"abcd")
+    change(server, delete(writer._segment_key(1)), delete(writer._entry_key(1, "d")))
+    assert read(writer)[0] == [*"abc"]
+    append(writer, "d")
+    assert read(journal())[0] == [*"abcd"]
+
+
+def test_who_began_with_a_fold_finds_out_that_the_store_was_put_back(server: Etcd, journal: Make) -> None:
+    """Though nothing was to be read after the fold."""
+    writer = journal()
+    append(writer, *map(str, range(MANY + 9)))
+    batch = writer.read(0, 0.0)
+    writer.publish(batch.position, fold_all(Job(), batch.entries))
+    reader = journal()
+    late = reader.read(0, 0.0)
+    assert (late.position, late.entries) == (batch.position, ())
+    change(server, delete(reader._last[1]))
+    with pytest.raises(Refused, match="put back to an older state"):
+        reader.read(late.position, 0.0)
+
+
+def test_who_is_only_a_few_behind_needs_no_fold(journal: Make) -> None:
+    """It is large; and the end of a segment is no distance."""
+    writer, reader = journal(), journal()
+    append(writer, *"ab")
+    position = read(reader)[1]
+    append(writer, *"cde")
+    batch = writer.read(0, 0.0)
+    writer.publish(batch.position, fold_all(Job(), batch.entries))
+    assert reader.read(position, 0.0).base is None
+
+
+def test_an_older_fold_does_not_replace_a_newer_one(journal: Make) -> None:
+    """It may have waited for its turn behind an entry that could not be said."""
+    slow, quick = journal(), journal()
+    append(slow, *map(str, range(MANY + 1)))
+    old = slow.read(0, 0.0)
+    append(quick, *"abcdefg")
+    new = quick.read(0, 0.0)
+    quick.publish(new.position, fold_all(Job(), new.entries))
+    slow.read(old.position, 0.0)
+    slow.publish(old.position, fold_all(Job(), old.entries))
+    assert journal().read(0, 0.0).position == new.position
+    assert journal().read(0, 0.0).entries == ()
+
+
+@pytest.mark.parametrize("fold_at", [b"", b"x", b"1" * 5000, b"1", b"0"])
+def test_a_fold_that_cannot_be_used_is_no_loss(server: Etcd, journal: Make, fold_at: bytes) -> None:
     """The entries are all there still. One of an older version, or damaged, costs time."""
     writer, names = journal(), [str(i) for i in range(MANY + 1)]
     append(writer, *names)
     _, position = read(writer)
-    with closing(Gateway(server.endpoints, 30.0)) as gateway:
-        gateway.transact([], [put(writer._fold_key, b"{"), put(writer._fold_at_key, b"%d" % position)], [])
+    change(server, put(writer._fold_key, b"{"), put(writer._fold_at_key, fold_at or b"%d" % position))
     assert read(journal())[0] == names
 
 

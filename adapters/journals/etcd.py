@@ -46,7 +46,7 @@ from reknit.adapters.gateway import (
 from reknit.adapters.link import MANY
 from reknit.adapters.ports import Batch, Refused, Unavailable
 from reknit.core.reasons import Refusal
-from reknit.core.values import TYPE_CHECKING, frozen
+from reknit.core.values import TYPE_CHECKING, evolve, frozen
 
 if TYPE_CHECKING:
     from reknit.adapters.envelope import Envelope
@@ -83,6 +83,11 @@ class _Page:
     def is_not_all(self) -> bool:
         return self.entries.has_more or bool(self.later.found)
 
+    @property
+    def is_far_behind(self) -> bool:
+        """A whole segment follows, or more than was asked for."""
+        return self.entries.has_more or len(self.later.found) > 1
+
 
 class EtcdJournal:
     """Implements `ports.Journal`."""
@@ -111,10 +116,10 @@ class EtcdJournal:
         self._fold_key, self._fold_at_key = f"{self._root}fold", f"{self._root}fold-at"
         self._header = b""
         """As admitted."""
-        self._newest = -1
+        self._newest = 0
         """The segment that is being written to, as far as it is known."""
         self._said = ("", 0)
-        """A token, and the segment in which it was tried first."""
+        """A token, and the oldest segment in which it may lie."""
         self._reached = (0, 0)
         """A position, and the segment in which it lies."""
         self._last = (0, "")
@@ -131,54 +136,61 @@ class EtcdJournal:
 
     def append(self, token: str, entry: Entry) -> None:
         self._greet(self._writer)  # a signature names the journal
-        segment = self._newest if self._newest >= 0 else self._segment_of(self._writer)
-        if self._said[0] != token:
-            self._said = token, segment
-        while not self._put(token, entry, segment):
-            tried, segment = segment, self._segment_of(self._writer)
-            if tried == segment:
-                return  # it is there: the answer to an earlier call was lost
+        segment = self._newest
+        oldest = self._said[1] if self._said[0] == token else segment
+        while True:
+            self._said = token, oldest
+            # Repeated a hundred segments later it is not recognised: etcd takes no more.
+            keys = [self._entry_key(s, token) for s in range(max(oldest, segment - _MOST_KEYS + 1), segment + 1)]
+            is_newest = [is_created(self._segment_key(segment + 1), 0)]
+            if segment:
+                is_newest.append(is_there(self._segment_key(segment)))
+            answer = self._transact(
+                self._writer,
+                [put(keys[-1], self._envelope.wrap(token, entry, _place(token))), count(self._entries_of(segment))],
+                [*is_newest, *(is_created(key, 0) for key in keys)],
+                [self._later(0), *map(get, keys)],
+            )
+            if answer.is_met:
+                break
+            later, *copies = answer.ranges
+            if any(copy.found for copy in copies):
+                return  # the answer to an earlier call was lost
+            newest = _begun(later)
+            if newest == segment:
+                raise Unavailable(f"the segments of job {self._envelope.job} contradict each other")
+            segment, oldest = newest, min(oldest, newest)
         self._newest = max(self._newest, segment)
-
-    def _put(self, token: str, entry: Entry, segment: int) -> bool:
-        """False if it is there, or if the segment is not the newest."""
-        tried = range(max(self._said[1], segment - _MOST_KEYS), segment + 1)
-        is_new = [is_created(self._entry_key(s, token), 0) for s in tried]
-        is_newest = [is_created(self._segment_key(segment + 1), 0)]
-        if segment:
-            is_newest.append(is_there(self._segment_key(segment)))
-        key = self._entry_key(segment, token)
-        operations = [put(key, self._envelope.wrap(token, entry, _place(token))), count(self._entries_of(segment))]
-        answer = self._transact(self._writer, operations, *is_newest, *is_new)
-        if answer is not None and answer.ranges[1].count >= _SEGMENT:
-            self._transact(self._writer, [put(self._segment_key(segment + 1), b"")], *is_newest)
-        return answer is not None
+        if answer.ranges[1].count >= _SEGMENT:
+            self._transact(self._writer, [put(self._segment_key(segment + 1), b"")], is_newest)
 
     def beat(self, node: Node, watch: Sequence[Node]) -> Mapping[Node, int]:
         beats = f"{self._root}beats/"
         keys = {n: f"{beats}{_quoted(n.id)}.{n.incarnation}" for n in (node, *watch)}
         wanted = [get(key) for key in keys.values()] if len(keys) <= _MOST_KEYS else [below(beats)]
         answer = self._transact(self._writer, [put(keys[node], b""), *wanted])
-        counts = {found.key: found.version for r in (answer.ranges if answer else ()) for found in r.found}
+        counts = {found.key: found.version for r in answer.ranges for found in r.found}
         return {n: counts[key] for n, key in keys.items() if key in counts}
 
     def publish(self, position: int, job: Job) -> None:
-        seen = self._fold_at
-        answer = self._transact(self._writer, [get(self._fold_at_key)])
-        if answer is None or _number(_value(answer.ranges[0])) != seen:
+        key, seen = self._fold_at_key, self._fold_at
+        value = _value(self._transact(self._writer, [get(key)]).ranges[0])
+        if _number(value) != seen or seen >= position:
             return  # somebody else has, in the meantime: a thousand may read the same at once
         record = self._envelope.wrap_job(position, job)
         if len(record) <= _LARGEST:
-            self._transact(self._writer, [put(self._fold_key, record), put(self._fold_at_key, b"%d" % position)])
+            is_same = holds(key, value) if value else is_created(key, 0)
+            self._transact(self._writer, [put(self._fold_key, record), put(key, b"%d" % position)], [is_same])
 
     # ---- the reader's side ----
 
     def read(self, after: int, wait_s: float, least: int = 1) -> Batch:
         try:
             with self._reading:
+                until = monotonic() + wait_s
                 if wait_s > 0:
                     self._let_come(least)
-                return self._read(after, monotonic() + wait_s, least)
+                return self._read(after, until, least)
         finally:
             if self._is_closed:
                 self._let_go()
@@ -207,16 +219,18 @@ class EtcdJournal:
         """All that there is, and the revision of the store at which it was found."""
         known, segment = self._reached
         if after != known:
-            segment = self._segment_of(self._reader, after)
+            segment = self._segment_of(after)
         page = self._page(segment, after, MANY)
         found, position, base = list(page.entries.found), after, None
-        if page.is_not_all and page.fold_at > after:
-            there = segment + _begun_by(page.later, page.fold_at)
-            skipped = self._page(there, page.fold_at, _PAGE, with_fold=True)
-            fold = self._envelope.open_job(_value(skipped.fold))
-            if fold is not None and fold[0] >= page.fold_at:
-                (position, base), segment, page = fold, there, skipped
-                found = [entry for entry in page.entries.found if entry.created > position]
+        last = self._last
+        if page.is_far_behind and page.fold_at > after:
+            there = _begun(page.later, segment, page.fold_at)
+            skipped = self._page(there, page.fold_at - 1, _PAGE, with_fold=True)
+            place, fold = self._envelope.open_job(_value(skipped.fold)) or (0, None)
+            ends = [entry.created for entry in skipped.entries.found]
+            if place in ends:  # or it was replaced, and ends further on
+                found = list(skipped.entries.found)[ends.index(place) :]
+                last, position, base, segment, page = (place, found.pop(0).key), place, fold, there, skipped
         while page.is_not_all:
             segment += not page.entries.has_more
             page = self._page(segment, found[-1].created if found else position, _PAGE)
@@ -224,28 +238,24 @@ class EtcdJournal:
         entries = tuple(map(self._opened, found))
         if found:
             position = found[-1].created
-            self._last = (position, found[-1].key)
-        self._reached, self._newest = (position, segment), max(self._newest, segment)
+            last = position, found[-1].key
+        self._last, self._reached, self._newest = last, (position, segment), max(self._newest, segment)
         return Batch(position, entries, base), page.revision
 
     def _page(self, segment: int, after: int, limit: int, *, with_fold: bool = False) -> _Page:
         entries = created_after(self._entries_of(segment), after, limit)
         wanted = [entries, self._later(segment), get(self._fold_at_key), *([get(self._fold_key)] if with_fold else [])]
         known, key = self._last
-        answer = self._transact(self._reader, wanted, *([is_created(key, known)] if known and known == after else []))
-        if answer is None:
+        answer = self._transact(self._reader, wanted, [is_created(key, known)] if known and known == after else [])
+        if not answer.is_met:
             why = f"the journal of job {self._envelope.job} has lost entries: its store was put back to an older state"
             raise Refused(Refusal.IDENTITY, why)
         found, later, fold_at, *fold = answer.ranges
         self._fold_at = _number(_value(fold_at))
         return _Page(answer.revision, found, later, self._fold_at, fold[0] if fold else Range())
 
-    def _segment_of(self, gateway: Gateway, position: int | None = None) -> int:
-        """In which a position lies. None: the newest."""
-        if position == 0:
-            return 0
-        answer = self._transact(gateway, [self._later(0)])
-        return _begun_by(answer.ranges[0], position) if answer else 0
+    def _segment_of(self, position: int) -> int:
+        return _begun(self._transact(self._reader, [self._later(0)]).ranges[0], 0, position) if position else 0
 
     def _opened(self, record: Found) -> Entry:
         token = unquote(record.key.rpartition("/")[2], errors="surrogatepass")
@@ -275,7 +285,8 @@ class EtcdJournal:
         return True
 
     def _pause(self, wait_s: float) -> None:
-        readable(self._pipe[:1], wait_s)
+        if not self._is_closed:
+            readable(self._pipe[:1], wait_s)
 
     def _drop_watch(self) -> None:
         if self._watch is not None:
@@ -310,19 +321,21 @@ class EtcdJournal:
 
     # ---- transactions ----
 
-    def _transact(self, gateway: Gateway, operations: Sequence[Json], *compare: Json) -> Answer | None:
-        """None if `compare` does not hold."""
+    def _transact(
+        self, gateway: Gateway, then: Sequence[Json], compare: Sequence[Json] = (), otherwise: Sequence[Json] = ()
+    ) -> Answer:
         if self._is_closed:
             raise Unavailable("the journal is closed")
         self._greet(gateway)
         header = self._header
-        answer = gateway.transact([holds(self._header_key, header), *compare], operations, [get(self._header_key)])
+        compare, otherwise = [holds(self._header_key, header), *compare], [get(self._header_key), *otherwise]
+        answer = gateway.transact(compare, then, otherwise)
         if answer.is_met:
             return answer
         self._admit(_value(answer.ranges[0]))
         if self._header != header:
             raise Unavailable(f"the header of job {self._envelope.job} was written anew")  # by hand, and it will do
-        return None
+        return evolve(answer, ranges=answer.ranges[1:])
 
     def _greet(self, gateway: Gateway) -> None:
         """Begin the journal, or see whose it is; once."""
@@ -337,12 +350,14 @@ class EtcdJournal:
             self._header = header
 
 
-def _begun_by(segments: Range, position: int | None) -> int:
-    return sum(position is None or segment.created <= position for segment in segments.found)
+def _begun(later: Range, known: int = 0, by: int | None = None) -> int:
+    """The last of these segments that had begun at that position; `known` if none had."""
+    begun = [segment.key for segment in later.found if by is None or segment.created <= by]
+    return int(begun[-1].rpartition("/")[2]) if begun else known
 
 
 def _number(value: bytes) -> int:
-    return int(value) if value.isdigit() else 0
+    return int(value) if value.isdigit() and len(value) < 20 else 0
 
 
 def _quoted(text: str) -> str:

@@ -275,4 +275,4 @@ def _up_to_a_hole(records: list[bytes]) -> list[bytes]:
 
 
 def _number(text: bytes) -> int:
-    return int(text) if text.isdigit() else 0
+    return int(text) if text.isdigit() and len(text) < 20 else 0
