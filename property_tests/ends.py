@@ -27,6 +27,7 @@ def host_ends(world: World, proc: Proc) -> None:
         return  # it does as it is told, or must
     for other in world.procs:
         quiet_s, terms = world.now - world.moved.get(other.agent.me, -1e9), other.spec.terms
+        quiet_s = max(quiet_s, proc.quiet.get(other.agent.me, 0.0))  # by what it has read: a beat may have come since
         if other is proc or not other.up or not other.agent.was_live or quiet_s > DEAD * terms.silence_s - terms.beat_s:
             continue
         if proc.agent.epoch != other.agent.epoch or world.jobs[-1].is_gone(other.agent.me):
