@@ -155,3 +155,8 @@ def _json(text: str | bytes) -> dict[str, Any]:
 
 def _constant(name: str) -> object:
     return name if name == "NaN" else float(name)  # left as text it fits nowhere: no two folds of it would be equal
+
+
+def number(text: bytes) -> int:
+    """What a store holds as a number, unsigned; 0 if it is none: whoever can write there may have."""
+    return int(text) if text.isdigit() and len(text) < 20 else 0

@@ -14,6 +14,7 @@ import pytest
 
 from reknit.adapters.clock import Clock
 from reknit.adapters.workers.processes import Processes
+from tests.etcd import Etcd
 from tests.processes import Make
 
 # A shell gives its background jobs the first two ignored, nohup the third. reknit keeps ignored what it finds ignored,
@@ -51,3 +52,10 @@ def make(clock: Clock, tmp_path: Path) -> Iterator[Make]:
     for workers in made:
         workers.close()
     os.close(console)
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Etcd]:
+    """For the tests that do it no harm. Each has a job of its own."""
+    with Etcd(tmp_path_factory.mktemp("etcd")) as etcd:
+        yield etcd

@@ -10,14 +10,20 @@ import signal
 import socket
 import ssl
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from time import monotonic
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 import pytest
 
-from tests.waiting import until
+from reknit.adapters.gateway import Watch
+from reknit.adapters.journals.etcd import EtcdJournal
+from reknit.adapters.ports import Unavailable
+from tests.waiting import PATIENCE_S, until
+
+T = TypeVar("T")
 
 
 class _Served:
@@ -217,3 +223,26 @@ def _reserved() -> socket.socket:
     reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     reserved.bind(("127.0.0.1", 0))
     return reserved
+
+
+def patiently(call: Callable[..., T], *args: Any) -> T:
+    """As the link does: again, for as long as the store is away."""
+    give_up = monotonic() + PATIENCE_S
+    while True:
+        try:
+            return call(*args)
+        except Unavailable:
+            if monotonic() > give_up:
+                raise
+
+
+def watch_of(journal: EtcdJournal, position: int = 0) -> Watch:
+    """The watch that it has opened, with nothing to read after `position`."""
+
+    def opened() -> Watch | None:
+        patiently(journal.read, position, 0.05)
+        return journal._watch
+
+    found = until(opened, "a watch")
+    assert found is not None
+    return found

@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
-from time import monotonic
 from typing import TypeVar
 
 import pytest
@@ -24,7 +23,7 @@ from reknit.core.entries import Aborted, Node, NodeId
 from reknit.core.fold import fold_all
 from reknit.core.job import Job
 from reknit.core.reasons import Refusal
-from tests.etcd import Etcd, EtcdCluster
+from tests.etcd import Etcd, EtcdCluster, patiently, watch_of
 from tests.waiting import PATIENCE_S, until
 
 T = TypeVar("T")
@@ -52,13 +51,6 @@ journal.close()
 print(i)
 """
 """Appends `count` entries; 0: until its standard input ends. Prints how many."""
-
-
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Etcd]:
-    """For the tests that do it no harm. Each has a job of its own."""
-    with Etcd(tmp_path_factory.mktemp("etcd")) as etcd:
-        yield etcd
 
 
 @pytest.fixture
@@ -91,17 +83,6 @@ def texts(batch: Batch) -> list[str]:
     return [entry.why for entry in batch.entries if isinstance(entry, Aborted)]
 
 
-def patiently(call: Callable[[], T]) -> T:
-    """As the link does: again, for as long as the store is away."""
-    give_up = monotonic() + PATIENCE_S
-    while True:
-        try:
-            return call()
-        except Unavailable:
-            if monotonic() > give_up:
-                raise
-
-
 def read_until(journal: EtcdJournal, is_enough: Callable[[list[str]], bool]) -> list[str]:
     """Follow the journal from the start, through outages."""
     position, found = 0, list[str]()
@@ -114,18 +95,6 @@ def read_until(journal: EtcdJournal, is_enough: Callable[[list[str]], bool]) -> 
         return is_enough(found)
 
     until(has_enough, "enough entries")
-    return found
-
-
-def watch_of(journal: EtcdJournal, position: int = 0) -> Watch:
-    """The watch that it has opened, with nothing to read after `position`."""
-
-    def opened() -> Watch | None:
-        patiently(lambda: journal.read(position, 0.05))
-        return journal._watch
-
-    found = until(opened, "a watch")
-    assert found is not None
     return found
 
 

@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing
 from random import Random
 from threading import Thread
-from time import monotonic
 from typing import Any, TypeVar
 
 import pytest
@@ -21,17 +20,11 @@ from reknit.adapters.ports import Refused, Unavailable
 from reknit.core.entries import Aborted, Opened, Terms
 from reknit.core.fold import fold_all
 from reknit.core.job import Job
-from tests.etcd import Etcd
-from tests.waiting import PATIENCE_S, until
+from tests.etcd import Etcd, patiently, watch_of
+from tests.waiting import until
 
 T = TypeVar("T")
 Make = Callable[[], EtcdJournal]
-
-
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Etcd]:
-    with Etcd(tmp_path_factory.mktemp("etcd")) as etcd:
-        yield etcd
 
 
 @pytest.fixture
@@ -53,7 +46,7 @@ def read(journal: EtcdJournal, after: int = 0) -> tuple[list[str], int]:
     return [entry.why for entry in batch.entries if isinstance(entry, Aborted)], batch.position
 
 
-def lose_answers(gateway: Gateway, share: float, random: Random) -> None:
+def lose_answers(monkeypatch: pytest.MonkeyPatch, gateway: Gateway, share: float, random: Random) -> None:
     """Half of those to what was done after all."""
     transact = gateway.transact
 
@@ -66,17 +59,7 @@ def lose_answers(gateway: Gateway, share: float, random: Random) -> None:
             raise Unavailable("lost on the way back")
         return answer
 
-    gateway.transact = transact_or_not  # type: ignore[method-assign]
-
-
-def patiently(call: Callable[..., T], *args: Any) -> T:
-    """As the link does: again, for as long as it takes."""
-    give_up = monotonic() + PATIENCE_S
-    while True:
-        try:
-            return call(*args)
-        except Unavailable:
-            assert monotonic() < give_up
+    monkeypatch.setattr(gateway, "transact", transact_or_not)
 
 
 def change(server: Etcd, *operations: dict[str, Any]) -> None:
@@ -102,7 +85,7 @@ def test_two_writers_and_two_readers_go_through_the_segments(journal: Make) -> N
     assert read(journal()) == ([*names], position)
 
 
-def test_answers_that_get_lost_lose_and_double_nothing(journal: Make) -> None:
+def test_answers_that_get_lost_lose_and_double_nothing(journal: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each agent's two threads, which retry as the link does, while others begin segment after segment."""
     names = [[f"{agent}-{i}" for i in range(60)] for agent in range(4)]
     found: list[list[str]] = [[] for _ in names]
@@ -120,8 +103,8 @@ def test_answers_that_get_lost_lose_and_double_nothing(journal: Make) -> None:
     threads = []
     for agent in range(4):
         own = journal()
-        lose_answers(own._writer, 0.25, Random(agent))
-        lose_answers(own._reader, 0.1, Random(agent + 4))
+        lose_answers(monkeypatch, own._writer, 0.25, Random(agent))
+        lose_answers(monkeypatch, own._reader, 0.1, Random(agent + 4))
         threads += [Thread(target=run, args=(own, agent), daemon=True) for run in (write, follow)]
     for thread in threads:
         thread.start()
@@ -277,8 +260,7 @@ def test_a_fold_that_cannot_be_used_is_no_loss(server: Etcd, journal: Make, fold
 def test_who_waits_for_many_watches_none(journal: Make) -> None:
     """Each of a thousand would be told of each."""
     writer, reader = journal(), journal()
-    while reader._watch is None:
-        reader.read(0, 0.01)
+    watch_of(reader)
     append(writer, "a")
     batch = reader.read(0, 10.0, MANY + 1)
     assert batch.entries == (Aborted("a"),), "one that it did not wait for is told all the same"

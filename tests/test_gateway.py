@@ -19,12 +19,6 @@ from reknit.core.reasons import Refusal
 from tests.etcd import Etcd, make_certificate
 
 
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Etcd]:
-    with Etcd(tmp_path_factory.mktemp("etcd")) as etcd:
-        yield etcd
-
-
 @pytest.fixture
 def nobody() -> Iterator[tuple[str, int]]:
     """An endpoint at which nobody listens, nor will."""

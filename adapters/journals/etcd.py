@@ -29,6 +29,7 @@ from collections.abc import Mapping, Sequence
 from time import monotonic
 from urllib.parse import quote, unquote
 
+from reknit.adapters.envelope import number
 from reknit.adapters.gateway import (
     Gateway,
     Range,
@@ -136,7 +137,7 @@ class EtcdJournal:
 
     def append(self, token: str, entry: Entry) -> None:
         self._greet(self._writer)  # a signature names the journal
-        segment = self._newest
+        record, segment = self._envelope.wrap(token, entry, _place(token)), self._newest
         oldest = self._said[1] if self._said[0] == token else segment
         while True:
             self._said = token, oldest
@@ -147,7 +148,7 @@ class EtcdJournal:
                 is_newest.append(is_there(self._segment_key(segment)))
             answer = self._transact(
                 self._writer,
-                [put(keys[-1], self._envelope.wrap(token, entry, _place(token))), count(self._entries_of(segment))],
+                [put(keys[-1], record), count(self._entries_of(segment))],
                 [*is_newest, *(is_created(key, 0) for key in keys)],
                 [self._later(0), *map(get, keys)],
             )
@@ -175,7 +176,7 @@ class EtcdJournal:
     def publish(self, position: int, job: Job) -> None:
         key, seen = self._fold_at_key, self._fold_at
         value = _value(self._transact(self._writer, [get(key)]).ranges[0])
-        if _number(value) != seen or seen >= position:
+        if number(value) != seen or seen >= position:
             return  # somebody else has, in the meantime: a thousand may read the same at once
         record = self._envelope.wrap_job(position, job)
         if len(record) <= _LARGEST:
@@ -251,7 +252,7 @@ class EtcdJournal:
             why = f"the journal of job {self._envelope.job} has lost entries: its store was put back to an older state"
             raise Refused(Refusal.IDENTITY, why)
         found, later, fold_at, *fold = answer.ranges
-        self._fold_at = _number(_value(fold_at))
+        self._fold_at = number(_value(fold_at))
         return _Page(answer.revision, found, later, self._fold_at, fold[0] if fold else Range())
 
     def _segment_of(self, position: int) -> int:
@@ -354,10 +355,6 @@ def _begun(later: Range, known: int = 0, by: int | None = None) -> int:
     """The last of these segments that had begun at that position; `known` if none had."""
     begun = [segment.key for segment in later.found if by is None or segment.created <= by]
     return int(begun[-1].rpartition("/")[2]) if begun else known
-
-
-def _number(value: bytes) -> int:
-    return int(value) if value.isdigit() and len(value) < 20 else 0
 
 
 def _quoted(text: str) -> str:

@@ -22,7 +22,7 @@ import _thread
 import time
 from collections.abc import Mapping, Sequence
 
-from reknit.adapters.envelope import Envelope
+from reknit.adapters.envelope import Envelope, number
 from reknit.adapters.link import MANY
 from reknit.adapters.ports import Batch, Refused, Unavailable
 from reknit.adapters.tcpstore.client import Client, endpoint
@@ -102,12 +102,12 @@ class TCPStoreJournal:
     def beat(self, node: Node, watch: Sequence[Node]) -> Mapping[Node, int]:
         client = self._client("writer")
         count, found = client.add_and_get(self._beat(node), 1, [self._beat(n) for n in watch])
-        return {n: _number(value) for n, value in zip(watch, found, strict=True)} | {node: count}
+        return {n: number(value) for n, value in zip(watch, found, strict=True)} | {node: count}
 
     def publish(self, position: int, job: Job) -> None:
         client = self._client("writer")
         # An older fold would throw readers back. Two that publish at once may still cross: it costs time only.
-        if position > _number(client.get(self._root + "fold-at")):
+        if position > number(client.get(self._root + "fold-at")):
             client.set(self._root + "fold", self._envelope.wrap_job(position, job))
             client.set(self._root + "fold-at", b"%d" % position)
         for claim in list(self._claims):
@@ -141,7 +141,7 @@ class TCPStoreJournal:
         """How many slots are taken, how many of them a published fold holds, and the first few records."""
         keys = [self._root + "fold-at", *(self._slot(after + i) for i in range(_AHEAD))]
         head, (fold_at, *found) = client.add_and_get(self._root + "head", 0, keys)
-        return head, _number(fold_at), _up_to_a_hole(found[: max(0, head - after)])
+        return head, number(fold_at), _up_to_a_hole(found[: max(0, head - after)])
 
     def _batch(self, client: Client, after: int, head: int, records: list[bytes]) -> Batch:
         """Everything from `after` up to `head`, or to the first hole; at least one entry. `records`: the first ones."""
@@ -272,7 +272,3 @@ class TCPStoreJournal:
 
 def _up_to_a_hole(records: list[bytes]) -> list[bytes]:
     return records[: records.index(b"")] if b"" in records else records
-
-
-def _number(text: bytes) -> int:
-    return int(text) if text.isdigit() and len(text) < 20 else 0
