@@ -29,7 +29,8 @@ UP = """
     import os, signal, sys
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1, signal.SIGUSR2})
     def up():
-        line = "up {RANK} {WORLD_SIZE} {GROUP_RANK} {TORCHELASTIC_RESTART_COUNT} {MASTER_ADDR}:{MASTER_PORT}"
+        ranks = "{RANK} {WORLD_SIZE} {GROUP_RANK} {TORCHELASTIC_RESTART_COUNT} {REKNIT_ROUND}"
+        line = f"up {ranks} {{MASTER_ADDR}}:{{MASTER_PORT}}"
         os.write(1, f"{line.format(**os.environ)} {os.getpid()}\\n".encode())
     def told():
         return signal.sigwait({signal.SIGUSR1, signal.SIGUSR2})
@@ -66,8 +67,8 @@ class Up(NamedTuple):
     world: int
     group_rank: int
     restart: int
+    round: int
     master: str
-    """Another one in every round."""
     pid: int
 
 
@@ -93,12 +94,12 @@ class NodeRun(Run):
     def ups(self) -> list[Up]:
         """Its workers so far, in the order in which they were up."""
         lines = [line.split()[1:] for line in self.texts[0].split("\n")[:-1] if line.startswith("up ")]
-        return [Up(int(r), int(w), int(g), int(n), master, int(pid)) for r, w, g, n, master, pid in lines]
+        return [Up(*map(int, numbers), master, int(pid)) for *numbers, master, pid in lines]
 
     def workers(self) -> list[Up]:
         """Those of its last round."""
         ups = self.ups
-        return [up for up in ups if up.master == ups[-1].master]
+        return [up for up in ups if up.round == ups[-1].round]
 
     def says(self, text: str, times: int = 1) -> None:
         """Wait until it has said that."""
@@ -163,8 +164,8 @@ class Nodes:
             if not all(node.ups for node in nodes):
                 return []
             ups = sorted(up for node in nodes for up in node.workers())
-            is_whole = {up.world for up in ups} == {len(ups)} and len({up.master for up in ups}) == 1
-            is_later = after is None or ups[0].master != after[0].master
+            is_whole = {up.world for up in ups} == {len(ups)} and len({(up.round, up.master) for up in ups}) == 1
+            is_later = after is None or ups[0].round > after[0].round
             return ups if is_whole and is_later else []
 
         found = until(look, f"a round of {[node.name for node in nodes]}, later than {after}:\n{self.story()}")

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from reknit.adapters.bootstrap import Reservation
 from reknit.adapters.clock import Clock
 from reknit.adapters.streams import StreamSettings
 from reknit.adapters.workers.environment import arguments
@@ -326,6 +327,19 @@ def test_each_round_has_another_port_and_the_last_one_is_free_again(make: Make, 
     second = stopped(drive(workers, clock, WorkersStopped)).port
     assert second not in (0, first)
     assert workers.reserve_port() == second
+
+
+def test_a_port_of_an_earlier_round_never_comes_back() -> None:
+    """Workers of a node that was cut off may still know it: they would meet another round's store there."""
+    first = Reservation()
+    used = [port for port in range(1 << 16) if port % 4 == first.port % 4]  # half of those that there are
+    later = [Reservation(used) for _ in range(50)]
+    assert 0 not in (ports := {reservation.port for reservation in later})
+    assert not ports & set(used)
+    last = Reservation(range(1 << 16))
+    assert last.port > 0, "better an old one than none"
+    for reservation in (first, *later, last):
+        reservation.release()
 
 
 def test_torchs_store_binds_over_the_reservation(make: Make, clock: Clock) -> None:

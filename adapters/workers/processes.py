@@ -88,6 +88,7 @@ class Processes:
         self._round: _Round | None = None
         self._unknown_stops: list[int] = []
         self._reservation: Reservation | None = None
+        self._used_ports: set[int] = set()
         self._wakes_at: float | None = None
 
     # ---- the port ----
@@ -95,15 +96,17 @@ class Processes:
     def reserve_port(self) -> int:
         """A bootstrap port on this host, kept until the next round has ended. 0 if there is none to be had."""
         if self._reservation is None:
-            self._reservation = Reservation()
+            self._reservation = Reservation(self._used_ports)
         return self._reservation.port
 
     def _renew_port(self) -> int:
-        """Every round gets another one: what the last round's store leaves behind cannot be in the way."""
-        old, self._reservation = self._reservation, Reservation()
-        if old is not None:
-            old.release()
-        return self._reservation.port
+        """Every round gets another one: neither what the last round's store leaves behind is in the way, nor is this
+        store in reach of workers of an earlier round on a node that was cut off."""
+        if self._reservation is not None:
+            self._used_ports.add(self._reservation.port)
+            self._reservation.release()
+            self._reservation = None
+        return self.reserve_port()
 
     # ---- starting ----
 
