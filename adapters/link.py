@@ -228,7 +228,7 @@ class ThreadedLink:
 
 def _drain(fd: int) -> None:
     try:
-        while os.read(fd, 4096):
+        while len(os.read(fd, 512)) == 512:
             pass
     except BlockingIOError:
         pass

@@ -14,6 +14,7 @@ reknit's nodes are whole agents: the real `drive` loop with the real journal. On
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import os
 import socket
@@ -136,6 +137,7 @@ def be_nodes(which: str, endpoint: str, first: int, count: int, total: int, job:
 
         if endpoint.startswith("etcd:"):
             import etcd3gw.client  # noqa: F401
+        gc.freeze()  # as `reknit run` does when it has imported what it needs
     gate = threading.Event()
 
     def run(call: Callable[[], None]) -> None:

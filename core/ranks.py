@@ -55,17 +55,17 @@ def assign(
 
     The bootstrap address and port of the round are those of group rank 0.
     """
-    group_rank, me = next((i, m) for i, m in enumerate(members) if m.node == node)
-    peers = [m for m in members if m.role == me.role]
-    base = sum(m.local_world_size for m in members[:group_rank])
-    role_base = sum(m.local_world_size for m in members[:group_rank] if m.role == me.role)
+    group_rank, me = next((i, m) for i, m in enumerate(members) if m.node.id == node.id and m.node == node)
+    sizes = [m.local_world_size for m in members]
+    role_sizes = [m.local_world_size if m.role == me.role else 0 for m in members]
+    base, role_base = sum(sizes[:group_rank]), sum(role_sizes[:group_rank])
     return Assignment(
         round=round,
         group_rank=group_rank,
         group_world_size=len(members),
-        world_size=sum(m.local_world_size for m in members),
+        world_size=sum(sizes),
         role=me.role,
-        role_world_size=sum(m.local_world_size for m in peers),
+        role_world_size=sum(role_sizes),
         master_addr=members[0].address,
         master_port=members[0].port,
         workers=tuple(

@@ -68,6 +68,8 @@ class TCPStoreJournal:
         self._root = f"reknit/{envelope.job.replace('%', '%25').replace('/', '%2F')}/"
         self._owner = envelope.job.encode(errors="surrogatepass")
         self._header = self._root + "header"
+        self._fold = self._root + "fold"
+        self._fold_at = self._root + "fold-at"
         self._clients: dict[str, Client] = {}
         self._greeting = _thread.allocate_lock()
         self._was_greeted = False
@@ -107,9 +109,9 @@ class TCPStoreJournal:
     def publish(self, position: int, job: Job) -> None:
         client = self._client("writer")
         # An older fold would throw readers back. Two that publish at once may still cross: it costs time only.
-        if position > number(client.get(self._root + "fold-at")):
-            client.set(self._root + "fold", self._envelope.wrap_job(position, job))
-            client.set(self._root + "fold-at", b"%d" % position)
+        if position > number(client.get(self._fold_at)):
+            client.set(self._fold, self._envelope.wrap_job(position, job))
+            client.set(self._fold_at, b"%d" % position)
         for claim in list(self._claims):
             client.add(f"{self._root}done/{claim}", 1)
             self._claims.discard(claim)
@@ -120,8 +122,10 @@ class TCPStoreJournal:
         client = self._client("reader")
         head, fold_at, records = self._look(client, after) if wait_s <= 0 or not self._is_read else (after, 0, [])
         if head - after < least and wait_s > 0:
-            self._wait(client, after, head, wait_s, least)
-            head, fold_at, records = self._look(client, after)
+            if self._wait(client, after, head, wait_s, least) and least > MANY:
+                head, fold_at = after + least, 0  # at least; all who waited for that slot name the same number
+            else:
+                head, fold_at, records = self._look(client, after)
         if head - after > MANY:
             batch = self._far_behind(client, after, head, fold_at)
         else:
@@ -129,17 +133,18 @@ class TCPStoreJournal:
         self._is_read = batch.position >= head
         return batch
 
-    def _wait(self, client: Client, after: int, head: int, wait_s: float, least: int) -> None:
-        """For as many entries as it takes; but not long if there are some that it can do without."""
+    def _wait(self, client: Client, after: int, head: int, wait_s: float, least: int) -> bool:
+        """For as many entries as it takes: are they there? But not long if there are some that it can do without."""
         self._crowd = max(least, self._crowd) if least > 1 else 1
         delay_s = min(_DELAY_PER_ENTRY_S * (self._crowd - 1), _LONGEST_DELAY_S)
         is_enough = delay_s > 0 and client.wait([self._slot(after + least - 1)], delay_s)
         if not is_enough and head <= after:
             client.wait([self._slot(after)], max(0.0, wait_s - delay_s))
+        return is_enough
 
     def _look(self, client: Client, after: int) -> tuple[int, int, list[bytes]]:
         """How many slots are taken, how many of them a published fold holds, and the first few records."""
-        keys = [self._root + "fold-at", *(self._slot(after + i) for i in range(_AHEAD))]
+        keys = [self._fold_at, *(self._slot(after + i) for i in range(_AHEAD))]
         head, (fold_at, *found) = client.add_and_get(self._root + "head", 0, keys)
         return head, number(fold_at), _up_to_a_hole(found[: max(0, head - after)])
 
@@ -172,7 +177,7 @@ class TCPStoreJournal:
             client.compare_set(self._slot(hole), b"", self._envelope.wrap("", Filler(), str(hole)))
 
     def _far_behind(self, client: Client, after: int, head: int, fold_at: int) -> Batch:
-        is_awaited = False
+        is_awaited, record = False, b""
         for _ in range(_CLAIMS):
             # To begin with, an old one will do: that the reader is behind is no news to it.
             if fold_at > after + MANY and (not after or head - fold_at <= _FEW):
@@ -184,15 +189,16 @@ class TCPStoreJournal:
                 self._claims.add(claim)
                 is_awaited = True
                 break
-            head, fold_at, _ = self._look(client, after)
-        fold = self._fold(client, after) if fold_at > after + MANY else Batch(after)
+            head, (position, record) = client.add_and_get(self._root + "head", 0, [self._fold_at, self._fold])
+            fold_at = number(position)
+        is_worth = fold_at > after + MANY
+        fold = self._unfolded(record or client.get(self._fold), after) if is_worth else Batch(after)
         if fold.base and (fold.position >= head or (not after and head - fold.position > _FEW)):
             return evolve(fold, is_awaited=is_awaited)
         batch = self._batch(client, fold.position, head, [])
         return evolve(batch, base=fold.base, is_awaited=is_awaited)
 
-    def _fold(self, client: Client, after: int) -> Batch:
-        record = client.get(self._root + "fold")
+    def _unfolded(self, record: bytes, after: int) -> Batch:
         with _opening:
             opened = self._envelope.open_job(record)
         return Batch(opened[0], base=opened[1]) if opened and opened[0] > after else Batch(after)

@@ -31,6 +31,8 @@ _MAGIC = 0x3C85F7CE
 _CANCELLED = b"\1"
 _U32, _U64, _I64 = Struct("<I"), Struct("<Q"), Struct("<q")
 _TIMEVAL = Struct("@ll")
+_MOST_REPLIES_BYTES = 1 << 12
+"""What to have room for, if it is not known yet what comes. Python allocates it for each call."""
 _MOST_BYTES = 1 << 28
 """No reply is that long: something else answers."""
 _KEEPALIVE = {"TCP_KEEPIDLE": 10, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3}
@@ -46,7 +48,7 @@ class Client:
         ask for in the same round trip."""
         self._where = endpoint(host, port)
         self._timeout_s = timeout_s
-        self._buffer = bytearray()
+        self._buffer = b""
         self._busy = _thread.allocate_lock()
         self.is_closed = False
         self._socket = self._connected(host, port)
@@ -188,12 +190,11 @@ class Client:
         while len(self._buffer) < count:
             if time.monotonic() >= self._give_up:
                 raise TimeoutError
-            part = self._socket.recv(1 << 16)
+            part = self._socket.recv(max(_MOST_REPLIES_BYTES, count - len(self._buffer)))
             if not part:
                 raise ConnectionError("the connection was closed by the other side")
             self._buffer += part
-        taken = bytes(self._buffer[:count])
-        del self._buffer[:count]
+        taken, self._buffer = self._buffer[:count], self._buffer[count:]
         return taken
 
 
