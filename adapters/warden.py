@@ -96,7 +96,7 @@ def _be_the_warden(agent: int, forwarded: set[signal.Signals]) -> NoReturn:
     if os.WIFSIGNALED(status):
         _say(
             f"reknit: the agent was killed by {_signal_name(os.WTERMSIG(status))};"
-            f" {ended} left-over processes were ended"
+            f" {ended} left-over {'process was' if ended == 1 else 'processes were'} ended"
         )
     if stuck:
         _say(f"reknit: these processes cannot be killed: {', '.join(map(str, stuck))}")

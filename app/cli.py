@@ -62,7 +62,3 @@ def _as_agent(argv: list[str], life_line: int) -> int:
     from .run import run
 
     return run(argv, life_line)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -73,7 +73,10 @@ def configure(parsed: Parsed, environ: Mapping[str, str]) -> Config:
         ),
         signals=_signals(parsed["signals-to-handle"]),
         env={"TORCHELASTIC_SIGNALS_TO_HANDLE": parsed["signals-to-handle"]} | threads,
-        notices=tuple(f"{name}={value} for every worker, because it was not set" for name, value in threads.items()),
+        notices=(
+            *parsed.notices,
+            *(f"{name}={value} for every worker, because it was not set" for name, value in threads.items()),
+        ),
         verbose=bool(parsed["verbose"]),
     )
     return _for_one(config, parsed) if nodes[1] == 1 else _for_several(config, parsed, environ, nodes)

@@ -33,7 +33,7 @@ class Option:
 
     @property
     def variable(self) -> str:
-        return "PET_" + self.name.replace("-", "_").upper()
+        return _PREFIX + self.name.replace("-", "_").upper()
 
 
 OPTIONS = (
@@ -110,6 +110,8 @@ _NOT_HERE = {
     "--duplicate-stdout-filters",
     "--duplicate-stderr-filters",
 }
+_ONLY_TORCHRUN = ": torchrun has it, reknit does not"
+_PREFIX = "PET_"
 _TRUE, _FALSE = ("1", "true", "yes", "on"), ("0", "false", "no", "off", "")
 
 
@@ -122,6 +124,7 @@ class Parsed:
     args: tuple[str, ...]
     given: Mapping[str, str]
     """What came from the command line or the environment, not from the table: how the user has spelled it."""
+    notices: tuple[str, ...] = ()
 
     def __getitem__(self, name: str) -> str:
         return self.values[name]
@@ -153,7 +156,7 @@ def parse(argv: Sequence[str], environ: Mapping[str, str]) -> Parsed:
             raise UsageError(f"--{option.name} takes no value")
         values[option.name], given[option.name] = in_word or ("" if option.metavar else "1"), f"--{option.name}"
     script = argv[at] if at < len(argv) else ""
-    return Parsed(values, script, tuple(argv[at + 1 :]), given)
+    return Parsed(values, script, tuple(argv[at + 1 :]), given, _unknown_variables(environ))
 
 
 def _recognised(word: str) -> tuple[Option, str | None]:
@@ -175,9 +178,23 @@ def _suggestion(word: str) -> str:
 
     spelling = word.partition("=")[0].replace("_", "-")
     if spelling in _NOT_HERE:
-        return ": torchrun has it, reknit does not"
+        return _ONLY_TORCHRUN
     close = get_close_matches(spelling, _BY_SPELLING, n=1, cutoff=0.8)
     return f"; did you mean {close[0]}?" if close else "; see reknit run --help"
+
+
+def _unknown_variables(environ: Mapping[str, str]) -> tuple[str, ...]:
+    """A line for each. Those of torchrun's options are refused, as these are."""
+    known = {option.variable for option in OPTIONS}
+    unknown = sorted(name for name in environ if name.startswith(_PREFIX) and name not in known and environ[name])
+    for name in unknown:
+        if _as_option(name) in _NOT_HERE:
+            raise UsageError(f"{name}{_ONLY_TORCHRUN}")
+    return tuple(f"{name}: without effect, there is no option {_as_option(name)}" for name in unknown)
+
+
+def _as_option(variable: str) -> str:
+    return "--" + variable.removeprefix(_PREFIX).replace("_", "-").lower()
 
 
 def _from_environment(environ: Mapping[str, str]) -> list[tuple[Option, str]]:

@@ -31,6 +31,7 @@ _OTHER_NAMES = {
     "key": "ssl_cert_key",
 }
 """torchelastic has both."""
+_NAMES = ("rdzv-id", "rdzv-secret", "master-addr", "node-rank", "node-id", "local-addr", "fence-after")
 _TRUE, _FALSE = ("1", "true", "t", "yes", "y"), ("0", "false", "f", "no", "n")
 _LEAST_HEARTBEAT_S = 0.5
 
@@ -70,6 +71,9 @@ def rendezvous(
     parsed: Parsed, environ: Mapping[str, str], nodes: tuple[int, int], restarts: RestartPolicy
 ) -> Rendezvous:
     """`nodes`: the least and the most. Raises `UsageError`."""
+    for name in _NAMES:
+        if name in parsed.given and not parsed[name]:
+            raise UsageError(f"{parsed.given[name]} is empty: an unset variable?")
     asked = _backend(parsed)
     conf = _Conf(parsed)
     store_type = conf.one_of("store_type", ("", "tcp", "file")) if asked == "c10d" else ""
@@ -272,7 +276,11 @@ def _rank_hint(parsed: Parsed, terms: Terms, *, is_static: bool) -> int | None:
 def _notices(parsed: Parsed, conf: _Conf, nodes: tuple[int, int], backend: str) -> tuple[str, ...]:
     notices = []
     if backend == "static" and not parsed["node-rank"]:
-        notices.append("--node-rank is not given: this is node 0")
+        notices.append("--node-rank is not given: this is node 0, or the next that is free")
+    if backend == "static" and not parsed["rdzv-endpoint"] and "master-addr" not in parsed.given:
+        notices.append("--master-addr is not given: 127.0.0.1 is out of reach for other hosts")
+    if backend == "c10d" and not parsed["rdzv-id"]:
+        notices.append("--rdzv-id is not given: whatever meets there without one is the same job")
     if backend == "static" and nodes[0] != nodes[1]:
         notices.append(f"{parsed.spelled('nnodes')}: with --rdzv-backend=static all {nodes[1]} are waited for")
     masters = [parsed.given[name] for name in ("master-addr", "master-port") if name in parsed.given]

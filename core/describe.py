@@ -9,7 +9,7 @@ from . import reasons
 from .agent import Agent
 from .commands import SIGKILL, Append, Beat, Command, Finish, StartWorkers, StopWorkers
 from .entries import Entry, WorkerFailure
-from .job import Gathering, Job, Running, coming
+from .job import Closed, Gathering, Job, Running, coming
 from .reasons import Reason
 from .values import assert_never
 from .wanted import is_serving
@@ -59,7 +59,7 @@ def reason_text(reason: Reason) -> str:  # noqa: C901  # a dispatcher: one arm p
             # Nobody receives SIGKILL: it stands for a wish without grace, as when the agent's warden is gone.
             return "told to end at once" if signal == SIGKILL else f"{signal_name(signal)} received"
         case reasons.Replaced(by):
-            return f"another agent has joined with this node's id, as {by}"
+            return f"another agent has joined with this node's id, as {by}: each node needs its own --node-id"
         case reasons.DeclaredLost():
             return "the others have counted this node out"
         case reasons.CutOff(seconds):
@@ -88,12 +88,9 @@ def budget_text(max_restarts: int) -> str:
 
 def decisions(before: Agent, after: Agent, commands: Sequence[Command]) -> Iterator[str]:
     """What one step decided, for the agent's operator. Empty for most steps."""
-    if after.outage and not before.outage and after.outcome is None:
-        limit_s = after.spec.store_timeout_s if after.was_read else after.spec.terms.join_timeout_s
-        runs_on = ", workers keep running" * after.workers.alive
-        yield f"the journal cannot be reached{runs_on}; it is tried for {limit_s:g} s: {after.outage}"
-    elif before.outage and not after.outage:
-        yield "the journal is back" if before.was_read else "the journal is there"
+    yield from _store_news(before, after)
+    if _takes_over(before, after):
+        yield f"node {after.me.id} is in the job already: this agent takes its place, as {after.me}"
     if after.me in after.job.succeeded and after.me not in before.job.succeeded and after.outcome is None:
         yield "this node's workers are done; it waits for the other nodes (a signal ends the wait)"
     if _serves_on(after) and after.outcome is None and not _serves_on(before):
@@ -116,6 +113,17 @@ def decisions(before: Agent, after: Agent, commands: Sequence[Command]) -> Itera
         yield from _job_news(before, after)
 
 
+def _store_news(before: Agent, after: Agent) -> Iterator[str]:
+    if after.outage and not before.outage and after.outcome is None:
+        limit_s = after.spec.store_timeout_s if after.was_read else after.spec.terms.join_timeout_s
+        runs_on = ", workers keep running" * after.workers.alive
+        yield f"the journal cannot be reached{runs_on}; it is tried for {limit_s:g} s: {after.outage}"
+    elif before.outage and not after.outage:
+        yield "the journal is back" if before.was_read else "the journal is there"
+    if after.outage and after.outcome is None and after.end is None and before.workers.alive > after.workers.alive:
+        yield "this node has no workers now; it waits for the journal"
+
+
 def _job_news(before: Agent, after: Agent) -> Iterator[str]:
     old, new = before.job, after.job
     if old.phase == new.phase and len(old.live) == len(new.live):
@@ -135,6 +143,13 @@ def _job_news(before: Agent, after: Agent) -> Iterator[str]:
 def _serves_on(agent: Agent) -> bool:
     """And has no more to do with the job than that."""
     return is_serving(agent) and (agent.end is not None or agent.job.is_gone(agent.me))
+
+
+def _takes_over(before: Agent, after: Agent) -> bool:
+    """From an agent that is not known to have ended: it was started again, or two nodes have one id."""
+    if before.was_read or not after.was_read or after.end is not None or isinstance(after.job.phase, Closed):
+        return False
+    return after.me.id in after.job.live
 
 
 def _was_waiting(old: Job, new: Job) -> bool:

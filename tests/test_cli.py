@@ -296,5 +296,5 @@ def test_other_verbs(tmp_path: Path) -> None:
         with open("/dev/full", "wb") as full:
             done = subprocess.run([REKNIT, *argv], stdout=full, stderr=subprocess.PIPE)
         assert (done.returncode, done.stderr) == (0, b""), "nobody needs to read it"
-    done = subprocess.run([sys.executable, "-m", "reknit.app.cli", "--version"], capture_output=True)
+    done = subprocess.run([sys.executable, "-m", "reknit", "--version"], capture_output=True)
     assert done.returncode == 0

@@ -174,8 +174,22 @@ def test_a_run_with_two_agents_of_one_id() -> None:
     assert told(agent(2, 2), *WITH_N1, echo(joined("n0", 0, 1)), stopped()) == [
         WAITING,
         FIRST_WITH_N1,
-        f"another agent has joined with this node's id, as n0.1; {STOPPING}",
+        f"another agent has joined with this node's id, as n0.1: each node needs its own --node-id; {STOPPING}",
     ]
+
+
+def test_a_run_that_takes_another_agents_place() -> None:
+    """Two hosts of one name throw each other out: the newer one must say as well what happens."""
+    terms = Terms(2, 2)
+    lines = told(agent(2, 2), start(), read(Opened(terms, "j"), joined("n0", nonce="other"), joined("n1")))
+    assert lines[0] == "node n0 is in the job already: this agent takes its place, as n0.1"
+    assert not [line for line in told(agent(2, 2), *WITH_N1) if "already" in line]
+
+
+def test_a_run_whose_workers_end_in_an_outage() -> None:
+    """Nobody must believe that they run on, as the line before said."""
+    lines = told(agent(2, 2), *WITH_N1, cut_off("refused"), exits(1), stopped())
+    assert lines[-1] == "this node has no workers now; it waits for the journal"
 
 
 # ---- sentences ----
@@ -198,7 +212,9 @@ SENTENCES = {
     reasons.AbortedByOperator("enough"): "aborted: enough",
     reasons.AllSucceeded(): "all workers succeeded",
     reasons.SignalReceived(2): "SIGINT received",
-    reasons.Replaced(node("n1", 3)): "another agent has joined with this node's id, as n1.3",
+    reasons.Replaced(node("n1", 3)): (
+        "another agent has joined with this node's id, as n1.3: each node needs its own --node-id"
+    ),
     reasons.DeclaredLost(): "the others have counted this node out",
     reasons.CutOff(1.5): "no beat of this node was acknowledged for 1.5 s",
     reasons.StoreLost("refused"): "the journal cannot be reached: refused",

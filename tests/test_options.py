@@ -146,6 +146,12 @@ def test_help_is_asked_for_by_hand() -> None:
     assert ask("-h")["help"] == "1"
 
 
+def test_variables_of_no_option_are_named() -> None:
+    """`PET_NPROC=8` starts one worker, and nobody would see why."""
+    assert ask("s", PET_NPROC="8", PET_EMPTY="").notices == ("PET_NPROC: without effect, there is no option --nproc",)
+    assert refused("s", PET_NUMA_BINDING="node") == "PET_NUMA_BINDING: torchrun has it, reknit does not"
+
+
 # ---- what is wrong ----
 
 

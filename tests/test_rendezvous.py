@@ -12,7 +12,7 @@ from reknit.app.options import UsageError, parse
 from reknit.app.rendezvous import Rendezvous, rendezvous
 from reknit.core.entries import Admission, RestartPolicy, Terms
 
-C10D = ("--rdzv-backend=c10d", "--rdzv-endpoint=h")
+C10D = ("--rdzv-backend=c10d", "--rdzv-endpoint=h", "--rdzv-id=j")
 FILE = ("--rdzv-backend=file", "--rdzv-endpoint=/shared", "--rdzv-id=j")
 ETCD = ("--rdzv-backend=etcd", "--rdzv-endpoint=h", "--rdzv-id=j")
 
@@ -65,7 +65,7 @@ def test_a_relative_folder_is_one_place(monkeypatch: pytest.MonkeyPatch, tmp_pat
 
 def test_a_job_without_a_name() -> None:
     """torchrun's `none` where the store ends with the job; where it does not, the next job would find the last one."""
-    assert meet().job == meet(*C10D).job == "none"
+    assert meet().job == meet(*C10D[:2]).job == "none"
     assert meet("--rdzv-id=j").job == "j"
     assert refused("--rdzv-backend=file", "--rdzv-endpoint=/x").startswith("--rdzv-backend=file needs --rdzv-id")
     assert refused("--rdzv-backend=etcd", "--rdzv-endpoint=x").startswith("--rdzv-backend=etcd needs --rdzv-id")
@@ -167,16 +167,35 @@ def test_a_dead_node_is_noticed_in_time_and_a_fenced_one_not_too_early(heartbeat
 
 def test_a_static_job_has_a_fixed_size() -> None:
     """torchrun ignores the minimum without a word; node ranks are 0 to the maximum."""
-    found = meet("--nnodes=2:3", "--node-rank=2")
+    found = meet("--nnodes=2:3", "--node-rank=2", "--master-addr=h")
     assert (found.terms.min_nodes, found.terms.max_nodes, found.rank_hint) == (3, 3, 2)
     assert found.notices == ("--nnodes=2:3: with --rdzv-backend=static all 3 are waited for",)
-    assert meet(nodes=(3, 3)).notices == ("--node-rank is not given: this is node 0",)
+    assert meet("--master-addr=node0", nodes=(3, 3)).notices == (
+        "--node-rank is not given: this is node 0, or the next that is free",
+    )
     assert meet().rank_hint == 0, "torchrun's default, that scripts for the first node rely on"
     assert refused("--node-rank=3") == "--node-rank=3: with 3 nodes it is at most 2"
     assert refused("--node-rank=-1") == "--node-rank=-1: at least 0"
 
 
 # ---- what is wrong, or does nothing ----
+
+
+@pytest.mark.parametrize("name", ["rdzv-id", "master-addr", "node-rank", "node-id", "rdzv-secret", "fence-after"])
+def test_an_unset_variable_is_no_value(name: str) -> None:
+    """`--master-addr=$HEAD` without HEAD: or all nodes would wait for ten minutes, or run unsigned."""
+    assert refused(f"--{name}=") == f"--{name} is empty: an unset variable?"
+    variable = "PET_" + name.upper().replace("-", "_")
+    assert refused(**{variable: ""}) == f"{variable} is empty: an unset variable?"
+
+
+def test_what_several_nodes_have_no_use_for_is_said() -> None:
+    """127.0.0.1 is torchrun's default, and so is no id: two jobs that meet are one."""
+    loopback = "--master-addr is not given: 127.0.0.1 is out of reach for other hosts"
+    assert meet("--node-rank=1", nodes=(2, 2)).notices == (loopback,)
+    assert meet("--node-rank=1", "--rdzv-endpoint=h:7", nodes=(2, 2)).notices == ()
+    no_id = "--rdzv-id is not given: whatever meets there without one is the same job"
+    assert meet("--rdzv-backend=c10d", "--rdzv-endpoint=h").notices == (no_id,)
 
 
 def test_keys_that_do_nothing_are_named_once() -> None:

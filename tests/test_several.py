@@ -134,7 +134,7 @@ def test_a_name_that_is_taken(tmp_path: Path, c10d: tuple[str, ...]) -> None:
 
 def test_what_a_killed_agent_left_is_ended_first(tmp_path: Path, c10d: tuple[str, ...]) -> None:
     """Warden and agent killed in one instant leave the workers. They hold the devices, and ports of the last round."""
-    argv = ("--nnodes=1:2", *c10d, "--rdzv-conf=last_call_timeout=0", "--nproc-per-node=2")
+    argv = ("--nnodes=1:2", *c10d, "--rdzv-id=j", "--rdzv-conf=last_call_timeout=0", "--nproc-per-node=2")
     pids = "import os, signal; print(os.getpid(), file=open('pids', 'a'), flush=True); signal.pause()"
     with agent(tmp_path, *argv, script=pids) as first:
         workers = read_pids(tmp_path / "pids", 2)
@@ -164,7 +164,12 @@ def test_a_port_that_somebody_else_has(tmp_path: Path) -> None:
     with socket.socket() as other:
         other.bind(("127.0.0.1", 0))
         other.listen()
-        argv = ("--nnodes=2", "--rdzv-backend=c10d", f"--rdzv-endpoint=127.0.0.1:{other.getsockname()[1]}")
+        argv = (
+            "--nnodes=2",
+            "--rdzv-backend=c10d",
+            f"--rdzv-endpoint=127.0.0.1:{other.getsockname()[1]}",
+            "--rdzv-id=j",
+        )
         with agent(tmp_path, *argv, "--rdzv-conf=is_host=true", script="pass") as job:
             assert job.end() == 69
     assert job.said == ["cannot host the store at 127.0.0.1:PORT: address already in use"]

@@ -264,7 +264,7 @@ LATE = (
         "world-size-counts-nodes",
         0,
         "ranks.assign",
-        "world_size=sum(m.local_world_size for m in members)",
+        "world_size=sum(sizes)",
         "world_size=len(members)",
         "S1",
         "setup sizes=2",
