@@ -13,7 +13,7 @@ from reknit.core.entries import WorkerFailure
 _LARGEST_FILE = 4 << 20
 _LONGEST_MESSAGE = 4_000
 _LONGEST_TRACEBACK = 32_000
-"""What is found goes into the journal, which everybody reads."""
+"""Bytes, as JSON. What is found goes into the journal, which everybody reads."""
 
 
 def explain(path: str, lines: Sequence[str]) -> tuple[str, str]:
@@ -82,10 +82,14 @@ def _from_document(document: object) -> tuple[str, str] | None:
 
 
 def _shorten(text: str, longest: int) -> str:
+    import json
+
     text = _clean(text)
-    if len(text) <= longest:
+    if len(text) <= longest and len(json.dumps(text)) <= longest + len('""'):
         return text
     half = longest // 2
+    while len(json.dumps(text[:half] + text[-half:])) > longest:
+        half -= max(1, half // 8)  # a character may take twelve bytes
     return f"{text[:half]}\n[… {len(text) - 2 * half} characters left out …]\n{text[-half:]}"
 
 

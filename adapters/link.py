@@ -1,7 +1,8 @@
 """Between the agent's loop, which must not wait, and a journal, which has to: two threads and an inbox.
 
 1. One thread reads. The other says what is to be said, in order, and beats. Both try again for as long as it takes:
-   who ends the wait is the agent (`Spec.store_timeout_s`), never an adapter.
+   who ends the wait is the agent (`Spec.store_timeout_s`), never an adapter. Where an append may wait for long while
+   all is well (its turn for a file), a third one beats: a node that waits is not a silent one.
 2. What happened is put into the inbox, and the clock is woken.
 3. A beat or an entry that is asked for while the same one is still on its way adds nothing: the agent may be speaking
    into an outage, and the store must not be flooded when it is back.
@@ -9,7 +10,8 @@
    read again afterwards, as what was read before may be long out of date. Beats go on, if they can.
 5. A beat that was acknowledged, but for the first, and an outage that is over, are followed by a read that is told
    even if it is empty. Nothing else tells the agent that the journal answers again.
-6. A reader that had much to read publishes the fold of it, for those behind it.
+6. A reader that had much to read publishes the fold of it, for those behind it. That is tried once: nobody needs it,
+   and what the agent has to say must not wait for it.
 """
 
 from __future__ import annotations
@@ -47,8 +49,11 @@ _FIRST_RETRY_S, _LAST_RETRY_S = 0.05, 1.0
 class ThreadedLink:
     """Implements `ports.Link`."""
 
-    def __init__(self, journal: Journal, clock: Clock, nonce: str, *, look_s: float = LOOK_S) -> None:
-        """`nonce`: unique to this agent; the tokens of its entries begin with it."""
+    def __init__(
+        self, journal: Journal, clock: Clock, nonce: str, *, look_s: float = LOOK_S, beats_apart: bool = False
+    ) -> None:
+        """`nonce`: unique to this agent; the tokens of its entries begin with it. `beats_apart`: the journal can beat
+        while an append waits."""
         self._journal = journal
         self._clock = clock
         self._nonce = nonce
@@ -64,6 +69,7 @@ class ThreadedLink:
         """Held by the reader until the agent has taken in what it has told."""
         self._is_folded.acquire()
         self._todo: SimpleQueue[Callable[[], None]] = SimpleQueue()
+        self._beats: SimpleQueue[Callable[[], None]] = SimpleQueue() if beats_apart else self._todo
         self._count = 0
         self._underway: set[Entry] = set()
         """Said, and not read back yet."""
@@ -71,7 +77,8 @@ class ThreadedLink:
         """The one that is asked for and not acknowledged."""
         self._has_beaten = False
         self._owes_read = True
-        self._is_stuck = False
+        self._stuck: set[str] = set()
+        """The threads that cannot say what they are to say."""
         self._is_closed = False
         self._crash: Exception | None = None
         self._read_end, self._write_end = os.pipe()
@@ -79,7 +86,9 @@ class ThreadedLink:
         os.set_blocking(self._write_end, False)
         clock.watch(self._read_end)
         _thread.start_new_thread(self._read_all, ())
-        _thread.start_new_thread(self._say_all, ())
+        _thread.start_new_thread(self._say_all, (self._todo, "todo"))
+        if beats_apart:
+            _thread.start_new_thread(self._say_all, (self._beats, "beats"))
 
     # ---- the agent's side ----
 
@@ -94,7 +103,7 @@ class ThreadedLink:
     def beat(self, node: Node, watch: Sequence[Node]) -> None:
         if self._beat is None:
             self._beat = node, watch
-            self._todo.put(self._beat_now)
+            self._beats.put(self._beat_now)
 
     def events(self, now: float) -> list[Event]:
         _drain(self._read_end)
@@ -110,12 +119,13 @@ class ThreadedLink:
         self._enough_at = count_read + lacking(job)
         self._read_on()
         if is_worth:
-            self._todo.put(lambda: self._journal.publish(position, job))
+            self._todo.put(lambda: self._offer(position, job))
 
     def close(self) -> None:
         self._is_closed = True
         self._read_on()
         self._todo.put(_nothing)
+        self._beats.put(_nothing)
         self._journal.close()
         self._clock.unwatch(self._read_end)
         # The descriptors stay open: the threads may be about to write, and the number must not be somebody else's.
@@ -132,7 +142,7 @@ class ThreadedLink:
             batch = self._tried(partial(self._read, position, owes_read))
             if batch is None:
                 continue
-            if self._is_stuck:
+            if self._stuck:
                 time.sleep(_FIRST_RETRY_S)  # nobody is waiting for this thread
                 continue
             position = batch.position
@@ -153,24 +163,25 @@ class ThreadedLink:
         wait_s = 0.0 if owes_read or self._owes_read else self._look_s
         return self._journal.read(position, wait_s, max(1, self._enough_at - self._count_read))
 
-    def _say_all(self) -> None:
+    def _say_all(self, queue: SimpleQueue[Callable[[], None]], name: str) -> None:
         while not self._is_closed:
-            say = self._todo.get()
-            self._tried(say, is_saying=True)
+            self._tried(queue.get(), name)
 
-    def _tried(self, call: Callable[[], T], *, is_saying: bool = False) -> T | None:
-        """Its value, however often it takes. None if there is no use in trying, and nothing will follow."""
+    def _tried(self, call: Callable[[], T], saying: str = "") -> T | None:
+        """Its value, however often it takes. None if there is no use in trying, and nothing will follow. `saying`: the
+        thread that does; empty for the one that reads."""
         pause_s = 0.0
         while not self._is_closed:
             try:
                 value = call()
             except Unavailable as e:
-                self._is_stuck = self._is_stuck or is_saying
-                if not is_saying:
+                if saying:
+                    self._stuck.add(saying)
+                else:
                     self._owes_read = True  # the next try is not to wait
                 # Each time: a read that ended in the same moment may have told the agent that all is well.
                 self._tell(JournalFailed(self._clock.now(), str(e)))
-                if is_saying:
+                if saying and self._beats is self._todo:
                     self._keep_beating(call)
                 pause_s = min(max(_FIRST_RETRY_S, 2 * pause_s), _LAST_RETRY_S)
                 time.sleep(pause_s)
@@ -182,9 +193,15 @@ class ThreadedLink:
             else:
                 if pause_s:
                     self._owes_read = True
-                self._is_stuck = self._is_stuck and not is_saying
+                self._stuck.discard(saying)
                 return value
         return None
+
+    def _offer(self, position: int, job: Job) -> None:
+        try:
+            self._journal.publish(position, job)
+        except Unavailable:
+            pass  # if there is an outage, the next beat finds it
 
     def _beat_now(self) -> None:
         if self._beat is None:

@@ -46,7 +46,8 @@ class Batch:
 class Journal(Protocol):
     """A store that holds an append-only, totally ordered sequence of entries, and a counter per node beside it.
 
-    Every call returns or raises within a bounded time. Two threads may use it: one reads, the other does the rest.
+    Every call returns or raises within a bounded time. Two threads may use it: one reads, the other does the rest; with
+    a `file`, a third beats.
     """
 
     def append(self, token: str, entry: Entry) -> None:

@@ -34,6 +34,8 @@ _OTHER_NAMES = {
 _NAMES = ("rdzv-id", "rdzv-secret", "master-addr", "node-rank", "node-id", "local-addr", "fence-after")
 _TRUE, _FALSE = ("1", "true", "t", "yes", "y"), ("0", "false", "f", "no", "n")
 _LEAST_HEARTBEAT_S = 0.5
+_LONGEST_NAME = 1000
+"""torch's server hangs up on a key of 8 KiB, whoever asks for it."""
 
 
 @frozen
@@ -74,6 +76,8 @@ def rendezvous(
     for name in _NAMES:
         if name in parsed.given and not parsed[name]:
             raise UsageError(f"{parsed.given[name]} is empty: an unset variable?")
+        if len(parsed[name].encode(errors="surrogatepass")) > _LONGEST_NAME:
+            raise UsageError(f"{parsed.given[name]}: at most {_LONGEST_NAME} bytes")
     asked = _backend(parsed)
     conf = _Conf(parsed)
     store_type = conf.one_of("store_type", ("", "tcp", "file")) if asked == "c10d" else ""

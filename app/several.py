@@ -69,7 +69,8 @@ def wire_several(
             if host is not None:
                 stack.callback(host.close)
             journal = open_journal(meeting, founds=host is not None or meeting.is_host is False)
-            link = ThreadedLink(journal if host is None else HostedJournal(journal, host), clock, nonce)
+            asked = journal if host is None else HostedJournal(journal, host)
+            link = ThreadedLink(asked, clock, nonce, beats_apart=meeting.backend == "file")
             stack.callback(link.close)
             marked = evolve(config, env={**config.env, MARK: lock.mark})
             spared = () if host is None else (host.pid,)

@@ -35,8 +35,8 @@ from .values import evolve
 from .watching import are_guests_dead, is_fresh
 from .working import failures, is_held
 
-TOLD = 4
-"""Failures of one node that are journalled with traceback and last lines."""
+TOLD = 16_000
+"""Characters of traceback and last lines that a node journals beside those of the failure to blame."""
 
 
 def drive_sayings(agent: Agent, accusations: tuple[Lost, ...]) -> tuple[Agent, list[Command]]:
@@ -80,12 +80,16 @@ def owed(agent: Agent) -> Failed | Succeeded | None:
 
 
 def _brief(failures: tuple[WorkerFailure, ...]) -> tuple[WorkerFailure, ...]:
-    """The whole story of the first few and of the one to blame. That of a hundred would fit into no journal."""
-    root = root_cause_of(failures)
-    return tuple(
-        f if i < TOLD or f is root else evolve(f, message=f.message[:200], traceback="", stderr=())
-        for i, f in enumerate(failures)
-    )
+    """The whole story of the one to blame and of a few others. That of a hundred would fit into no journal."""
+    root, left, brief = root_cause_of(failures), TOLD, []
+    for f in failures:
+        size = 0 if f is root else len(f.message) + len(f.traceback) + sum(map(len, f.stderr))
+        if size > left:
+            f = evolve(f, message=f.message[:200], traceback="", stderr=())
+        else:
+            left -= size
+        brief.append(f)
+    return tuple(brief)
 
 
 def farewell(agent: Agent) -> Left | None:

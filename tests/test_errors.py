@@ -132,6 +132,8 @@ def test_a_huge_message_is_shortened(tmp_path: Path) -> None:
     assert len(message) < 5_000
     assert len(traceback) < 40_000
     assert "characters left out" in message
+    path.write_text(json.dumps({"message": {"message": "💥" * 10**5, "extraInfo": {"py_callstack": "\0é" * 10**5}}}))
+    assert len(json.dumps(errors.read(str(path)))) < 40_000, "etcd takes 1.5 MiB of JSON, and one emoji is 12 bytes"
 
 
 def test_explain_prefers_a_sound_file_then_stderr_then_the_complaint(tmp_path: Path) -> None:

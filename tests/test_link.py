@@ -67,9 +67,9 @@ class Told(MemoryJournal):
 class Agent:
     """The agent's side of a link: keeps what it is told."""
 
-    def __init__(self, journal: MemoryJournal, look_s: float = 0.02) -> None:
+    def __init__(self, journal: MemoryJournal, look_s: float = 0.02, *, beats_apart: bool = False) -> None:
         self.clock = Clock()
-        self.link = ThreadedLink(journal, self.clock, "nonce", look_s=look_s)
+        self.link = ThreadedLink(journal, self.clock, "nonce", look_s=look_s, beats_apart=beats_apart)
         self.seen: list[Event] = []
         self.count_read = 0
         """Reads that it has taken in; the fold of each is a job of that epoch."""
@@ -107,8 +107,8 @@ def is_failed(event: Event) -> bool:
 def agents() -> Iterator[Callable[..., Agent]]:
     made: list[Agent] = []
 
-    def make(journal: MemoryJournal, look_s: float = 0.02) -> Agent:
-        made.append(Agent(journal, look_s))
+    def make(journal: MemoryJournal, look_s: float = 0.02, **settings: bool) -> Agent:
+        made.append(Agent(journal, look_s, **settings))
         return made[-1]
 
     yield make
@@ -394,3 +394,48 @@ def test_beats_go_on_while_something_cannot_be_said(agents: Callable[..., Agent]
         agent.until(lambda seen: any(isinstance(event, Counters) for event in seen))
     journal.fails.clear()
     agent.until(lambda _: agent.entries)
+
+
+def test_beats_go_on_while_an_append_waits_for_its_turn(agents: Callable[..., Agent]) -> None:
+    """Eight nodes write to one file, each for half a second: who waits for four is alive."""
+    journal = Told()
+    gate = journal.gates["append"] = threading.Event()
+    agent = agents(journal, beats_apart=True)
+    agent.link.append(Aborted("x"))
+    for count in range(1, 4):
+        agent.link.beat(ME, [])
+        agent.until(lambda seen, n=count: sum(isinstance(e, Counters) for e in seen) == n)
+    assert not agent.entries
+    gate.set()
+    agent.until(lambda _: agent.entries)
+    assert not any(map(is_failed, agent.seen))
+
+
+def test_a_beat_that_fails_apart_holds_reads_back_as_any_other(agents: Callable[..., Agent]) -> None:
+    """One outage and not a flicker: an append that succeeds meanwhile does not end it."""
+    journal = Told()
+    agent = agents(journal, beats_apart=True)
+    agent.until(lambda seen: any(map(is_read, seen)))
+    journal.fails["beat"] = Unavailable("no beat")
+    agent.link.beat(ME, [])
+    agent.until(lambda seen: sum(map(is_failed, seen)) > 1)
+    agent.forget()
+    agent.link.append(Aborted("x"))
+    until(lambda: len(journal.since(0)) == 1)
+    agent.until(lambda seen: sum(map(is_failed, seen)) > 1)
+    assert not agent.entries
+    del journal.fails["beat"]
+    agent.until(lambda _: agent.entries)
+
+
+def test_a_fold_that_cannot_be_published_keeps_nothing_from_being_said(agents: Callable[..., Agent]) -> None:
+    """torch's server hangs up on a value that is too large, each time: the node would never speak again."""
+    journal = Told()
+    journal.fails["publish"] = Unavailable("too large")
+    for i in range(MANY + 1):
+        MemoryJournal.append(journal, str(i), Aborted("x"))
+    agent = agents(journal)
+    agent.until(lambda _: len(agent.entries) == MANY + 1)
+    agent.link.append(Aborted("after it"))
+    agent.until(lambda _: len(agent.entries) == MANY + 2)
+    assert not any(map(is_failed, agent.seen))

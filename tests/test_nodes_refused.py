@@ -12,7 +12,7 @@ ODD = {
     "terms": (("--max-restarts=7",), 78),
     "range": (("--nnodes=1:9",), 78),
     "secret": (("--rdzv-secret=other",), 77),
-    "no secret": (("--rdzv-secret=",), 77),
+    "no secret": ((), 77),
     "job": (("--rdzv-id=other",), 73),
     "name": (("--node-id=a",), 76),
 }
@@ -30,13 +30,14 @@ LINES = {
 def test_who_does_not_belong_to_it(tmp_path: Path, backend: str) -> None:
     """All of them at one running job, whose workers do not even notice."""
     place = at_c10d() if backend == "c10d" else at_file(tmp_path)
-    with Nodes(tmp_path, "--nnodes=1:2", "--rdzv-secret=s", *place) as nodes:
+    with Nodes(tmp_path, "--nnodes=1:2", *place, env={"REKNIT_RDZV_SECRET": "s"}) as nodes:
         (a,) = nodes.start("a")
         nodes.formed(a)
         for what, (argv, status) in ODD.items():
             if backend == "file" and what == "job":
                 continue  # a folder holds any number of jobs
-            (odd,) = nodes.start("odd", argv=argv)
+            env = {"REKNIT_RDZV_SECRET": ""} if what == "no secret" else {}
+            (odd,) = nodes.start("odd", argv=argv, env=env)
             assert odd.end() == status, what
             assert LINES[what] in odd.said[-1], what
             assert odd.ups == []

@@ -189,6 +189,13 @@ def test_an_unset_variable_is_no_value(name: str) -> None:
     assert refused(**{variable: ""}) == f"{variable} is empty: an unset variable?"
 
 
+def test_a_name_fits_into_a_key() -> None:
+    """torch's server hangs up on whoever asks for a key of 8 KiB: that node would take the journal from all others."""
+    assert meet(*C10D, f"--node-id={'n' * 1000}").node_id == "n" * 1000
+    assert refused(*C10D, f"--node-id={'é' * 501}") == "--node-id: at most 1000 bytes"
+    assert refused(*C10D, f"--rdzv-id={'n' * 1001}") == "--rdzv-id: at most 1000 bytes"
+
+
 def test_what_several_nodes_have_no_use_for_is_said() -> None:
     """127.0.0.1 is torchrun's default, and so is no id: two jobs that meet are one."""
     loopback = "--master-addr is not given: 127.0.0.1 is out of reach for other hosts"

@@ -247,6 +247,20 @@ def test_the_fold_comes_with_the_few_entries_that_follow(store: Store) -> None:
     assert (batch.position, batch.entries) == (len(entries), tuple(entries[MANY + 7 :]))
 
 
+def test_a_fold_that_is_too_large_is_not_published(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch's server hangs up on a value of 8 MiB. Those who wait for it are let go all the same."""
+    monkeypatch.setattr(tcpstore, "_LARGEST", 10)
+    journal, entries = store.journal(), many(MANY + 1)
+    for i, entry in enumerate(entries):
+        journal.append(str(i), entry)
+    batch = journal.read(0, 0.0)
+    assert batch.is_awaited
+    journal.publish(batch.position, folded(entries))
+    assert store.client.get(store.key("fold")) == b""
+    assert store.client.get(store.key(f"done/{len(entries) // MANY}")) == b"1"
+    assert store.journal().read(0, 0.0).entries == tuple(entries)
+
+
 def test_a_claim_that_is_not_kept_holds_nobody_up(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     """The one who was to read for all has died: the next one does it."""
     monkeypatch.setattr(tcpstore, "_CLAIM_S", 0.05)

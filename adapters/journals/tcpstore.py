@@ -36,6 +36,8 @@ _AHEAD = 8
 _CHUNK = 512
 _FEW = 4
 """Entries that a reader takes in itself, after a fold."""
+_LARGEST = 4 << 20
+"""Bytes. torch's server hangs up on a value of 8 MiB."""
 _HOLE_S = 1.0
 _CLAIMS, _CLAIM_S = 3, 0.5
 _DELAY_PER_ENTRY_S, _LONGEST_DELAY_S = 0.002, 1.5
@@ -110,8 +112,10 @@ class TCPStoreJournal:
         client = self._client("writer")
         # An older fold would throw readers back. Two that publish at once may still cross: it costs time only.
         if position > number(client.get(self._fold_at)):
-            client.set(self._fold, self._envelope.wrap_job(position, job))
-            client.set(self._fold_at, b"%d" % position)
+            record = self._envelope.wrap_job(position, job)
+            if len(record) <= _LARGEST:
+                client.set(self._fold, record)
+                client.set(self._fold_at, b"%d" % position)
         for claim in list(self._claims):
             client.add(f"{self._root}done/{claim}", 1)
             self._claims.discard(claim)
