@@ -116,6 +116,10 @@ class Workers(Protocol):
         """A bootstrap port on this host, kept until the next round has ended."""
         ...
 
+    def renew_port(self) -> None:
+        """Reserve another one in its place, and report it."""
+        ...
+
     def events(self, now: float) -> list[Event]:
         """What has happened to the workers since the last call."""
         ...

@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 
 from reknit.core.agent import Agent
-from reknit.core.commands import Append, Beat, Command, Finish, StartWorkers, StopWorkers
+from reknit.core.commands import Append, Beat, Command, Finish, ReservePort, StartWorkers, StopWorkers
 from reknit.core.events import EntriesRead, Event, Started, StopRequested, Woken
 from reknit.core.step import step
 from reknit.core.values import TYPE_CHECKING, assert_never
@@ -63,6 +63,8 @@ def _execute(command: Command, ports: Ports) -> None:
             ports.workers.start(command)
         case StopWorkers():
             ports.workers.stop(command)
+        case ReservePort():
+            ports.workers.renew_port()
         case Beat(node, watch):
             ports.journal.beat(node, watch)
         case Finish():

@@ -22,9 +22,18 @@ from collections.abc import Iterable
 from itertools import count
 
 from reknit.core.agent import Agent, Spec
-from reknit.core.commands import Append, Beat, Command, Finish, StartWorkers, StopWorkers
+from reknit.core.commands import Append, Beat, Command, Finish, ReservePort, StartWorkers, StopWorkers
 from reknit.core.entries import Entry, Node, NodeId, Terms
-from reknit.core.events import Counters, EntriesRead, Event, Started, Woken, WorkersStarted, WorkersStopped
+from reknit.core.events import (
+    Counters,
+    EntriesRead,
+    Event,
+    PortReserved,
+    Started,
+    Woken,
+    WorkersStarted,
+    WorkersStopped,
+)
 from reknit.core.fold import fold
 from reknit.core.job import Job
 from reknit.core.step import step
@@ -130,6 +139,8 @@ class Crowd:
                 self.formed += assignment.group_world_size == len(self.agents)
             case StopWorkers(round):
                 self._tell(WORKERS_S, i, WorkersStopped(self.at + WORKERS_S, round, 29500))
+            case ReservePort():
+                self._tell(WORKERS_S, i, PortReserved(self.at + WORKERS_S, 29500))
             case Finish(result):
                 raise SystemExit(f"{self.agents[i].me} ended: {result}")
 

@@ -90,6 +90,9 @@ class NoWorkers:
     def reserve_port(self) -> int:
         return 1
 
+    def renew_port(self) -> None:
+        pass  # nobody needs another port here, as no round is passed over
+
     def events(self, now: float) -> list[Any]:
         from reknit.core.events import WorkersStopped
 

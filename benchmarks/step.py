@@ -14,12 +14,13 @@ import time
 from collections import deque
 
 from reknit.core.agent import Agent, Spec
-from reknit.core.commands import Append, Beat, Finish, StartWorkers, StopWorkers
+from reknit.core.commands import Append, Beat, Finish, ReservePort, StartWorkers, StopWorkers
 from reknit.core.entries import Entry, Node, NodeId, RestartPolicy, Terms, WorkerFailure
 from reknit.core.events import (
     Counters,
     EntriesRead,
     Event,
+    PortReserved,
     Started,
     WorkerExit,
     WorkersExited,
@@ -69,6 +70,8 @@ class Cluster:
                     self.counts[node] = self.counts.get(node, 0) + 1
                     counts = {n: self.counts[n] for n in (node, *watch) if n in self.counts}
                     self.queue.append((i, Counters(self.at, counts)))
+                case ReservePort():
+                    self.queue.append((i, PortReserved(self.at, port=1)))
                 case Finish():
                     pass
 

@@ -123,6 +123,8 @@ class Agent:
     me: Node = Node(NodeId(""))
     port: int | None = None
     """The bootstrap port for the next `Joined`. None while workers use it."""
+    offered: tuple[Node, int] | None = None
+    """Incarnation and round of the `Joined` that has offered it."""
     job: Job = Job()
     was_read: bool = False
     epoch: int | None = None

@@ -52,6 +52,11 @@ class StopWorkers:
 
 
 @frozen
+class ReservePort:
+    """Reserve another bootstrap port. Answered by `PortReserved`."""
+
+
+@frozen
 class Beat:
     """Raise this node's counter and read it together with those of `watch`. Answered by `Counters`."""
 
@@ -79,4 +84,4 @@ class Finish:
     result: Result
 
 
-Command = Append | StartWorkers | StopWorkers | Beat | Finish
+Command = Append | StartWorkers | StopWorkers | ReservePort | Beat | Finish

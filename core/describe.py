@@ -7,7 +7,7 @@ from signal import Signals
 
 from . import reasons
 from .agent import Agent
-from .commands import SIGKILL, Append, Beat, Command, Finish, StartWorkers, StopWorkers
+from .commands import SIGKILL, Append, Beat, Command, Finish, ReservePort, StartWorkers, StopWorkers
 from .entries import Entry, WorkerFailure
 from .job import Closed, Gathering, Job, Running, coming
 from .reasons import Reason
@@ -197,6 +197,8 @@ def command_text(command: Command) -> str:
             return f"start workers of round {round}, ranks {ranks[0]}..{ranks[-1]} of {assignment.world_size}"
         case StopWorkers(round, signal, grace_s, why):
             return f"stop workers of round {round}: {signal_name(signal)}, {grace_s:g} s, {reason_text(why)}"
+        case ReservePort():
+            return "reserve another port"
         case Beat(_, watch):
             return f"beat, watch {', '.join(map(str, watch)) or 'nobody'}"
         case Finish(result):

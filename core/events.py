@@ -95,6 +95,14 @@ class WorkersStopped:
 
 
 @frozen
+class PortReserved:
+    """The answer to `ReservePort`."""
+
+    at: float
+    port: int
+
+
+@frozen
 class StopRequested:
     """Somebody wants this node to leave: a signal to the agent, or the embedder."""
 
@@ -117,6 +125,7 @@ Event = (
     | WorkersStarted
     | WorkersExited
     | WorkersStopped
+    | PortReserved
     | StopRequested
     | Woken
 )

@@ -23,6 +23,7 @@ from .events import (
     EntriesRead,
     Event,
     JournalFailed,
+    PortReserved,
     Started,
     StopRequested,
     Woken,
@@ -35,7 +36,7 @@ from .reasons import JournalRefused, StoreLost
 from .values import assert_never, evolve, frozen
 from .wanted import drive_sayings
 from .watching import accusations, drive_beats, heard, noticed_gap
-from .working import drive_workers, exited, started, stopped
+from .working import drive_workers, exited, reserved, started, stopped
 
 REPEAT_S = 0.5
 """The same signal again within this is the same request: schedulers signal an agent and its parent alike."""
@@ -89,6 +90,8 @@ def _observed(agent: Agent, event: Event) -> Agent:
             return exited(agent, event)
         case WorkersStopped():
             return stopped(agent, event)
+        case PortReserved():
+            return reserved(agent, event)
         case StopRequested():
             return _asked_to_stop(agent, event)
         case Woken():

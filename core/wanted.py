@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from .agent import Agent, Timer
-from .commands import SIGKILL, Append, Command
+from .commands import SIGKILL, Append, Command, ReservePort
 from .deadlines import is_due
 from .entries import (
     Admit,
@@ -47,16 +47,28 @@ def drive_sayings(agent: Agent, accusations: tuple[Lost, ...]) -> tuple[Agent, l
     recent = agent.at - agent.spec.resay_s
     said: dict[Entry, float] = {e: at for e, at in agent.said.items() if isinstance(e, Lost) and at > recent}
     commands: list[Command] = []
+    offered, is_used = agent.offered, False
     for entry in (*_wanted(agent), *accusations):
+        if isinstance(entry, Joined):
+            # A round may have been sealed with that port, and be over before it began here: a, b join 0, it is sealed
+            # and ended, a reads all that at once. Then b's workers dial a's port, where round 1 must not answer.
+            is_used = offered not in (None, (entry.node, entry.round))
+            if is_used:
+                continue
+            offered = entry.node, entry.round
         at = agent.said.get(entry)
         if at is None or agent.at >= at + agent.spec.resay_s:
             at = agent.at
             commands.append(Append(entry))
         said[entry] = at
+    if is_used:
+        agent = evolve(agent, port=None, offered=None)
+        commands.append(ReservePort())
+        offered = None
     if said == agent.said:
         return agent, commands
     joined = agent.joined or any(isinstance(e, Joined) for e in said)
-    return evolve(agent, said=said, joined=joined), commands
+    return evolve(agent, said=said, joined=joined, offered=offered), commands
 
 
 def owed(agent: Agent) -> Failed | Succeeded | None:

@@ -12,7 +12,7 @@ from .agent import Agent, Timer, Workers
 from .commands import SIGKILL, SIGTERM, Command, StartWorkers, StopWorkers
 from .deadlines import is_due
 from .entries import WorkerFailure
-from .events import WorkersExited, WorkersStarted, WorkersStopped
+from .events import PortReserved, WorkersExited, WorkersStarted, WorkersStopped
 from .job import Running
 from .ranks import assign
 from .reasons import AllSucceeded, CutOff, DeclaredLost, Reason, SignalReceived, WorkerFailed
@@ -54,7 +54,13 @@ def stopped(agent: Agent, event: WorkersStopped) -> Agent:
     elif state not in (WorkerState.FAILED, WorkerState.SUCCEEDED):
         state = WorkerState.STOPPED
     workers = evolve(workers, alive=False, stopping=None, state=state, stuck=event.stuck)
-    return evolve(agent, workers=workers, port=event.port)
+    return evolve(agent, workers=workers, port=event.port, offered=None)
+
+
+def reserved(agent: Agent, event: PortReserved) -> Agent:
+    if agent.workers.alive or agent.port is not None:
+        return agent  # it was asked for once, before this node had another
+    return evolve(agent, port=event.port, offered=None)
 
 
 def failures(workers: Workers) -> tuple[WorkerFailure, ...]:

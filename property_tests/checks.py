@@ -106,6 +106,10 @@ def may_say(world: World, proc: Proc, entry: Entry) -> None:
     in_time = in_time or (isinstance(entry, Joined) and proc.agent.is_renewed and proc.was_cut)
     demand(in_time, "L3", f"{proc.name} says {entry} again too soon")
     proc.said[entry] = world.now
+    if isinstance(entry, Joined):
+        offer = entry.node, entry.round
+        first = proc.offers.setdefault(entry.port, offer)
+        demand(first == offer, "port", f"{proc.name} offers the port of {first} again, for {offer}")
     job = proc.agent.job
     said = proc.per_round.setdefault((job.epoch, job.round, proc.agent.me), set())
     if not isinstance(entry, Lost):

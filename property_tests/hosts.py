@@ -122,6 +122,8 @@ class Proc:
     told_at: float = 0.0
     """When it was told to leave last, and below when it learned how the job ended."""
     learned_at: float | None = None
+    offers: dict[int, tuple[Node, int]] = field(factory=dict)
+    """Per bootstrap port the incarnation and round that it was offered for."""
     said: dict[Entry, float] = field(factory=dict)
     """When each entry was said last, and how many different ones per round and incarnation."""
     per_round: dict[tuple[int, int, Node], set[Entry]] = field(factory=dict)

@@ -118,5 +118,5 @@ def _gone(world: World, proc: Proc, group: Group, at: float) -> None:
     elif group.running:
         group.running.clear()
         _drag(world, group)
-    port = 5000 + len(world.groups) * 10 + proc.number
+    port = world.free_port()
     world.tell(proc, 0.01, lambda at: WorkersStopped(at, round, port, stuck))

@@ -155,6 +155,7 @@ EVENTS: st.SearchStrategy[events.Event] = st.one_of(
     st.builds(events.WorkersStarted, TIMES, ROUNDS),
     st.builds(events.WorkersExited, TIMES, ROUNDS, EXITS),
     st.builds(events.WorkersStopped, TIMES, ROUNDS, st.just(5), st.sampled_from([(), (7,)])),
+    st.builds(events.PortReserved, TIMES, st.just(6)),
     st.builds(events.StopRequested, TIMES, st.sampled_from([15, 2, 9])),
     st.builds(events.Woken, TIMES),
     st.builds(events.Started, TIMES, st.just("x"), st.just(4)),

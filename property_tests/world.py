@@ -16,9 +16,9 @@ from zlib import crc32
 from attrs import evolve
 
 from reknit.core.agent import Agent, Spec
-from reknit.core.commands import Append, Beat, Command, Finish, StartWorkers, StopWorkers
+from reknit.core.commands import Append, Beat, Command, Finish, ReservePort, StartWorkers, StopWorkers
 from reknit.core.entries import Entry, Joined, Node
-from reknit.core.events import Event, Started, Woken
+from reknit.core.events import Event, PortReserved, Started, Woken
 from reknit.core.job import Job
 from reknit.core.step import step
 
@@ -39,6 +39,7 @@ class World:
         """Members of every round, by epoch and round."""
         self.now = 0.0
         self.steps = 0
+        self.ports_given = 0
         self.journal: list[Entry] = []
         self.jobs: list[Job] = [Job()]
         """The folds of all prefixes."""
@@ -113,12 +114,17 @@ class World:
         proc = Proc(name, host, spec, 1000.0 * (number + 1), Agent(spec), number, twin, self.now)
         self.procs.append(proc)
         proc.read_at = self.now
-        self.happen(proc, lambda at: Started(at, nonce=f"n{number}", port=4000 + number))
+        port = self.free_port()
+        self.happen(proc, lambda at: Started(at, nonce=f"n{number}", port=port))
         if store.is_unreachable(self, proc):
             store.tell_outage(self, proc)
         else:
             store.read_soon(self, proc, 0.02)
         return proc
+
+    def free_port(self) -> int:
+        self.ports_given += 1
+        return 4000 + self.ports_given
 
     def proc_of(self, host: int, *, twin: bool = False) -> Proc | None:
         return next((p for p in self.procs if p.host == host and p.up and p.twin == twin), None)
@@ -170,6 +176,9 @@ class World:
                 staff.start(self, proc, command)
             case StopWorkers():
                 staff.stop(self, proc, command)
+            case ReservePort():
+                port = self.free_port()
+                self.tell(proc, 0.01, lambda at: PortReserved(at, port))
             case Finish():
                 self._finished(proc)
 

@@ -13,13 +13,14 @@ from collections.abc import Iterator
 from attrs import define, evolve, field
 
 from reknit.core.agent import Agent, Spec
-from reknit.core.commands import Append, Beat, Command, Finish, StartWorkers, StopWorkers
+from reknit.core.commands import Append, Beat, Command, Finish, ReservePort, StartWorkers, StopWorkers
 from reknit.core.entries import Entry, Node, WorkerFailure
 from reknit.core.events import (
     Counters,
     EntriesRead,
     Event,
     JournalFailed,
+    PortReserved,
     Started,
     Woken,
     WorkerExit,
@@ -164,6 +165,9 @@ class Cluster:
                 host.kill_at = kill_at if host.kill_at is None else min(host.kill_at, kill_at)
                 if not host.is_slow or kill_at <= self.at:
                     self._gone(host)
+            case ReservePort():
+                host.port += 1
+                host.inbox.append(PortReserved(self.at, host.port))
             case Beat():
                 if not host.is_cut:
                     self.counters[command.node] = self.counters.get(command.node, 0) + 1

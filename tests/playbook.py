@@ -30,6 +30,7 @@ from reknit.core.events import (
     EntriesRead,
     Event,
     JournalFailed,
+    PortReserved,
     Started,
     StopRequested,
     Woken,
@@ -188,6 +189,10 @@ def exits(*exits: WorkerFailure | int, round: int | None = None) -> Builder:
 
 def stopped(round: int | None = None, *, port: int = 29501, stuck: tuple[int, ...] = ()) -> Builder:
     return lambda p: WorkersStopped(p.at, _round(p, round), port, stuck)
+
+
+def reserved(port: int = 29502) -> Builder:
+    return lambda p: PortReserved(p.at, port)
 
 
 def ask_to_leave(signal: int = 15) -> Builder:

@@ -30,6 +30,8 @@ def short_event(event: events.Event) -> str:
         case events.WorkersStopped():
             stuck = f", stuck: {_list(event.stuck)}" if event.stuck else ""
             return f"workers gone r{event.round}{stuck}"
+        case events.PortReserved():
+            return "port reserved"
         case events.StopRequested():
             return f"asked to leave, signal {event.signal}"
         case events.Woken():
@@ -52,6 +54,8 @@ def short_command(command: commands.Command) -> str:
         case commands.StopWorkers():
             how = f"signal {command.signal} grace {command.grace_s:g}s"
             return f"stop r{command.round} {how}: {short_reason(command.why)}"
+        case commands.ReservePort():
+            return "reserve a port"
         case commands.Beat():
             return f"beat, watch {_list(command.watch) or 'nobody'}"
         case commands.Finish():

@@ -8,7 +8,7 @@ import pytest
 
 from reknit.core import reasons
 from reknit.core.agent import Agent, Spec
-from reknit.core.commands import Append, Beat, Command, Finish, Result, StartWorkers, StopWorkers
+from reknit.core.commands import Append, Beat, Command, Finish, ReservePort, Result, StartWorkers, StopWorkers
 from reknit.core.describe import (
     command_text,
     decisions,
@@ -260,6 +260,7 @@ COMMANDS: dict[Any, str] = {
     StopWorkers(1, 15, 3.0, reasons.SignalReceived(15)): "stop workers of round 1: SIGTERM, 3 s, SIGTERM received",
     Beat(node("n0"), (node("n1"), node("n2"))): "beat, watch n1, n2",
     Beat(node("n0"), ()): "beat, watch nobody",
+    ReservePort(): "reserve another port",
 }
 
 

@@ -18,7 +18,7 @@ from reknit.app.driver import Ports, drive
 from reknit.core.agent import Agent, Spec
 from reknit.core.commands import Append, Command, Finish, StartWorkers, StopWorkers
 from reknit.core.entries import Entry, NodeId, RestartPolicy, Terms
-from reknit.core.events import Event, Woken, WorkerExit, WorkersExited, WorkersStarted, WorkersStopped
+from reknit.core.events import Event, PortReserved, Woken, WorkerExit, WorkersExited, WorkersStarted, WorkersStopped
 from reknit.core.reasons import AllSucceeded, BudgetSpent, SignalReceived
 from reknit.core.states import WorkerState
 from tests.waiting import PATIENCE_S
@@ -199,6 +199,9 @@ class FakeWorkers:
 
     def reserve_port(self) -> int:
         return 4000
+
+    def renew_port(self) -> None:
+        self.news.append(lambda now: PortReserved(now, 4002))
 
     def start(self, command: StartWorkers) -> None:
         self.told.append(command)

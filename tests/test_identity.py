@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from attrs import evolve
 
-from reknit.core.commands import Append, Finish, StartWorkers, StopWorkers
+from reknit.core.commands import Append, Finish, ReservePort, StartWorkers, StopWorkers
 from reknit.core.entries import Aborted, Entry, Joined, LastCall, Opened, RestartPolicy, Succeeded, Terms
 from reknit.core.reasons import AlreadyFinished, CutOff, DeclaredLost, Replaced, TermsDiffer
 from reknit.core.states import WorkerState
@@ -26,6 +26,7 @@ from .playbook import (
     node,
     playing,
     read,
+    reserved,
     start,
     stopped,
 )
@@ -68,7 +69,7 @@ def test_it_stays_the_same_while_its_joining_is_on_its_way() -> None:
 def test_two_agents_that_start_at_once_do_not_become_one() -> None:
     """Both read an empty journal and say n0.0: the journal's order decides, and the nonce tells."""
     other = joined("n0", nonce="theirs")
-    assert newcomer(PAIR) << joining(0, 0) >> read(other) >> ack() << joining(1, 0)
+    assert newcomer(PAIR) << joining(0, 0) >> read(other) >> ack() << ReservePort() >> reserved() << joining(1, 0)
 
 
 # ---- being counted out -----------------------------------------------------------------------------------------------
@@ -87,7 +88,7 @@ def test_being_lost_again_while_coming_back_makes_another_one_more() -> None:
     """Each incarnation is gone for ever, so they must not be used twice."""
     playbook = playing("n0", TRIO, joined("n1")) >> read(lost("n0", by="n1")) << Placeholder(StopWorkers)
     assert playbook >> stopped() >> ack() << joining(1, 1)
-    assert playbook >> echo(lost("n0", by="n1", incarnation=1)) >> ack() << joining(2, 1)
+    assert playbook >> echo(lost("n0", by="n1", incarnation=1)) >> ack() << ReservePort() >> reserved() << joining(2, 1)
 
 
 def test_who_cannot_be_heard_does_not_come_back() -> None:
@@ -128,7 +129,7 @@ def test_workers_that_vanish_without_having_been_stopped_make_it_another() -> No
 def test_an_agent_without_workers_comes_back_as_another_after_a_gap() -> None:
     """Rule 5: a `Lost` of it may be on its way, and must not meet workers that it has started meanwhile."""
     playbook = newcomer(TRIO) << joining(0, 0) >> echo() >> ack() >> after(5) >> ack()
-    assert playbook >> read() >> ack() << joining(1, 0)
+    assert playbook >> read() >> ack() << ReservePort() >> reserved() << joining(1, 0)
 
 
 def test_a_gap_does_not_swallow_a_report() -> None:

@@ -17,7 +17,7 @@ from reknit.adapters.bootstrap import Reservation
 from reknit.adapters.clock import Clock
 from reknit.adapters.streams import StreamSettings
 from reknit.adapters.workers.environment import arguments
-from reknit.core.events import WorkersExited, WorkersStarted, WorkersStopped
+from reknit.core.events import PortReserved, WorkersExited, WorkersStarted, WorkersStopped
 from tests.alone import ENV, ROOT, command, run_alone
 from tests.processes import Make, drive, drive_exits, failures, start, stop, stopped
 
@@ -327,6 +327,17 @@ def test_each_round_has_another_port_and_the_last_one_is_free_again(make: Make, 
     second = stopped(drive(workers, clock, WorkersStopped)).port
     assert second not in (0, first)
     assert workers.reserve_port() == second
+
+
+def test_another_port_on_demand(make: Make, clock: Clock) -> None:
+    """A round was sealed with the last one, and is over before it began here."""
+    workers = make("true")
+    first = workers.reserve_port()
+    workers.renew_port()
+    (event,) = drive(workers, clock, PortReserved)
+    assert isinstance(event, PortReserved)
+    assert event.port == workers.reserve_port()
+    assert event.port not in (0, first)
 
 
 def test_a_port_of_an_earlier_round_never_comes_back() -> None:

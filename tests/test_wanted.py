@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from attrs import evolve
 
-from reknit.core.commands import Append, Finish, StartWorkers, StopWorkers
+from reknit.core.commands import Append, Finish, ReservePort, StartWorkers, StopWorkers
 from reknit.core.entries import (
     Aborted,
     Admit,
@@ -38,6 +38,7 @@ from .playbook import (
     node,
     playing,
     read,
+    reserved,
     start,
     stopped,
 )
@@ -114,6 +115,15 @@ def test_each_joining_brings_the_fresh_port() -> None:
     """The old one may still be bound by a dying rank 0."""
     playbook = playing("n0", PAIR, joined("n1")) >> read(failed("n1")) << Placeholder(StopWorkers)
     assert playbook >> stopped(port=31000) << joining(1, port=31000)
+
+
+def test_a_port_that_was_offered_for_one_round_is_not_offered_for_another() -> None:
+    """n0 reads that round 0 was sealed and is over: n1's workers may have dialled its port, and dial it still."""
+    mine = joined("n0", nonce="nonce")
+    playbook = Playbook(an_agent("n0", PAIR)) >> start() >> read(Opened(PAIR, "j")) << joining(0, port=29500)
+    playbook = playbook >> read(mine, joined("n1"), failed("n1")) << ReservePort()
+    assert playbook >> after(0.1) >> reserved(7) << joining(1, port=7)
+    assert playbook >> reserved(8), "an answer too many changes nothing"
 
 
 def test_backoff_withholds_the_joining() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from attrs import evolve
 
-from reknit.core.commands import Append, Beat, StartWorkers, StopWorkers
+from reknit.core.commands import Append, Beat, ReservePort, StartWorkers, StopWorkers
 from reknit.core.entries import Joined, LastCall, Lost, Terms
 from reknit.core.events import Counters
 from reknit.core.watching import RETURN_S, is_beating, is_fresh, watched
@@ -25,6 +25,7 @@ from .playbook import (
     node,
     playing,
     read,
+    reserved,
     running,
     start,
     stopped,
@@ -217,7 +218,8 @@ def test_no_workers_are_started_without_a_fresh_beat() -> None:
     assert playbook >> echo() >> ack() >> after(4.1) >> read(LastCall(0))
     assert not is_fresh(playbook.agent)
     # The read after the gap brings it back as another incarnation, as a `Lost` of it may be on its way.
-    assert playbook >> ack() >> read() >> ack() << Placeholder(Append, entry=Placeholder(Joined, node=node("n0", 1)))
+    playbook = playbook >> ack() >> read() >> ack() << ReservePort() >> reserved()
+    assert playbook << Placeholder(Append, entry=Placeholder(Joined, node=node("n0", 1)))
 
 
 def test_a_beat_within_the_limit_leaves_no_gap() -> None:

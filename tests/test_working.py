@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from reknit.core.commands import Append, Finish, StartWorkers, StopWorkers
+from reknit.core.commands import Append, Finish, ReservePort, StartWorkers, StopWorkers
 from reknit.core.entries import Aborted, Admit, Failed, Joined, RestartPolicy, Succeeded, Terms
 from reknit.core.reasons import (
     AbortedByOperator,
@@ -38,6 +38,7 @@ from .playbook import (
     node,
     playing,
     read,
+    reserved,
     start,
     stopped,
     up,
@@ -82,7 +83,7 @@ def test_a_standby_starts_nothing() -> None:
 def test_a_round_that_is_over_when_it_is_read_is_never_started() -> None:
     """A batch is folded whole: a late reader must not start workers only to stop them."""
     playbook = Playbook(an_agent(terms=PAIR)) >> start() >> read() << Placeholder(Append) >> echo() << joining(0)
-    assert playbook >> echo(joined("n1"), failed("n1")) << joining(1) >> ack()
+    assert playbook >> echo(joined("n1"), failed("n1")) << ReservePort() >> reserved() << joining(1) >> ack()
 
 
 def test_a_node_that_leaves_starts_nothing_any_more() -> None:

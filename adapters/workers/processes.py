@@ -20,7 +20,7 @@ from reknit.adapters.errors import explain
 from reknit.adapters.streams import Streams, StreamSettings
 from reknit.core.commands import StartWorkers, StopWorkers
 from reknit.core.entries import WorkerFailure
-from reknit.core.events import Event, WorkerExit, WorkersExited, WorkersStarted, WorkersStopped
+from reknit.core.events import Event, PortReserved, WorkerExit, WorkersExited, WorkersStarted, WorkersStopped
 from reknit.core.ranks import Assignment, WorkerRanks
 from reknit.core.values import TYPE_CHECKING
 
@@ -89,6 +89,7 @@ class Processes:
         self._unknown_stops: list[int] = []
         self._reservation: Reservation | None = None
         self._used_ports: set[int] = set()
+        self._owes_port = False
         self._wakes_at: float | None = None
 
     # ---- the port ----
@@ -99,7 +100,11 @@ class Processes:
             self._reservation = Reservation(self._used_ports)
         return self._reservation.port
 
-    def _renew_port(self) -> int:
+    def renew_port(self) -> None:
+        self._owes_port = True
+        self._wakes_at = _AT_ONCE
+
+    def _another_port(self) -> int:
         """Every round gets another one: neither what the last round's store leaves behind is in the way, nor is this
         store in reach of workers of an earlier round on a node that was cut off."""
         if self._reservation is not None:
@@ -219,13 +224,16 @@ class Processes:
         if self._strays is not None and stuck:
             self._strays.give_up(stuck)
         self._round = None
-        return WorkersStopped(now, round_.number, self._renew_port(), stuck)
+        return WorkersStopped(now, round_.number, self._another_port(), stuck)
 
     # ---- looking ----
 
     def events(self, now: float) -> list[Event]:
         found: list[Event] = [WorkersStopped(now, number, self.reserve_port()) for number in self._unknown_stops]
         self._unknown_stops = []
+        if self._owes_port:
+            self._owes_port = False
+            found.append(PortReserved(now, self._another_port()))
         round_ = self._round
         if round_ is None:
             if self._strays is not None:

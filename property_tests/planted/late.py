@@ -311,6 +311,15 @@ LATE = (
         "setup\nabort",
     ),
     Bug(
+        "port-of-a-round-that-was-passed-over",
+        0,
+        "wanted.drive_sayings",
+        "is_used = offered not in (None, (entry.node, entry.round))",
+        "is_used = False",
+        "port",
+        "setup formed=2\nsuspend a\nfail b\nwait 4.5\nresume a\nwait 7",
+    ),
+    Bug(
         "dice",
         0,
         "working._start",
