@@ -21,7 +21,7 @@ from reknit.core.job import Job
 from reknit.core.reasons import Refusal
 from tests.alone import ENV, ROOT, command
 from tests.journals import entry, everything, whose
-from tests.waiting import PATIENCE_S
+from tests.waiting import PATIENCE_S, descriptors
 
 ME, PEER = Node(NodeId("me")), Node(NodeId("peer"))
 SAID = Succeeded(ME, 0)
@@ -378,13 +378,13 @@ def test_a_counter_that_is_torn_or_spoilt_is_none_and_counts_on(tmp_path: Path) 
 def test_nothing_stays_open(tmp_path: Path) -> None:
     """Beats and looks go on for months."""
     one = journal(tmp_path)
-    before = os.listdir("/proc/self/fd")
+    before = descriptors()
     for i in range(3):
         one.append(str(i), SAID)
         one.read(0, 0.01)
         one.beat(ME, [PEER])
         one.publish(1, Job())
-    assert os.listdir("/proc/self/fd") == before
+    assert not descriptors() - before
     one.close()
     assert json.loads(content(tmp_path).splitlines()[0])["job"] == "job"
     assert one.read(0, PATIENCE_S).entries

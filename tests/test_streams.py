@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from reknit.adapters.streams import STDERR, STDOUT, Streams, StreamSettings, WorkerStreams, last_lines
-from tests.waiting import PATIENCE_S, until
+from tests.waiting import PATIENCE_S, descriptors, until
 
 
 class Console:
@@ -297,11 +297,11 @@ def test_a_folder_that_cannot_be_written_leaves_nothing_open(tmp_path: Path, out
     """A full disk fails the start; descriptors must not leak at every restart."""
     streams = make(out, err, redirects=STDERR, tee=STDOUT)
     open_(streams).spawned()  # the relay is running now
-    before = len(os.listdir("/proc/self/fd"))
+    before = descriptors()
     for _ in range(3):
         with pytest.raises(OSError, match="No such file"):
             open_(streams, tmp_path / "missing")
-    assert len(os.listdir("/proc/self/fd")) <= before
+    assert not descriptors() - before
 
 
 def test_no_thread_to_be_had_is_an_oserror(monkeypatch: pytest.MonkeyPatch, out: Console, err: Console) -> None:
@@ -311,10 +311,10 @@ def test_no_thread_to_be_had_is_an_oserror(monkeypatch: pytest.MonkeyPatch, out:
         raise RuntimeError("can't start new thread")
 
     monkeypatch.setattr("_thread.start_new_thread", refuse)
-    before = len(os.listdir("/proc/self/fd"))
+    before = descriptors()
     with pytest.raises(OSError, match="no thread"):
         open_(make(out, err))
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert not descriptors() - before
 
 
 def test_a_terminal_stays_one(out: Console) -> None:

@@ -32,6 +32,17 @@ def is_alive(pid: int) -> bool:
         return False
 
 
+def descriptors() -> set[str]:
+    """What is open in this process. Others' threads may close something meanwhile: ask what has come, not how many."""
+    found = set()
+    for fd in os.listdir("/proc/self/fd"):
+        try:
+            found.add(f"{fd} {os.readlink(f'/proc/self/fd/{fd}')}")
+        except FileNotFoundError:
+            pass  # the one that listed them
+    return found
+
+
 def read_pids(path: str | os.PathLike[str], count: int) -> list[int]:
     """Wait until `count` processes have written their pids into a file, a line each."""
 
