@@ -62,9 +62,8 @@ def drive_sayings(agent: Agent, accusations: tuple[Lost, ...]) -> tuple[Agent, l
             commands.append(Append(entry))
         said[entry] = at
     if is_used:
-        agent = evolve(agent, port=None, offered=None)
+        agent = evolve(agent, port=None)
         commands.append(ReservePort())
-        offered = None
     if said == agent.said:
         return agent, commands
     joined = agent.joined or any(isinstance(e, Joined) for e in said)
