@@ -1,7 +1,8 @@
-"""Under which address this node is reached by the others.
+"""The address under which the other nodes reach this node.
 
-The kernel knows: it is the source address of the route to where they all meet. Names are not asked (`getfqdn` needs a
-resolver that agrees with everybody else's), and no packet is sent: connecting a UDP socket only looks up the route.
+It is the source address of the route to the place where all nodes meet, and the kernel knows that route. Connecting a
+UDP socket looks the route up and sends no packet. The host's own name is not used: `getfqdn` is right only if all hosts
+resolve the name alike.
 """
 
 from __future__ import annotations
@@ -11,17 +12,17 @@ import socket
 from collections.abc import Iterator, Sequence
 
 _ELSEWHERE = ("203.0.113.1", "2001:db8::1")
-"""Addresses of nobody, kept for documentation (RFC 5737, RFC 3849): only the default route leads there."""
+"""Addresses that belong to nobody (RFC 5737, RFC 3849). Only the default route leads there."""
 _ANY_PORT = 9
 
 
 def own_address(endpoints: Sequence[tuple[str, int]]) -> str:
-    """This host's address on the way to the first of `endpoints` that leads anywhere, else on the default route.
+    """This host's address on the route to the first endpoint that has a route, or else on the default route.
 
-    127.0.0.1 if there is no network. May take as long as the resolver takes to give up on a name.
+    127.0.0.1 if there is no network. Resolving a name may take until the resolver gives up.
     """
     for host, port in endpoints:
-        # Debian's /etc/hosts gives a host's own name a loopback address, where no other host reaches it.
+        # Debian's /etc/hosts gives a host's own name a loopback address. No other host can reach this one there.
         must_leave = not _is_loopback(host)
         for source in _sources(host, port):
             if not (must_leave and _is_loopback(source)):

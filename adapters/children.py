@@ -1,9 +1,9 @@
 """Knowing and ending the descendants of this process.
 
-1. A subreaper adopts every descendant whose parent dies, whatever it did to hide (double fork, setsid). So *this
-   process has no child* means *nothing that it ever started is left*, and killing children until there are none ends
-   them all.
-2. Whoever adopts must also reap.
+1. A subreaper adopts every descendant whose parent dies, even if the descendant has forked twice or has a session of
+   its own. So once this process has no child, nothing that it ever started is left. Killing the children until there
+   are none ends all descendants.
+2. A process that adopts children must also reap them.
 """
 
 from __future__ import annotations
@@ -19,60 +19,60 @@ _NAP_S, _LONG_NAP_S = 0.001, 0.05
 
 
 def become_subreaper() -> bool:
-    """Make this process the one that adopts its orphaned descendants. False where the system has no such thing."""
+    """Make this process adopt its orphaned descendants. False where the system does not offer that."""
     if not sys.platform.startswith("linux"):
         return False
+    import ctypes
+
     try:
-        return _prctl(_PR_SET_CHILD_SUBREAPER, 1) == 0
-    except (ImportError, OSError, AttributeError):
-        return False
-
-
-def _prctl(option: int, value: int) -> int:
-    # `import ctypes` and CDLL cost 1.5 ms before the first worker is spawned, the C part alone 0.4 ms. It is private,
-    # so the public way stays behind it.
-    try:
-        from _ctypes import call_function, dlopen, dlsym
-
-        return int(call_function(dlsym(dlopen(None, 0), "prctl"), (option, value, 0, 0, 0)))  # type: ignore[arg-type]
-    except (ImportError, TypeError):
-        import ctypes
-
-        return int(ctypes.CDLL(None).prctl(option, value, 0, 0, 0))
+        return int(ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)) == 0
+    except (OSError, AttributeError):
+        return False  # this libc has no `prctl`
 
 
 def children() -> list[int]:
-    """The children of this process, dead ones that nobody has reaped included. Empty where there is no /proc."""
+    """The children of this process, dead children that nobody has reaped included."""
     try:
         threads = os.listdir("/proc/self/task")
     except OSError:
-        return []
+        return _scan()  # no Linux
     found: list[int] = []
-    for thread in threads:  # a child belongs to the thread that forked it, an adopted one to any
+    for thread in threads:  # a child belongs to the thread that forked it, an adopted child to any thread
         try:
             found += map(int, _read(f"/proc/self/task/{thread}/children").split())
         except FileNotFoundError:
             # Either the thread has just ended, or the kernel was built without these files.
             if not os.path.exists("/proc/self/task/" + thread):
                 continue
-            return _scan(os.getpid())
+            return _scan()
         except OSError:
-            return _scan(os.getpid())
+            return _scan()
     return found
 
 
-def _scan(parent: int) -> list[int]:
-    found = []
-    for name in os.listdir("/proc"):
-        if name.isdigit():
-            try:
-                # The name in parentheses may hold anything; what follows the last one is: state, parent, …
-                fields = _read(f"/proc/{name}/stat").rpartition(b")")[2].split()
-            except OSError:
-                continue  # it has just ended
-            if len(fields) > 1 and int(fields[1]) == parent:
-                found.append(int(name))
+def descendants(pid: int) -> list[int]:
+    """The children of a child of this process, their children, and so on. Empty where there is no /proc."""
+    found: list[int] = []
+    rest = [pid]
+    while rest:
+        parent = rest.pop()
+        try:
+            for thread in os.listdir(f"/proc/{parent}/task"):
+                rest += map(int, _read(f"/proc/{parent}/task/{thread}/children").split())
+        except OSError:
+            continue  # it has just ended, or the kernel has no such files
+        found += [p for p in rest if p not in found]
     return found
+
+
+def _scan() -> list[int]:
+    """The same, from the table of all processes. Loads psutil, which the start of a job on Linux does without."""
+    import psutil
+
+    try:
+        return [child.pid for child in psutil.Process().children()]
+    except (psutil.Error, OSError):
+        return []  # a sandbox that hides even this process
 
 
 def _read(path: str) -> bytes:
@@ -87,7 +87,7 @@ def _read(path: str) -> bytes:
 
 
 def sweep(deadline_s: float, spared: Collection[int] = ()) -> tuple[int, ...]:
-    """SIGKILL and reap every child, and those that it leaves behind, until there is none, but for the `spared`.
+    """SIGKILL and reap the children, and the children that these leave behind, until only the `spared` pids are left.
 
     Returns the pids that are still there after `deadline_s` seconds: processes that cannot be killed.
     """
@@ -95,7 +95,7 @@ def sweep(deadline_s: float, spared: Collection[int] = ()) -> tuple[int, ...]:
 
 
 def sweep_counting(deadline_s: float, spared: Collection[int] = ()) -> tuple[int, tuple[int, ...]]:
-    """Like `sweep`, and says first how many processes ended."""
+    """Like `sweep`. Returns also, first, how many processes ended."""
     give_up = time.monotonic() + deadline_s
     ended, nap_s = 0, _NAP_S
     while True:
@@ -103,26 +103,26 @@ def sweep_counting(deadline_s: float, spared: Collection[int] = ()) -> tuple[int
         for pid in pids:
             signal_process(pid, SIGKILL)
         if spared:
-            # No waitpid(-1), which would take the end of a spared one from whoever waits for it.
+            # No waitpid(-1): it could reap a spared child, and the code that waits for that child would never know.
             count = sum(map(reaped, pids)) if pids else None
         else:
             count = _reap_all()
-        if count is None:  # no child: from the kernel itself, that is more certain than any list
+        if count is None:  # the kernel says that there is no child, which is more certain than a list
             return ended, ()
         ended += count
         # The deadline counts in every case: something that forks faster than we kill must not keep us.
-        if time.monotonic() >= give_up or not (pids or os.path.isdir("/proc/self/task")):
+        if time.monotonic() >= give_up:
             return ended, tuple(pids)
         if count:
             nap_s = _NAP_S
             continue
-        # Killing takes a moment and nothing announces it here; this is the end of a run, not the loop.
+        # A killed process takes a moment to end. Sleeping is harmless: this is the end of a run, not the agent's loop.
         time.sleep(nap_s)
         nap_s = min(2 * nap_s, _LONG_NAP_S)
 
 
 def reap(pids: Sequence[int], deadline_s: float) -> None:
-    """Reap these children, which were killed, as they die; after `deadline_s` seconds leave the rest."""
+    """Reap these children, which were killed, as they die. Those that live after `deadline_s` seconds are left."""
     give_up = time.monotonic() + deadline_s
     for pid in pids:
         nap_s = _NAP_S
@@ -132,7 +132,7 @@ def reap(pids: Sequence[int], deadline_s: float) -> None:
 
 
 def reaped(pid: int) -> bool:
-    """Is this child dead? Then it is reaped."""
+    """True if this child is dead. It is reaped then."""
     try:
         return os.waitpid(pid, os.WNOHANG)[0] != 0
     except ChildProcessError:
@@ -152,16 +152,25 @@ def _reap_all() -> int | None:
         count += 1
 
 
+def pidfd_of(pid: int) -> int:
+    """A descriptor that is readable once this process has ended. -1: the system has none, or the process has ended."""
+    try:
+        return os.pidfd_open(pid) if hasattr(os, "pidfd_open") else -1
+    except OSError:
+        return -1
+
+
 def signal_process(pid: int, signum: int) -> None:
-    """Send a signal to a child, which may be dead already or not be ours to signal."""
+    """Send a signal to a child. No error if it is dead already, or runs as another user."""
     try:
         os.kill(pid, signum)
     except (ProcessLookupError, PermissionError):
-        pass  # dead; or it changed its user, and then it is reported as what would not die
+        pass  # dead; or it runs as another user now, and is reported as a process that cannot be killed
 
 
 def signal_group(pgid: int, signum: int) -> None:
-    """Send a signal to a process group whose leader is a child not reaped yet, so that the number is still its own."""
+    """Send a signal to a process group. Its leader must be a child that is not reaped yet: until then the number cannot
+    belong to another group."""
     try:
         os.killpg(pgid, signum)
     except (ProcessLookupError, PermissionError):

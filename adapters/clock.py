@@ -1,29 +1,29 @@
 """Time, and the one place where the agent sleeps.
 
-The loop waits in `Clock.wait` for watched descriptors, for signals (`Signals` turns them into a readable pipe) and for
-its deadline. There is no periodic tick: with nothing to do it sleeps for ever.
+A shell waits in `Clock.wait` for watched descriptors, for `wake`, and for the loop's next deadline. There is no
+periodic tick. An agent that has nothing to do sleeps until something happens.
 """
 
 from __future__ import annotations
 
 import os
 import select
-import signal
 import sys
+import threading
 import time
-from collections.abc import Iterable
 from math import ceil
+from typing import TYPE_CHECKING
 
-TYPE_CHECKING = False  # as in core/values
 if TYPE_CHECKING:
     from typing import Any
 
 _LONGEST_WAIT_S = 86_400.0
-"""Waking up early is allowed; the system call's own limit is 24 days."""
+"""The longest single wait, in seconds. Waking up early is allowed. The limit of the system call is 24 days."""
 
 
 class Poller:
-    """Descriptors to be read: epoll, or poll where there is none. Level-triggered."""
+    """Waits for descriptors, with epoll or, on a system without it, with poll. A descriptor is reported as long as it
+    is ready (level-triggered)."""
 
     def __init__(self) -> None:
         self._epoll: Any = select.epoll() if sys.platform == "linux" else None
@@ -33,20 +33,32 @@ class Poller:
     def add(self, fd: int) -> None:
         self._poll.register(fd, self._readable)
 
+    def add_writable(self, fd: int) -> None:
+        """Wait until something can be written. A descriptor can be watched for reading or for writing. To watch it for
+        both, duplicate it."""
+        self._poll.register(fd, select.EPOLLOUT if sys.platform == "linux" else select.POLLOUT)
+
     def remove(self, fd: int) -> None:
-        """To be called *before* the descriptor is closed: a child that has just been spawned may hold a copy, and
-        epoll would go on reporting it, under a number that somebody else may have by then."""
+        """To be called *before* the descriptor is closed. A child that was just started may hold a copy of it. epoll
+        would then go on reporting the copy, under a number that may belong to another descriptor by then."""
         try:
             self._poll.unregister(fd)
         except (KeyError, OSError):
-            pass  # not watched, or closed already
+            pass  # the descriptor is not watched, or is closed already
 
     def ready(self, timeout_s: float | None) -> list[int]:
-        # Rounded up: rounded down, the last millisecond before a deadline would be a busy wait.
+        # Rounded up. If it were rounded down, the last millisecond before a deadline would be a busy wait.
         timeout_ms = None if timeout_s is None else ceil(max(0.0, timeout_s) * 1000)
         if self._epoll is not None and timeout_ms is not None:
             return [fd for fd, _ in self._epoll.poll(timeout_ms / 1000)]
         return [fd for fd, _ in self._poll.poll(timeout_ms)]
+
+    def fileno(self) -> int:
+        """The descriptor of epoll. Raises `OSError` on a system without epoll."""
+        if self._epoll is None:
+            raise OSError("this system has no epoll: there is no one descriptor to wait for")
+        fd: int = self._epoll.fileno()
+        return fd
 
     def close(self) -> None:
         if self._epoll is not None:
@@ -54,92 +66,73 @@ class Poller:
 
 
 class Clock:
-    """The monotonic clock, and waiting on it."""
+    """The monotonic clock, and waiting. Any thread may call `wake`. Only one thread may call the rest."""
 
     def __init__(self) -> None:
         self._poller = Poller()
+        # Reentrant, because a signal handler may call `wake` while the same thread is in `wake`.
+        self._lock = threading.RLock()
+        self._is_woken = False
+        """A byte of `wake` is in the pipe. There is never more than one."""
+        self._is_closed = False
+        self._read_end, self._write_end = os.pipe()
+        # A host program without stdio may have given these numbers to a stranger's output: never wait for room.
+        os.set_blocking(self._write_end, False)
+        self._poller.add(self._read_end)
 
     def now(self) -> float:
         return time.monotonic()
 
     def wait(self, until: float | None) -> None:
-        """Sleep until a watched descriptor is readable, a signal came, or `until`. May return early.
+        """Sleep until a watched descriptor is ready, `wake` is called, or `until` has come. May return early.
 
-        A descriptor at its end stays readable: whoever sees the end must unwatch it, or waiting becomes spinning.
+        A descriptor at the end of its stream stays readable. The reader that finds the end must unwatch the descriptor.
+        Otherwise `wait` returns at once from then on.
         """
         timeout_s = None
         if until is not None and until != float("inf"):
             timeout_s = min(until - time.monotonic(), _LONGEST_WAIT_S)
-        self._poller.ready(timeout_s)
+        if self._read_end in self._poller.ready(timeout_s):
+            with self._lock:
+                os.read(self._read_end, 1)
+                self._is_woken = False
+
+    def wake(self) -> None:
+        """End the present wait, or else the next one. Any thread may call this, even after `close`."""
+        with self._lock:
+            # The lock keeps `close` from closing the descriptor between this test and the write.
+            if self._is_woken or self._is_closed:
+                return
+            self._is_woken = True
+            try:
+                os.write(self._write_end, b".")
+            except BlockingIOError:
+                pass  # full of a stranger's output, which wakes as well
+
+    def fileno(self) -> int:
+        """A descriptor for another event loop. It is readable when something other than a deadline would end `wait`.
+
+        Raises `OSError` on a system without epoll. There, call `wait` in a thread of its own.
+        """
+        return self._poller.fileno()
 
     def watch(self, fd: int) -> None:
         self._poller.add(fd)
+
+    def watch_writable(self, fd: int) -> None:
+        """Wake when something can be written to this descriptor. It must not be watched for reading."""
+        self._poller.add_writable(fd)
 
     def unwatch(self, fd: int) -> None:
         self._poller.remove(fd)
 
     def close(self) -> None:
+        """Close all descriptors. No thread may be in `wait`. May be repeated."""
+        with self._lock:
+            if self._is_closed:
+                return
+            self._is_closed = True
+            self._poller.remove(self._read_end)
+            os.close(self._read_end)
+            os.close(self._write_end)
         self._poller.close()
-
-
-class Signals:
-    """Signals as something that `Clock.wait` wakes up for, to be taken when the loop gets there.
-
-    To be made in the main thread. A signal that is ignored when we start stays ignored (nohup), one that cannot be
-    caught is left out. SIGCHLD wakes the clock, too, and is not handed out.
-    """
-
-    def __init__(self, clock: Clock, signals: Iterable[int]) -> None:
-        self._clock = clock
-        self._handed_out = frozenset(signals) - {signal.SIGCHLD}
-        self._before: dict[int, Any] = {}
-        self._read_end, self._write_end = os.pipe()
-        os.set_blocking(self._read_end, False)
-        os.set_blocking(self._write_end, False)
-        self._wakeup_before = signal.set_wakeup_fd(self._write_end, warn_on_full_buffer=False)
-        clock.watch(self._read_end)
-        for signum in sorted(self._handed_out):
-            self._install(signum)
-        # Even if it is ignored: that would lose the workers' exit codes.
-        self._install(signal.SIGCHLD, ignored_too=True)
-
-    def _install(self, signum: int, *, ignored_too: bool = False) -> None:
-        try:
-            if ignored_too or signal.getsignal(signum) is not signal.SIG_IGN:
-                self._before[signum] = signal.signal(signum, _nothing)
-        except (OSError, ValueError):
-            pass  # SIGKILL, SIGSTOP, or no signal at all
-
-    def taken(self) -> list[int]:
-        """The signals that came since the last call, in order, each once: like the system, which does not count
-        pending ones either."""
-        came: dict[int, None] = {}
-        while data := _read(self._read_end):
-            for signum in data:
-                if signum in self._handed_out and signum in self._before:
-                    came[signum] = None
-        return list(came)
-
-    def close(self) -> None:
-        """Restore what was before."""
-        if self._read_end < 0:
-            return
-        for signum, handler in self._before.items():
-            # None: a handler that was not installed from Python. It cannot be given back.
-            signal.signal(signum, signal.SIG_DFL if handler is None else handler)
-        signal.set_wakeup_fd(self._wakeup_before)
-        self._clock.unwatch(self._read_end)
-        os.close(self._read_end)
-        os.close(self._write_end)
-        self._read_end = -1
-
-
-def _read(fd: int) -> bytes:
-    try:
-        return os.read(fd, 4096)
-    except BlockingIOError:
-        return b""
-
-
-def _nothing(signum: int, frame: object) -> None:
-    """A Python handler must exist for the wake-up descriptor to be written."""

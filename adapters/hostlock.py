@@ -1,10 +1,9 @@
-"""One agent per job and node on a host; and the end of what an agent that was killed has left behind.
+"""One agent per job and node on a host, and the end of what a killed agent has left behind.
 
-1. The lock is `flock` on a file that is named by job, endpoint and node. It ends with the process, however that ends.
-2. The file is removed by an agent that ends in order, while it holds the lock. One that is found unlocked was left by
-   an agent that was killed: its workers may still run. So whoever takes it knows to look for them.
-3. Workers carry a mark in their environment, and are found by it whatever they did to hide. (A program that overwrites
-   its own environment, as some do to change their title, is not.)
+1. The lock is `flock` on a file that is named by job, endpoint and node. It ends with the process.
+2. An agent that ends in order removes the file while it holds the lock. A file that is found unlocked was left by an
+   agent that was killed, whose workers may still run. The agent that takes such a lock looks for them.
+3. Workers carry a mark in their environment, by which they are found (`orphans`).
 """
 
 from __future__ import annotations
@@ -12,23 +11,21 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import os
-import select
-import signal
-import time
-from collections.abc import Iterator
+from weakref import WeakSet
 
-from reknit.core.reasons import Refusal
+from reknit.core.job.reasons import Refusal
 
+from .orphans import MARK, end_marked_counting
 from .ports import Refused
 
-MARK = "REKNIT_NODE"
-"""The variable that marks the workers of a node."""
+__all__ = ["MARK", "HostLock", "Taken", "take", "take_free"]
+
 _MOST_AGENTS = 10_000
 _END_S = 5.0
 
 
 class Taken(Exception):
-    """Another agent of the job runs on this host under that name. The text is one line."""
+    """Another agent of the job runs on this host under this name. The text is one line."""
 
 
 class HostLock:
@@ -38,29 +35,26 @@ class HostLock:
         self._fd = fd
         self._path = path
         self._was_left = was_left
+        _held.add(self)
         self.node = node
         self.mark = mark
         """The value of `MARK` in the environment of this node's workers."""
 
     def end_orphans(self, deadline_s: float = _END_S) -> int:
-        """Kill what an earlier agent has left behind, and see it end; how many processes that were.
+        """Kill the processes that an earlier agent has left behind and wait until they have ended; how many there were.
 
-        Raises `Refused` if there are still some after `deadline_s` seconds.
+        Raises `Refused` if some are still there after `deadline_s` seconds.
         """
         if not self._was_left:
             return 0
-        give_up = time.monotonic() + deadline_s
-        ended: set[int] = set()
-        while orphans := _marked(f"{MARK}={self.mark}"):  # again, as they may have forked meanwhile
-            ended |= orphans.keys()
-            _kill(orphans, give_up)
-            if time.monotonic() >= give_up:
-                pids = ", ".join(map(str, sorted(orphans)))
-                raise Refused(Refusal.SETUP, f"processes {pids}, which an earlier agent left here, survive SIGKILL")
-        return len(ended)
+        ended, left = end_marked_counting(self.mark, deadline_s)
+        if left:
+            pids = ", ".join(map(str, left))
+            raise Refused(Refusal.SETUP, f"processes {pids}, which an earlier agent left here, survive SIGKILL")
+        return ended
 
     def release(self) -> None:
-        """May be repeated."""
+        """May be repeated. A forked child of the agent lets go of its copy at once, and has nothing to release."""
         if self._fd < 0:
             return
         try:
@@ -70,9 +64,29 @@ class HostLock:
         os.close(self._fd)
         self._fd = -1
 
+    def abandon(self) -> None:
+        """In a forked child: the lock is its parent's, and must end with the parent."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+
+_held: WeakSet[HostLock] = WeakSet()
+
+
+def _abandon_all() -> None:
+    for lock in _held:
+        lock.abandon()
+
+
+os.register_at_fork(after_in_child=_abandon_all)
+
 
 def take(job: str, endpoint: str, node: str) -> HostLock:
-    """Be the only agent of `job` on this host that is `node`. Raises `Taken`, and `Refused` if there is no place."""
+    """Become the only agent of `job` on this host that is `node`.
+
+    Raises `Taken` if there is one already, and `Refused` if the lock's file or folder cannot be used.
+    """
     digest = hashlib.sha256(f"{job}\0{endpoint}\0{node}".encode(errors="surrogateescape")).hexdigest()[:32]
     path = os.path.join(_folder(), digest)
     try:
@@ -86,12 +100,15 @@ def take(job: str, endpoint: str, node: str) -> HostLock:
     try:
         os.pwrite(fd, f"{os.getpid():<20}".encode(), 0)
     except OSError:
-        pass  # a full disk: whoever finds the lock taken is not told by whom
+        pass  # a full disk: an agent that finds the lock taken cannot say by which process
     return HostLock(fd, path, node, f"{job}/{node}/{digest}", was_left=was_left)
 
 
 def take_free(job: str, endpoint: str, name: str) -> HostLock:
-    """Be `name`, or the first of `name`-2, `name`-3, … that is free: several agents on one host are a usual test."""
+    """Become `name`, or the first of `name`-2, `name`-3, … that is free.
+
+    Several agents on one host are a usual way to try reknit out.
+    """
     for number in range(1, _MOST_AGENTS):
         try:
             return take(job, endpoint, name if number == 1 else f"{name}-{number}")
@@ -104,7 +121,7 @@ def take_free(job: str, endpoint: str, name: str) -> HostLock:
 
 
 def _folder() -> str:
-    """A folder of this user alone, the same for all agents of the user. Raises `Refused`."""
+    """A folder that only this user can write to, the same for all agents of the user. Raises `Refused`."""
     base = os.environ.get("XDG_RUNTIME_DIR", "")
     # Schedulers hand down the variable of another host, where the folder exists.
     is_usable = os.path.isabs(base) and os.access(base, os.W_OK | os.X_OK) and os.stat(base).st_uid == os.getuid()
@@ -117,14 +134,17 @@ def _folder() -> str:
         found = os.lstat(path)
     except OSError as e:
         raise Refused(Refusal.SETUP, f"the folder for this node's lock, {path}: {e.strerror}") from None
-    # /tmp is everybody's: somebody may have made it first, to hand us files of theirs.
+    # Everybody can write to /tmp: another user may have made the folder first, with files of theirs in it.
     if not os.path.isdir(path) or os.path.islink(path) or found.st_uid != os.getuid() or found.st_mode & 0o022:
         raise Refused(Refusal.SETUP, f"the folder for this node's lock, {path}, is not a folder of this user alone")
     return path
 
 
 def _locked(path: str) -> tuple[int, bool]:
-    """A descriptor of the file, locked, and whether the file was there. Raises `BlockingIOError` if another has it."""
+    """A descriptor of the locked file, and whether the file was there before.
+
+    Raises `BlockingIOError` if another agent holds the lock.
+    """
     while True:
         was_there = os.path.exists(path)
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
@@ -135,7 +155,7 @@ def _locked(path: str) -> tuple[int, bool]:
         except OSError:
             os.close(fd)
             raise
-        os.close(fd)  # its holder has just removed it, and the next one makes a new one
+        os.close(fd)  # its holder has just removed the file: make a new one
 
 
 def _is_same_file(fd: int, path: str) -> bool:
@@ -150,61 +170,4 @@ def _read(path: str) -> str:
         with open(path) as file:
             return file.read(32).strip()
     except OSError:
-        return ""  # its holder is just leaving
-
-
-# ---- the orphans ----
-
-
-def _marked(item: str) -> dict[int, int]:
-    """Descriptors of this user's living processes with that item in their environment, by pid; not our own."""
-    try:
-        pids = [int(name) for name in os.listdir("/proc") if name.isdigit()]
-    except OSError:
-        return {}  # no /proc: nothing can be found
-    wanted, ours = item.encode(errors="surrogateescape"), {*_ancestors()}
-    found = {}
-    for pid in pids:
-        if pid in ours:
-            continue
-        try:
-            # Opened before the look: the number may be another's at any time, a descriptor never.
-            fd = os.pidfd_open(pid)
-        except OSError:
-            continue
-        try:
-            with open(f"/proc/{pid}/environ", "rb") as file:
-                is_marked = os.fstat(file.fileno()).st_uid == os.getuid() and wanted in file.read().split(b"\0")
-        except OSError:
-            is_marked = False  # it has just ended, or is not ours to read
-        if is_marked:
-            found[pid] = fd
-        else:
-            os.close(fd)
-    return found
-
-
-def _ancestors() -> Iterator[int]:
-    """This process, its parent, and so on."""
-    pid = os.getpid()
-    while pid > 0:
-        yield pid
-        try:
-            with open(f"/proc/{pid}/stat", "rb") as file:
-                pid = int(file.read().rpartition(b")")[2].split()[1])
-        except OSError:
-            return
-
-
-def _kill(pidfds: dict[int, int], give_up: float) -> None:
-    """SIGKILL, and wait for the end of each until `give_up`. Closes the descriptors."""
-    for fd in pidfds.values():
-        try:
-            signal.pidfd_send_signal(fd, signal.SIGKILL)
-        except OSError:
-            pass  # dead already; or it changed its user, and then it stays
-    for fd in pidfds.values():
-        poll = select.poll()
-        poll.register(fd, select.POLLIN)
-        poll.poll(max(0.0, give_up - time.monotonic()) * 1000)
-        os.close(fd)
+        return ""  # its holder has just removed the file

@@ -1,8 +1,11 @@
-"""What the driver needs of the world. No decision is taken behind these: they do what they are told, and report.
+"""What a loop needs of the world. No decision is taken behind these ports: they do what they are told, and report.
 
-1. What the driver calls never waits and never raises for the world's sake: what happened comes back as events.
-2. What has to wait, waits in a `Journal`, which `link` calls from threads of its own. That one raises `Unavailable` or
-   `Refused`, and nothing else.
+1. A call of the loop to a port never waits, except in `Clock.wait`. No port raises because the world misbehaves: what
+   happened comes back as an event.
+2. What has to wait, waits in a `Journal`. The link calls a journal from threads of its own. A journal raises
+   `Unavailable` or `Refused`, and nothing else.
+3. A port that gets news from elsewhere (another thread, a descriptor) wakes the clock: by `Clock.wake`, or by a
+   descriptor that the clock watches.
 """
 
 from __future__ import annotations
@@ -10,24 +13,37 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
-from reknit.core.commands import StartWorkers, StopWorkers
-from reknit.core.entries import Entry, Node
-from reknit.core.events import Event
-from reknit.core.job import Job
-from reknit.core.reasons import Refusal
-from reknit.core.values import frozen
+from attrs import frozen
+
+from reknit.core.agent.commands import StartWorkers, StopWorkers
+from reknit.core.agent.events import Event
+from reknit.core.job.entries import Entry, Node
+from reknit.core.job.job import Job
+from reknit.core.job.reasons import Refusal
 
 
 class Unavailable(Exception):
-    """The store does not answer now; trying again may help. The text says what was tried, and what came of it."""
+    """The store does not answer now. Trying again may help. The text says what was tried and what happened."""
 
 
 class Refused(Exception):
-    """There is no use in trying again. The text is one line for the operator of this node."""
+    """Trying again does not help. The text is one line for the operator of this node."""
 
     def __init__(self, refusal: Refusal, why: str) -> None:
         super().__init__(why)
         self.refusal = refusal
+
+
+class CannotStart(Exception):
+    """This agent cannot have workers at all. `Workers.events` raises it, and only before `Started`.
+
+    The text is one line for the operator of this node.
+    """
+
+    def __init__(self, why: str, *, is_usage: bool = False) -> None:
+        super().__init__(why)
+        self.is_usage = is_usage
+        """The operator has asked for something impossible."""
 
 
 @frozen
@@ -35,37 +51,40 @@ class Batch:
     """What a read of a journal has found."""
 
     position: int
-    """Where the next read begins. What it counts (entries, bytes, revisions) is the journal's own affair; it grows."""
+    """Where the next read begins. It grows, in a unit that each journal chooses: entries, bytes or revisions."""
     entries: tuple[Entry, ...] = ()
     base: Job | None = None
-    """The fold of all that was skipped, if the reader was far behind: the entries come after it."""
+    """The fold of the entries that the reader skipped because it was far behind. `entries` follow it. None: nothing was
+    skipped."""
     is_awaited: bool = False
-    """Others wait for the fold of this: it is to be published, however short."""
+    """Other readers wait for the fold of these entries. The caller publishes it, however few the entries are."""
 
 
 class Journal(Protocol):
-    """A store that holds an append-only, totally ordered sequence of entries, and a counter per node beside it.
+    """A store that holds an append-only, totally ordered sequence of entries, and one counter per node.
 
-    Every call returns or raises within a bounded time. Two threads may use it: one reads, the other does the rest; with
-    a `file`, a third beats.
+    Every call returns or raises within a bounded time. Two threads may use a journal: one reads, the other makes all
+    other calls. A journal in a file may have a third thread, which beats.
     """
 
     def append(self, token: str, entry: Entry) -> None:
-        """Returns when the entry is in the journal for good. `token` is unique to this entry: a call that is repeated
-        after `Unavailable` does not double what the first may have written after all."""
+        """Returns when the entry is in the journal for good.
+
+        `token` is unique to this entry. A call that raised `Unavailable` may have written the entry all the same; with
+        the same token, the repeated call does not write it twice."""
         ...
 
     def read(self, after: int, wait_s: float, least: int = 1) -> Batch:
-        """What follows position `after` (0: the start), waiting up to `wait_s` seconds for something to come.
+        """The entries after position `after` (0: the start). If there are none, waits up to `wait_s` seconds for some.
 
-        `least`: fewer entries than these change nothing for the reader, who may be woken a little later for them, by up
-        to a second and a half in a crowd, even if `wait_s` is less.
-        Empty only if the store has answered, during this call, that there is nothing."""
+        `least`: the reader cannot act on fewer new entries than this. The journal may hold back a smaller batch for up
+        to 1.5 s, even if `wait_s` is less.
+        Empty only if the store has answered, during this call, that there is nothing new."""
         ...
 
     def beat(self, node: Node, watch: Sequence[Node]) -> Mapping[Node, int]:
-        """Raise the counter of `node`; the new values of its own and of those in `watch`. One that never beat is
-        missing, or 0."""
+        """Raise the counter of `node` by one. Returns the counters of `node` and of the nodes in `watch`. A node that
+        never beat is missing, or has 0."""
         ...
 
     def publish(self, position: int, job: Job) -> None:
@@ -73,17 +92,19 @@ class Journal(Protocol):
         ...
 
     def close(self) -> None:
-        """Let go of everything. Calls that wait in the other thread end with `Unavailable`, or soon."""
+        """Let go of everything. Calls that wait in another thread end soon, or raise `Unavailable`. May be repeated."""
         ...
 
 
 class Link(Protocol):
     """This agent's connection to the journal."""
 
-    def append(self, entry: Entry) -> None: ...
+    def append(self, entry: Entry) -> None:
+        """Say this in the journal. May be lost or doubled."""
+        ...
 
     def beat(self, node: Node, watch: Sequence[Node]) -> None:
-        """Answered by `Counters`, and then, but for the first, by an `EntriesRead`, which may be empty."""
+        """Answered by `Counters`, and then, except for the first beat, by an `EntriesRead`, which may be empty."""
         ...
 
     def events(self, now: float) -> list[Event]:
@@ -91,33 +112,39 @@ class Link(Protocol):
         ...
 
     def folded(self, job: Job) -> None:
-        """The agent has taken in the next `EntriesRead` in turn, and this is the fold of all up to it."""
+        """The agent has folded an `EntriesRead`: the oldest that was not reported here before. `job`: the fold."""
         ...
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """Close the journal too. Afterwards no thread and no descriptor is left. Bounded in time."""
+        ...
 
 
 class Requests(Protocol):
-    """Signals to this process, or an embedder's wish, that the node leaves."""
+    """Requests that this node leaves the job. They are signals to this process, or come from the program that runs the
+    agent."""
 
     def taken(self) -> Sequence[int]:
-        """The signal numbers that came since the last call."""
+        """The signal numbers that came since the last call, in order. A program that sends none gives SIGTERM."""
         ...
 
 
 class Workers(Protocol):
-    """The workers of this node, of one round at a time."""
+    """The workers of this node, of one round at a time.
 
-    def start(self, command: StartWorkers) -> None: ...
+    The first event is `Started`, which brings the agent's nonce and its first bootstrap port. Nothing comes before it.
+    """
 
-    def stop(self, command: StopWorkers) -> None: ...
+    def start(self, command: StartWorkers) -> None:
+        """Answered by `WorkersStarted`, and by `WorkersExited` as they end."""
+        ...
 
-    def reserve_port(self) -> int:
-        """A bootstrap port on this host, kept until the next round has ended."""
+    def stop(self, command: StopWorkers) -> None:
+        """Answered by `WorkersStopped`, with the bootstrap port of the next round."""
         ...
 
     def renew_port(self) -> None:
-        """Reserve another one in its place, and report it."""
+        """Reserve another bootstrap port in place of the present one. Answered by `PortReserved`."""
         ...
 
     def events(self, now: float) -> list[Event]:
@@ -126,7 +153,10 @@ class Workers(Protocol):
 
     @property
     def wakes_at(self) -> float | None:
-        """When `events` must be called at the latest, on the clock's time: the end of a grace."""
+        """When `events` must be called at the latest, on the clock's time: the end of a grace. None: no deadline.
+
+        A time that has passed means at once: there is news that did not wake the clock.
+        """
         ...
 
     def close(self) -> None:
@@ -145,14 +175,33 @@ class Console(Protocol):
 
 
 class Clock(Protocol):
+    """Time, and waiting. `wake` may be called from any thread, the rest from the thread of the loop."""
+
     def now(self) -> float:
         """Monotonic seconds."""
         ...
 
     def wait(self, until: float | None) -> None:
-        """Sleep until a watched file descriptor is ready, a signal came, or `until`. May return early."""
+        """Sleep until a watched file descriptor is readable, somebody calls `wake`, or `until`. May return early.
+
+        None: without a deadline. A time that has passed: does not sleep.
+        """
+        ...
+
+    def wake(self) -> None:
+        """End the wait that is under way, or else the next one. Does nothing after `close`."""
+        ...
+
+    def fileno(self) -> int:
+        """A descriptor that is readable when `wait` would return at once, deadlines aside. `OSError`: there is none."""
         ...
 
     def watch(self, fd: int) -> None: ...
 
-    def unwatch(self, fd: int) -> None: ...
+    def watch_writable(self, fd: int) -> None:
+        """Wake when something can be written to this descriptor, which is not watched for reading."""
+        ...
+
+    def unwatch(self, fd: int) -> None:
+        """To be called before the descriptor is closed. May be repeated."""
+        ...

@@ -1,1 +1,1 @@
-"""The command line: parse, wire, drive, report. Knows core and adapters; nobody knows it."""
+"""The faces of reknit: the command `reknit`, and the functions for programs. No other folder imports this one."""

@@ -1,17 +1,18 @@
-"""The `reknit` command: one module per verb. Imports nothing before it knows which."""
+"""The `reknit` command. There is one module per verb, and only that of the given verb is imported."""
 
 from __future__ import annotations
 
 import os
 import sys
+from typing import NoReturn
 
 _HELP = """\
-usage: reknit run [options] script [script arguments]
+usage: reknit run [options] SCRIPT [script arguments]
        reknit run --help
        reknit --version
 
-reknit launches the workers of a PyTorch job, watches them, and knits the group together again when one fails.
-It takes torchrun's options.
+reknit starts the worker processes of a PyTorch job, watches them, and starts all of them again when one fails.
+It takes torchrun's options. If it is called by the name torchrun, it does what `reknit run` does.
 """
 
 
@@ -20,9 +21,15 @@ def main() -> int:
     if sys.platform == "win32":
         print("reknit: Windows is not supported; WSL is", file=sys.stderr)
         return 1
+    if os.path.basename(sys.argv[0]) == "torchrun":
+        argv = ["run", *argv]  # a link with that name serves scripts that call torchrun and cannot be changed
     verb = argv[0] if argv else "--help"
     if verb == "run":
         _run(argv[1:])
+    elif verb == "keeper":  # not for users: `by_command` in adapters/keeper/start.py calls it on another host
+        from reknit.adapters.keeper.start import be_one
+
+        be_one()
     elif verb in ("--version", "-V"):
         from reknit import __version__
 
@@ -40,25 +47,55 @@ def _show(text: str) -> None:
     try:
         os.write(1, text.encode())
     except OSError:
-        pass  # nobody reads it
+        pass  # nobody reads stdout
 
 
-def _run(argv: list[str]) -> None:
+def _run(argv: list[str]) -> NoReturn:
+    """Run the verb, and end the process. Only an import of the verb can raise an error here."""
+    try:
+        status = _status(argv)
+    except Exception as error:
+        status = _give_up(error)
+    # `os._exit` leaves out what the interpreter does at its end. That takes 4 to 7 ms, and may wait for a thread that
+    # hangs in a write.
+    os._exit(status & 0xFF)
+
+
+def _give_up(error: Exception) -> int:
+    """A limit of the machine gives one line and status 71. Any other error is a bug, and is raised again."""
+    try:
+        from .limits import limit_text
+
+        line = limit_text(error)
+    except OSError as another:  # too few descriptors even for that import
+        line = str(another.strerror)
+    if line is None:
+        raise error
+    try:
+        os.write(2, f"reknit: exit status 71: {line}\n".encode(errors="backslashreplace"))
+    except OSError:
+        pass  # nobody reads stderr
+    return 71
+
+
+def _status(argv: list[str]) -> int:
     import gc
     import signal
 
+    _open_standard_files()
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-        # An early Ctrl-C ends us like any other program, without a traceback of what it interrupted.
+        # Before the agent takes signals, Ctrl-C ends this process like any other program, without a traceback.
         signal.signal(signal.SIGINT, signal.SIG_DFL)
-
-    # What is imported stays: the collector would walk it again and again while nothing is garbage.
+    # Imported modules stay in use. The collector would look through them again and again and find no garbage.
     gc.disable()
-    from reknit.adapters.warden import guard
+    from .verbs.run import run
 
-    guard(lambda life_line: _as_agent(argv, life_line))
+    return run(argv)
 
 
-def _as_agent(argv: list[str], life_line: int) -> int:
-    from .run import run
-
-    return run(argv, life_line)
+def _open_standard_files() -> None:
+    """Open /dev/null in the place of a missing stdin, stdout or stderr. Otherwise other files would get the numbers 0
+    to 2."""
+    while (fd := os.open(os.devnull, os.O_RDWR)) <= 2:
+        os.set_inheritable(fd, True)
+    os.close(fd)

@@ -1,9 +1,11 @@
-"""How many workers `--nproc-per-node=gpu` means. A child asks torch, so that the agent need not import it."""
+"""How many workers `--nproc-per-node=gpu` means. A child process asks torch, so that the agent need not import
+torch."""
 
 from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Mapping
 
 from .options import UsageError
 
@@ -17,11 +19,12 @@ print("auto", accelerator.device_count() if accelerator and accelerator.is_avail
 _PATIENCE_S = 120
 
 
-def count(kind: str) -> int:
-    """The number of CPUs or devices of that kind; `auto` means any accelerator, else CPUs. Raises `UsageError`."""
+def count(kind: str, environ: Mapping[str, str]) -> int:
+    """The number of devices of this kind: `cpu`, `gpu`, `xpu` or `auto`. `auto` means accelerators, or CPUs if there
+    are none. Raises `UsageError`."""
     if kind == "cpu":
         return _cpus()
-    devices = _asked()
+    devices = _asked(environ.get("PYTHON_EXEC") or sys.executable)
     if devices.get(kind):
         return devices[kind]
     if kind == "auto":
@@ -32,16 +35,15 @@ def count(kind: str) -> int:
 
 
 def _cpus() -> int:
-    """CPUs that this process may run on."""
+    """The number of CPUs that this process may run on."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
 
 
-def _asked() -> dict[str, int]:
+def _asked(python: str) -> dict[str, int]:
     import subprocess
 
-    python = os.environ.get("PYTHON_EXEC") or sys.executable
     try:
         answer = subprocess.run(
             [python, "-c", _ASK],

@@ -1,20 +1,20 @@
-"""What people read: a line per decision while the job runs, and a report they can act on when it failed."""
+"""What people read: one line per decision while the job runs, and a report when it has ended."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator, Sequence
+from typing import assert_never
 
-from reknit.core import reasons
-from reknit.core.agent import Agent
-from reknit.core.commands import Command, Result
-from reknit.core.entries import WorkerFailure
-from reknit.core.events import Event
-from reknit.core.restart import is_echo
-from reknit.core.states import WorkerState
-from reknit.core.values import assert_never
+from reknit.core.agent import reasons as own
+from reknit.core.agent.agent import Agent
+from reknit.core.agent.commands import Command, Result
+from reknit.core.agent.events import Event
+from reknit.core.agent.states import WorkerState
+from reknit.core.job import reasons
+from reknit.core.job.entries import WorkerFailure
+from reknit.core.job.restart import is_echo
 
-USAGE, BUG = 2, 70
+USAGE, BUG, LIMIT = 2, 70, 71
 _CANNOT_STOP, _NO_STORE, _CONFIGURATION, _REPLACED, _TOO_FEW = 71, 74, 78, 76, 75
 _REFUSED = {
     reasons.Refusal.OTHER_JOB: 73,
@@ -25,69 +25,96 @@ _REFUSED = {
 }
 
 
+_MOST = 200
+"""Characters of an event that `-v` shows."""
 Say = Callable[[str], None]
 PREFIX = "reknit: "
 
 
-def say(line: str) -> None:
-    """One line on stderr, in one write, while there are no workers. That nobody reads it is no reason to fail."""
-    try:
-        os.write(2, f"{PREFIX}{line}\n".encode(errors="backslashreplace"))
-    except OSError:
-        pass
-
-
 class Reporter:
-    """Observes the steps of the agent. Says its decisions; with `verbose`, every event and command."""
+    """An observer that shows the agent's decisions. With `verbose`, it shows every event and command as well."""
 
     def __init__(self, say: Say, *, verbose: bool) -> None:
         self._say = say
         self._verbose = verbose
 
     def __call__(self, before: Agent, event: Event, after: Agent, commands: Sequence[Command]) -> None:
-        # Imported when the first workers have been spawned: text is no reason for them to wait.
-        from reknit.core.describe import command_text, decisions
+        # Imported after the first workers were started, so that they do not wait for it.
+        from reknit.core.text.describe import command_text, decisions
 
         if self._verbose:
-            self._say(f"{PREFIX}{event.at:.3f} << {event!r:.200}")
+            self._say(f"{PREFIX}{event.at:.3f} << {_cut(repr(event))}")
             for command in commands:
                 self._say(f"{PREFIX}{event.at:.3f} >> {command_text(command)}")
         for line in decisions(before, after, commands):
             self._say(PREFIX + line)
 
 
+def _cut(text: str) -> str:
+    """At most 200 characters. `…` at the end: the text was longer."""
+    return text if len(text) <= _MOST else f"{text[: _MOST - 1]}…"
+
+
 def exit_status(result: Result) -> int:
-    """0; the first failing worker's code, 128+n for a signal; or what kept the job from its end (sysexits)."""
+    """The exit status of `reknit run`: see docs/exit-status.md. Numbers from 64 on have their names in sysexits.h."""
     match result.why:
-        case reasons.AllSucceeded() | reasons.AlreadyFinished():
+        case reasons.AllSucceeded() | own.AlreadyFinished():
             return 0
         case reasons.BudgetSpent(_, root):
             return _status_of(root.failure)
-        case reasons.SignalReceived(signal):
+        case own.SignalReceived(signal):
             return 128 + signal
-        case reasons.CannotStop():
+        case own.CannotStop():
             return _CANNOT_STOP
-        case reasons.StoreLost() | reasons.CutOff():
+        case own.StoreLost():
             return _NO_STORE
-        case reasons.JournalRefused(refusal, _):
+        case own.JournalRefused(refusal, _):
             return _REFUSED[refusal]
-        case reasons.TermsDiffer():
+        case own.TermsDiffer():
             return _CONFIGURATION
-        case reasons.Replaced():
+        case own.Replaced():
             return _REPLACED
         case reasons.TooFewNodes():
             return _TOO_FEW
-        case (
-            reasons.WorkerFailed()
-            | reasons.NodeGone()
-            | reasons.NodesAdmitted()
-            | reasons.Unstable()
-            | reasons.AbortedByOperator()
-            | reasons.DeclaredLost()
-        ):
+        case reasons.Unstable() | reasons.AbortedByOperator():
             return 1
         case _:
             assert_never(result.why)
+
+
+_ORIGINS = {
+    65: "the job's journal was written by another version of reknit",
+    69: "the job's journal cannot be used as asked",
+    BUG: "a bug in reknit",
+    71: "reknit could not end processes: they survive SIGKILL",
+    72: "the job's journal is empty, or another one than before",
+    73: "the endpoint serves another job",
+    _NO_STORE: "reknit could not reach the job's store",
+    _TOO_FEW: "too few nodes joined in time",
+    _REPLACED: "another agent has this node's id",
+    77: "wrong secret",
+    _CONFIGURATION: "the job runs on other terms than this node",
+}
+"""The meaning of each status that reknit itself chooses and that a worker might choose as well."""
+
+
+def origin(result: Result) -> str | None:
+    """A line that says whether a worker or reknit has chosen the exit status. None: no line is needed, because the
+    status cannot be taken for the other. See docs/exit-status.md."""
+    status = exit_status(result)
+    if not isinstance(result.why, reasons.BudgetSpent):
+        return own_origin(status) if status in _ORIGINS else None
+    failure = result.why.root.failure
+    if status not in _ORIGINS and status != USAGE:
+        return None
+    if not failure.pid:
+        return f"exit status {status}: reknit could not run the worker of rank {failure.rank}"
+    return f"exit status {status}: from the worker of rank {failure.rank}"
+
+
+def own_origin(status: int) -> str:
+    """The last line of an agent that ends with a status of reknit's own."""
+    return f"exit status {status}: {_ORIGINS[status]}"
 
 
 def _status_of(failure: WorkerFailure) -> int:
@@ -95,22 +122,31 @@ def _status_of(failure: WorkerFailure) -> int:
 
 
 def final_lines(result: Result, restarts: int, *, is_alone: bool = True) -> Iterator[str]:
-    """The end of the run, in one line or in a report. `is_alone`: no other node can go on with the job."""
-    from reknit.core.describe import budget_text, failure_text, reason_text
+    """The last lines: how the run has ended, in one line or in a report, and then `origin`.
 
-    if isinstance(result.why, reasons.AlreadyFinished):
+    `restarts`: number of restarts that the job has spent. `is_alone`: no other node can go on with the job.
+    """
+    yield from _ending(result, restarts, is_alone=is_alone)
+    if line := origin(result):
+        yield line
+
+
+def _ending(result: Result, restarts: int, *, is_alone: bool) -> Iterator[str]:
+    from reknit.core.text.describe import budget_text, failure_text, reason_text
+
+    if isinstance(result.why, own.AlreadyFinished):
         yield "the job had succeeded before this node came: nothing was run"
         return
-    if isinstance(result.why, reasons.TermsDiffer):
+    if isinstance(result.why, own.TermsDiffer):
         yield f"this node cannot take part: {_terms_text(result.why)}"
         return
-    if isinstance(result.why, reasons.JournalRefused | reasons.Replaced):
+    if isinstance(result.why, own.JournalRefused | own.Replaced):
         yield f"this node cannot take part: {reason_text(result.why)}"
         return
-    if isinstance(result.why, reasons.StoreLost):
+    if isinstance(result.why, own.StoreLost):
         yield f"this node has given up: {reason_text(result.why)}"
         return
-    if isinstance(result.why, reasons.SignalReceived) and not is_alone:
+    if isinstance(result.why, own.SignalReceived) and not is_alone:
         yield f"this node has left: {reason_text(result.why)}"
         return
     if result.state is WorkerState.SUCCEEDED:
@@ -121,7 +157,8 @@ def final_lines(result: Result, restarts: int, *, is_alone: bool = True) -> Iter
         yield f"the job {word}: {reason_text(result.why)}"
         return
     root = result.why.root
-    yield f"the job {word}: {budget_text(result.why.max_restarts)}"
+    option = "" if result.why.max_restarts else " (--max-restarts=0)"
+    yield f"the job {word}: {budget_text(result.why.max_restarts)}{option}"
     yield from _details(root.failure, str(root.node))
     for failure in result.failures.values():
         if failure != root.failure:
@@ -140,10 +177,10 @@ _TERMS = {
     "beat_s": "heartbeat (its beat)",
     "silence_s": "heartbeat (its silence)",
 }
-"""What users call the terms."""
+"""By term: the option or the key of --rdzv-conf that sets it."""
 
 
-def _terms_text(why: reasons.TermsDiffer) -> str:
+def _terms_text(why: own.TermsDiffer) -> str:
     listed = "; ".join(
         f"{_TERMS.get(name, name)}: {theirs} there, {ours} here" for name, theirs, ours in why.differences
     )
@@ -151,9 +188,9 @@ def _terms_text(why: reasons.TermsDiffer) -> str:
 
 
 def _details(failure: WorkerFailure, node: str) -> Iterator[str]:
-    from reknit.core.describe import how_text
+    from reknit.core.text.describe import how_text
 
-    pid = f", pid {failure.pid}" if failure.pid else ""  # it may not have been started at all
+    pid = f", pid {failure.pid}" if failure.pid else ""  # 0: the worker could not be started
     where = f"node {node}, local rank {failure.local_rank}{pid}"
     yield f"  rank {failure.rank} failed first ({where}): {how_text(failure)}"
     if is_echo(failure):
@@ -171,10 +208,10 @@ def _details(failure: WorkerFailure, node: str) -> Iterator[str]:
 
 
 def _says(lines: Sequence[str], traceback: str) -> bool:
-    """Whether the traceback already shows these lines."""
+    """Whether the traceback shows the last of these lines already."""
     return bool(traceback) and all(_without_rank(line).strip() in traceback for line in lines[-3:])
 
 
 def _without_rank(line: str) -> str:
-    """torch puts `[rank3]: ` before each line of a traceback."""
+    """The line without the prefix `[rank3]: `, which torch puts before each line of a traceback."""
     return line.partition("]: ")[2] if line.startswith("[rank") else line

@@ -1,85 +1,132 @@
-"""`reknit run`: one agent, from its command line to its exit status."""
+"""`reknit run` after its command line was understood: runs one agent in this process until it ends.
+
+This is the process that the user started. It handles signals, and adopts and reaps processes that have lost their
+parent. Its keeper writes the workers' output. A library does none of this: see `launch`.
+"""
 
 from __future__ import annotations
 
 import gc
 import os
+import signal
 from collections.abc import Mapping, Sequence
 
-from reknit.core.agent import Agent
-from reknit.core.commands import Result
-from reknit.core.reasons import BudgetSpent
-from reknit.core.states import WorkerState
+from reknit.adapters import shells
+from reknit.adapters.children import become_subreaper, children, reaped, sweep
+from reknit.adapters.clock import Clock
+from reknit.adapters.console import LAST_WORDS_S, READER_S, Console
+from reknit.adapters.keeper.client import Keeper
+from reknit.adapters.keeper.start import by_fork
+from reknit.adapters.loop import Loop, Observer
+from reknit.core.agent.agent import Agent
+from reknit.core.agent.commands import Command, Result
+from reknit.core.agent.events import Event, Started
+from reknit.core.agent.reasons import SignalReceived
+from reknit.core.job.reasons import BudgetSpent
 
-from .config import configure
-from .driver import drive
-from .options import UsageError, help_text, parse
-from .report import BUG, PREFIX, USAGE, Reporter, exit_status, final_lines, say
-from .wire import LogFolder, Prevented, wire
+from .report import PREFIX, Reporter, exit_status, final_lines
+from .settings import Settings
+from .signals import Signals
+from .wire import Wired, World, wire
 
 _LOOK_S = 0.2
-"""How often a console that blocks is left to see whether anybody asks us to end."""
+"""Pause between two looks for a signal, while this process waits for a reader of its console. Seconds."""
+_SWEEP_S = 5.0
 
 
-def run(argv: Sequence[str], life_line: int) -> int:
-    """The agent's process: never a traceback for what a user did, never a worker left behind."""
+def run(settings: Settings, environ: Mapping[str, str], console: Console, notices: Sequence[str] = ()) -> int:
+    """Run one agent until it has ended. Returns the exit status. To be called in a process with one thread.
+
+    `environ`: the variables with which the workers' environment begins. `notices`: lines to show first. Raises
+    `Prevented` and `CannotStart`.
+    """
+    become_subreaper()
+    clock = Clock()
+    own = {*children()}  # an entry point may have started something before it became this process
+    signals = Signals(clock, settings.signals)
+    world = World(
+        clock=clock,
+        requests=signals,
+        environ=environ,
+        say=console.say,
+        start=by_fork,
+        on_keeper_death=lambda: _sweep_adopted(own),
+        children=own,
+    )
     try:
-        return _run(argv, os.environ, life_line)
-    except UsageError as e:
-        say(str(e).replace("\n", "\\n"))  # a file's name may have more than one line
-        return USAGE
-    except Prevented as e:
-        say(str(e).replace("\n", "\\n"))
-        return exit_status(Result(WorkerState.FAILED, e.why))
-    except Exception:
-        from traceback import format_exc
-
-        say(f"this is a bug in reknit; its workers were stopped. Please report:\n{format_exc()}")
-        return BUG
-
-
-def _run(argv: Sequence[str], environ: Mapping[str, str], life_line: int) -> int:
-    parsed = parse(argv, environ)
-    if parsed["help"]:
+        wired = wire(settings, world, os.urandom(8).hex())
+        signals.on_child = lambda: _reap_adopted({wired.keeper.pid, *own})
+        signals.on_resize = wired.keeper.resized
+        # Ctrl-Z would stop this process alone. Its workers would run on, and their end would go unnoticed. The signal
+        # is ignored only after the keeper was started. Otherwise the keeper would take this for a wish of the user, and
+        # let the workers ignore the signal as well.
+        if signal.SIGTSTP not in settings.signals:
+            signal.signal(signal.SIGTSTP, signal.SIG_IGN)
+        gc.freeze()  # imported modules stay in use: see `cli`
+        gc.enable()
         try:
-            os.write(1, help_text().encode())
-        except OSError:
-            pass  # nobody reads it
-        return 0
-    config = configure(parsed, environ)
-    logs = LogFolder(config)
-    for notice in (*config.notices, logs.notice):
-        if notice:
-            say(notice)
-    nonce = os.urandom(8).hex()
-    try:
-        wired = wire(config, environ, life_line, logs.path, nonce)
-    except BaseException:
-        logs.close()
-        raise
-    console = wired.console
-    gc.freeze()  # see cli: what was imported stays
-    gc.enable()
-    try:
-        agent = drive(Agent(wired.spec), wired.ports, nonce, Reporter(console.say, verbose=config.verbose))
-        assert agent.result is not None, "the driver returns when the agent has finished"
+            return _run(settings, environ, wired, notices)
+        finally:
+            wired.close()
     finally:
-        wired.close()
-        logs.close()
-    for line in final_lines(agent.result, agent.job.spent, is_alone=config.rendezvous is None):
-        console.say(PREFIX + line)
-    _leave_error_file(agent.result, environ)
-    # The report is worth waiting for (`| less`), but not when somebody wants us gone.
-    while not console.flush(_LOOK_S) and not wired.ports.requests.taken():
-        pass
-    return exit_status(agent.result)
+        # The signals stay taken until the process ends. A further SIGTERM would otherwise kill it, and the scheduler
+        # would not see the exit status of the job.
+        clock.close()
+
+
+def _run(settings: Settings, environ: Mapping[str, str], wired: Wired, notices: Sequence[str]) -> int:
+    keeper = wired.keeper
+    for notice in (*notices, *wired.notes):
+        keeper.say(PREFIX + notice)
+    observers: list[Observer] = [Reporter(keeper.say, verbose=settings.verbose)]
+    if settings.streams.redirects or settings.streams.tee:
+        observers.append(_announcing(keeper))
+    loop = Loop(Agent(wired.spec), wired.ports, observers)
+    result = shells.run(loop)
+    for line in final_lines(result, loop.agent.job.spent, is_alone=settings.meeting is None):
+        keeper.say(PREFIX + line)
+    _leave_error_file(result, environ)
+    _wait_for_reader(wired, result)
+    return exit_status(result)
+
+
+def _announcing(keeper: Keeper) -> Observer:
+    """An observer that shows where the workers' output goes, when the keeper has made the folder."""
+
+    def announce(before: Agent, event: Event, after: Agent, commands: Sequence[Command]) -> None:
+        if isinstance(event, Started) and keeper.log_dir:
+            keeper.say(f"{PREFIX}the workers' output: {keeper.log_dir}")
+
+    return announce
+
+
+def _wait_for_reader(wired: Wired, result: Result) -> None:
+    """Wait until the console has the report (`reknit run … | less`). The wait is short if a signal has ended this
+    agent, or comes meanwhile."""
+    left_s = LAST_WORDS_S if isinstance(result.why, SignalReceived) else READER_S
+    while left_s > 0 and not wired.keeper.flush(min(_LOOK_S, left_s)):
+        left_s = min(left_s - _LOOK_S, LAST_WORDS_S) if wired.ports.requests.taken() else left_s - _LOOK_S
+
+
+def _sweep_adopted(own: set[int]) -> None:
+    """End the processes of a dead keeper. They are children of this process now."""
+    sweep(_SWEEP_S, own)
+
+
+def _reap_adopted(own: set[int]) -> None:
+    """Reap dead children that this process has adopted. A subreaper, or the first process of a container, gets every
+    process that has lost its parent."""
+    for pid in children():
+        if pid not in own:
+            reaped(pid)
 
 
 def _leave_error_file(result: Result, environ: Mapping[str, str]) -> None:
-    """A scheduler that gave the agent a TORCHELASTIC_ERROR_FILE finds the root cause in it."""
+    """Write the root cause into the file that TORCHELASTIC_ERROR_FILE names. A scheduler may have given this variable
+    to the agent."""
     path = environ.get("TORCHELASTIC_ERROR_FILE")
     if path and isinstance(result.why, BudgetSpent):
-        from reknit.adapters.errors import write
+        from reknit.adapters.keeper.errors import write
 
         failure = result.why.root.failure
         write(path, failure, failure.exitcode)

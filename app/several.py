@@ -1,7 +1,9 @@
-"""What several nodes need: a name of its own for each, an address, a journal that all share. Loaded only for them.
+"""What an agent of a job with several nodes needs: a name, an address and a shared journal. Imported only for such
+jobs.
 
-1. First the lock on this host, then the end of what an earlier agent left, and only then anything that the others see.
-2. What was made first is let go of last: the workers are gone before the journal, and that before the store.
+1. The order of the start: (1) take the lock of this node on this host, (2) end the processes that an earlier agent has
+   left, (3) do what other nodes can see.
+2. The order of the end is the opposite: (1) the workers, (2) the journal, (3) the store, (4) the lock.
 """
 
 from __future__ import annotations
@@ -12,25 +14,23 @@ from contextlib import ExitStack
 from typing import Protocol, TypeVar
 
 from reknit.adapters.address import own_address
-from reknit.adapters.clock import Clock
-from reknit.adapters.envelope import Envelope
 from reknit.adapters.hostlock import MARK, HostLock, Taken, take, take_free
+from reknit.adapters.journals.envelope import Envelope
 from reknit.adapters.link import ThreadedLink
+from reknit.adapters.loop import Ports
 from reknit.adapters.ports import Batch, Journal, Refused, Unavailable
-from reknit.core.entries import Entry, Node, NodeId
-from reknit.core.job import Job
-from reknit.core.reasons import JournalRefused, Refusal, Replaced
-from reknit.core.values import evolve
+from reknit.core.agent.reasons import JournalRefused, Replaced
+from reknit.core.job.entries import Entry, Node, NodeId
+from reknit.core.job.job import Job
+from reknit.core.job.reasons import Refusal
 
-from .config import Config
-from .driver import Ports
-from .rendezvous import Rendezvous
-from .report import say
-from .wire import Prevented, Requests, Wired, worker_processes
+from .settings import Meeting, Settings
+from .wire import Prevented, Wired, World, open_keeper, spec_of
 
 T = TypeVar("T")
 _OPENS_AFTER_S = 3.0
-"""Whose terms hold if they differ: those of the store's host, without which there is no job."""
+"""How long an agent leaves it to the host of the store to say `Opened`. So if terms differ, those of the host hold:
+without the host there is no job. Seconds."""
 
 
 class Host(Protocol):
@@ -40,88 +40,84 @@ class Host(Protocol):
     def pid(self) -> int: ...
 
     def failure(self) -> str | None:
-        """Why it serves no more."""
+        """Why the store does not serve any more. None: it serves."""
         ...
 
     def close(self) -> None: ...
 
 
-def wire_several(
-    config: Config,
-    meeting: Rendezvous,
-    environ: Mapping[str, str],
-    clock: Clock,
-    requests: Requests,
-    log_dir: str,
-    nonce: str,
-) -> Wired:
-    """An agent of a job that may have several nodes. Raises `Prevented`."""
+def wire_several(settings: Settings, meeting: Meeting, world: World, nonce: str) -> Wired:
+    """An agent of a job that may have several nodes. Raises `Prevented` and `CannotStart`."""
     try:
         with ExitStack() as stack:
-            address = meeting.address or own_address(meeting.endpoints)
-            lock = _locked(meeting, address)
+            address = settings.address or own_address(meeting.endpoints)
+            lock = _locked(settings, meeting.place, address)
             stack.callback(lock.release)
+            keeper = open_keeper(settings, world, nonce, mark=f"{lock.mark}/workers")
+            stack.callback(keeper.close)
+            notes = []
             if ended := lock.end_orphans():
-                say(f"ended {ended} process{'es' * (ended != 1)} that an earlier agent had left behind")
-            # The store's server is marked, too: one that is still dying would be taken for a store that serves.
-            os.environ[MARK] = lock.mark
-            host = _hosted(meeting)
+                notes.append(f"ended {ended} process{'es' * (ended != 1)} that an earlier agent had left behind")
+            # The store's server carries a mark as well. An old server that is still ending would be taken for a store
+            # that serves.
+            host = _hosted(meeting, {**world.environ, MARK: f"{lock.mark}/store"})
             if host is not None:
                 stack.callback(host.close)
-            journal = open_journal(meeting, founds=host is not None or meeting.is_host is False)
+                world.children.add(host.pid)
+            journal = open_journal(meeting, settings.run_id, founds=host is not None or meeting.is_host is False)
             asked = journal if host is None else HostedJournal(journal, host)
-            link = ThreadedLink(asked, clock, nonce, beats_apart=meeting.backend == "file")
+            link = ThreadedLink(asked, world.clock, nonce, beats_apart=meeting.backend == "file")
             stack.callback(link.close)
-            marked = evolve(config, env={**config.env, MARK: lock.mark})
-            spared = () if host is None else (host.pid,)
-            workers = worker_processes(marked, environ, clock, log_dir, spared=spared)
-            stack.callback(workers.close)
-            whose = "" if host is None else ", whose store it hosts"
-            say(f"node {lock.node} ({address}) meets job {meeting.job} at {meeting.place}{whose}")
-            spec = evolve(
-                config.spec,
-                node_id=NodeId(lock.node),
-                address=address,
-                shares_journal=True,
+            stack.callback(keeper.close)  # a second time, so that the workers are ended before the journal is closed
+            whose = "; this node hosts the job's store" if host is not None else ""
+            notes.append(f"node {lock.node} ({address}) joins job {settings.run_id} at {meeting.place}{whose}")
+            spec = spec_of(
+                settings,
+                lock.node,
+                address,
                 hosts_journal=host is not None,
                 opens_after_s=_OPENS_AFTER_S if meeting.backend == "c10d" and host is None else 0.0,
             )
-            return Wired(spec, Ports(clock, link, workers, requests), workers, stack.pop_all().close)
+            ports = Ports(world.clock, link, keeper, world.requests)
+            return Wired(spec, ports, keeper, stack.pop_all().close, notes)
     except Taken as e:
-        raise Prevented(str(e), Replaced(Node(NodeId(meeting.node_id)))) from None
+        raise Prevented(str(e), Replaced(Node(NodeId(settings.node_id or os.uname().nodename)))) from None
     except Refused as e:
         raise Prevented(str(e), JournalRefused(e.refusal, str(e))) from None
 
 
-def _locked(meeting: Rendezvous, address: str) -> HostLock:
-    if meeting.node_id:
-        return take(meeting.job, meeting.place, meeting.node_id)
+def _locked(settings: Settings, place: str, address: str) -> HostLock:
+    if settings.node_id:
+        return take(settings.run_id, place, settings.node_id)
     name = os.uname().nodename
-    return take_free(meeting.job, meeting.place, address if name in ("", "localhost") else name)
+    return take_free(settings.run_id, place, address if name in ("", "localhost") else name)
 
 
-def _hosted(meeting: Rendezvous) -> Host | None:
-    """The store of `c10d`, if it falls to this agent to host it."""
+def _hosted(meeting: Meeting, env: Mapping[str, str]) -> Host | None:
+    """The store of `c10d`, if this agent is to host it. None: it is not. `env`: the environment of the server's
+    process.
+    """
     if meeting.backend != "c10d":
         return None
-    from reknit.adapters.tcpstore.host import host_store
+    from reknit.adapters.journals.tcpstore.host import host_store
 
-    return host_store(*meeting.endpoints[0], must=meeting.is_host)
+    return host_store(*meeting.endpoints[0], must=meeting.is_host, env=env)
 
 
-def open_journal(meeting: Rendezvous, *, founds: bool = True) -> Journal:
-    """Nothing is asked of the store yet. Raises `Refused`.
+def open_journal(meeting: Meeting, job: str, *, founds: bool = True) -> Journal:
+    """The journal of the job. The store is not asked for anything yet. Raises `Refused`.
 
-    `founds`: with c10d, begin the journal. Only the store's host does, or whose secret is wrong might be the first. If
-    no agent may host (is_host=false), the store is somebody else's, and anybody does.
+    `founds`: with c10d, this agent begins the journal if there is none. Usually only the host of the store does so.
+    Otherwise an agent with a wrong secret might be first. If no agent hosts the store (is_host=false), each agent may
+    begin the journal.
     """
-    envelope = Envelope(meeting.job, meeting.secret)
+    envelope = Envelope(job, meeting.secret)
     if meeting.backend == "file":
         from reknit.adapters.journals.file import FileJournal
 
         return FileJournal(meeting.folder, envelope)
     if meeting.backend == "etcd":
-        from reknit.adapters.journals.etcd import EtcdJournal
+        from reknit.adapters.journals.etcd.journal import EtcdJournal
 
         return EtcdJournal(
             meeting.endpoints,
@@ -131,15 +127,16 @@ def open_journal(meeting: Rendezvous, *, founds: bool = True) -> Journal:
             cert_cert=meeting.ssl_cert,
             cert_key=meeting.ssl_cert_key,
         )
-    from reknit.adapters.journals.tcpstore import TCPStoreJournal
+    from reknit.adapters.journals.tcpstore.journal import TCPStoreJournal
 
     return TCPStoreJournal(*meeting.endpoints[0], envelope, founds=founds)
 
 
 class HostedJournal:
-    """Implements `ports.Journal` over one whose store this agent hosts, and knows why that has ended.
+    """Implements `ports.Journal` over a journal whose store this agent hosts. When the store fails, it knows why.
 
-    A store that never served (torch is missing) will not: refused at once, not after the patience for an outage.
+    A store that has never served (for example because torch is missing) will never serve. So the journal is refused at
+    once, and the agent does not wait for the end of an outage.
     """
 
     def __init__(self, journal: Journal, host: Host) -> None:

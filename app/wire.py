@@ -1,151 +1,135 @@
-"""The composition root: which adapters this run has. What several nodes need is in `several`, loaded only for them."""
+"""The wiring: chooses and makes the adapters of one agent. What several nodes need is in `several`.
+
+1. The keeper is started before anything that has a thread, because the command line forks it.
+2. The order of the end: (1) the workers, (2) the journal, (3) the store.
+3. Nothing here handles a signal, writes `os.environ` or waits for a console.
+"""
 
 from __future__ import annotations
 
 import os
-import signal
-import sys
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 
-from reknit.adapters.clock import Clock, Signals
+from attrs import Factory, frozen
+
 from reknit.adapters.journals.memory import MemoryJournal, MemoryLink
-from reknit.adapters.workers.processes import Processes
-from reknit.core.values import TYPE_CHECKING
+from reknit.adapters.keeper.client import Keeper
+from reknit.adapters.keeper.folder import working_folder
+from reknit.adapters.keeper.start import Start, by_exec
+from reknit.adapters.keeper.wire import Configure, variables
+from reknit.adapters.loop import Ports
+from reknit.adapters.ports import Clock, Requests
+from reknit.core.agent.agent import Spec
+from reknit.core.agent.reasons import RunEnd
+from reknit.core.job.entries import NodeId
 
-from .config import Config
-from .driver import Ports
-from .options import UsageError
-
-if TYPE_CHECKING:
-    from typing import Any
-
-    from reknit.adapters.ports import Console
-    from reknit.core.agent import Spec
-    from reknit.core.reasons import Reason
+from .settings import Settings
 
 SECRETS = ("PET_RDZV_SECRET", "REKNIT_RDZV_SECRET")
-"""Variables that are for agents alone."""
-
-
-class Requests:
-    """Signals to the agent; the end of its warden counts as SIGKILL."""
-
-    def __init__(self, clock: Clock, signals: Sequence[int], life_line: int) -> None:
-        self._clock = clock
-        self._signals = Signals(clock, signals)
-        self._life_line = life_line
-        os.set_blocking(life_line, False)
-        clock.watch(life_line)
-
-    def taken(self) -> Sequence[int]:
-        return [*self._signals.taken(), *([signal.SIGKILL] if self._is_cut() else [])]
-
-    def _is_cut(self) -> bool:
-        """Once: nobody writes to the life-line, so it is readable only at its end."""
-        if self._life_line < 0:
-            return False
-        try:
-            os.read(self._life_line, 1)
-        except BlockingIOError:
-            return False
-        self._clock.unwatch(self._life_line)
-        self._life_line = -1
-        from .report import say  # slow to import, and rarely needed
-
-        say("the process that started this agent was killed")
-        return True
-
-
-class LogFolder:
-    """Where the workers' files go: a folder of this run alone."""
-
-    def __init__(self, config: Config) -> None:
-        self._is_wanted = bool(config.log_base or config.streams.redirects or config.streams.tee)
-        self.path = ""
-        """Empty: there is none. Error files alone are not worth failing for."""
-        if config.log_base == os.devnull:
-            return  # torchrun's way to say: no files at all
-        base = config.log_base or _temporary_base()
-        # A run id may hold anything, and decides over no other folder than this one.
-        name = f"{config.run_id.replace('/', '_')[:100]}_{os.urandom(4).hex()}"
-        try:
-            self.path = os.path.abspath(os.path.join(base, name if config.log_base else f"reknit_{name}"))
-            os.makedirs(self.path, mode=0o700)
-        except OSError as e:
-            self.path = ""
-            if not self._is_wanted:
-                return
-            flag = f"--log-dir={base}" if config.log_base else f"temporary folder {base}"
-            raise UsageError(f"{flag}: {e.strerror}") from None
-
-    @property
-    def notice(self) -> str:
-        """Where the output goes, if the user cannot know."""
-        return f"the workers' output: {self.path}" if self.path and self._is_wanted else ""
-
-    def close(self) -> None:
-        """Remove a folder that nobody asked for: what it held has been reported."""
-        if self._is_wanted or not self.path:
-            return
-        for folder, _, files in os.walk(self.path, topdown=False):
-            try:
-                for name in files:
-                    os.unlink(os.path.join(folder, name))
-                os.rmdir(folder)
-            except OSError:
-                pass  # a folder left behind must not turn a success into a failure
-
-
-def _temporary_base() -> str:
-    base = os.environ.get("TMPDIR", "")
-    return base if os.path.isdir(base) else "/tmp"
+"""Variables that workers do not get."""
 
 
 class Prevented(Exception):
-    """This agent cannot begin. The text is one line for its operator."""
+    """This agent cannot begin. The text is one line for the operator. `why`: the reason as a value."""
 
-    def __init__(self, line: str, why: Reason) -> None:
+    def __init__(self, line: str, why: RunEnd) -> None:
         super().__init__(line)
         self.why = why
 
 
-class Wired:
-    """One agent's world, and how to let go of it."""
+@frozen
+class World:
+    """What an agent gets from the program that runs it, besides its settings."""
 
-    def __init__(self, spec: Spec, ports: Ports, console: Console, close: Callable[[], None]) -> None:
+    clock: Clock
+    requests: Requests
+    environ: Mapping[str, str]
+    """The variables with which the workers' environment begins."""
+    say: Callable[[str], None]
+    """Shows a line of reknit's own while there is no keeper that can. Never waits."""
+    start: Start | None = None
+    """Starts the first keeper. None: it is started by exec on this host."""
+    restart: Start | None = None
+    """Starts every later keeper. None: it is started by exec on this host."""
+    on_keeper_death: Callable[[], None] = lambda: None
+    """Called when a keeper has died, before another one is started."""
+    children: set[int] = Factory(set)
+    """The pids of this agent's child processes, besides its keeper. The wiring adds the server of the store."""
+
+
+class Wired:
+    """The ports of one agent, and the function that closes them."""
+
+    def __init__(
+        self, spec: Spec, ports: Ports, keeper: Keeper, close: Callable[[], None], notes: Sequence[str] = ()
+    ) -> None:
         self.spec = spec
         self.ports = ports
-        self.console = console
-        """What the workers' output goes through as well."""
+        self.keeper = keeper
         self.close = close
-        """In order and bounded in time: nothing is left."""
+        """Ends workers, keeper, journal and store, in this order. Bounded in time. May be repeated."""
+        self.notes = notes
+        """Lines for the operator."""
 
 
-def wire(config: Config, environ: Mapping[str, str], life_line: int, log_dir: str, nonce: str) -> Wired:
-    """Raises `Prevented`. `nonce`: unique to this agent."""
-    clock = Clock()
-    requests = Requests(clock, config.signals, life_line)
-    if config.rendezvous is not None:
+def wire(settings: Settings, world: World, nonce: str) -> Wired:
+    """Make the ports of an agent. `nonce`: unique to this agent. May wait some seconds for the store of several nodes.
+    Raises `Prevented` and `CannotStart`."""
+    if settings.meeting is not None:
         from .several import wire_several
 
-        return wire_several(config, config.rendezvous, environ, clock, requests, log_dir, nonce)
-    workers = worker_processes(config, environ, clock, log_dir)
-    link = MemoryLink(MemoryJournal(), clock)
-    return Wired(config.spec, Ports(clock, link, workers, requests), workers, workers.close)
+        return wire_several(settings, settings.meeting, world, nonce)
+    keeper = open_keeper(settings, world, nonce, mark=f"{settings.run_id}/{nonce}")
+    link = MemoryLink(MemoryJournal(), world.clock)
+
+    def close() -> None:
+        keeper.close()
+        link.close()
+
+    name = settings.node_id or os.uname().nodename or "localhost"
+    spec = spec_of(settings, name, settings.address or "127.0.0.1", shares_journal=False)
+    return Wired(spec, Ports(world.clock, link, keeper, world.requests), keeper, close)
 
 
-def worker_processes(
-    config: Config, environ: Mapping[str, str], clock: Clock, log_dir: str, **settings: Any
-) -> Processes:
-    """Operating-system processes as workers."""
-    return Processes(
-        clock=clock,
-        argv=config.argv,
-        env={**{name: value for name, value in environ.items() if name not in SECRETS}, **config.env},
-        run_id=config.run_id,
-        log_dir=log_dir,
-        streams=config.streams,
-        # Where nobody adopts orphans, a child of this process may be anybody's.
-        own_children=sys.platform == "linux",
-        **settings,
+def spec_of(settings: Settings, node_id: str, address: str, **more: object) -> Spec:
+    """The part of the settings that the core needs."""
+    return Spec(
+        node_id=NodeId(node_id),
+        address=address,
+        terms=settings.terms,
+        role=settings.role,
+        local_world_size=settings.local_world_size,
+        rank_hint=settings.rank_hint,
+        grace_s=settings.grace_s,
+        store_timeout_s=settings.store_timeout_s,
+        **more,  # type: ignore[arg-type]  # named by the two callers
+    )
+
+
+def open_keeper(settings: Settings, world: World, nonce: str, *, mark: str) -> Keeper:
+    """Start the keeper of this agent's workers. `mark`: a text in the environment of the workers, by which they are
+    found if agent and keeper were killed."""
+    by_exec_here = partial(by_exec, world.environ)
+    configure = Configure(
+        argv=settings.command,
+        run_id=settings.run_id,
+        env=variables(settings.env),
+        withheld=SECRETS,
+        cwd=working_folder(),
+        stdin=None if settings.stdin is None else settings.stdin.decode("latin-1"),
+        streams=settings.streams,
+        log_base=settings.log_dir,
+        master_port=settings.master_port,
+        virtual_local_rank=settings.virtual_local_rank,
+        mark=mark,
+    )
+    return Keeper(
+        world.clock,
+        configure,
+        nonce,
+        world.start or by_exec_here,
+        restart=world.restart or by_exec_here,
+        say=world.say,
+        on_death=world.on_keeper_death,
     )

@@ -1,12 +1,12 @@
 """Ten thousand agents in one process: form, lose 1 % of the nodes, form again, take the lost ones back.
 
-The agents are real (`step`), the clock is virtual, workers start and stop at once. All share one journal, whose fold is
-made once and handed to every reader as a `base`: readers that fold by themselves come to the same. A reader looks again
-after a moment in proportion to the number of nodes, as the journals' own readers do.
+The agents and their loops are real. The clock is virtual, and workers start and stop at once. All agents share one
+journal. Its fold is made once and handed to every reader as a `base`, which has the same effect as folding alone. After
+a read, a reader pauses for a time in proportion to the number of nodes, as the readers of the real journals do.
 
-Printed per phase and node that lives: entries said, reads that brought something, entries that came one by one (at most
-32 in a read, else it is the fold that is read), counters read, steps. What grows there with the number of nodes does
-not scale.
+These figures are printed for each phase, per living node: entries said, reads that brought something, entries that came
+one by one (a read of more than 32 entries takes the fold instead), counters read, and steps. A figure that grows with
+the number of nodes shows something that does not scale.
 
     python benchmarks/crowd.py [--nodes 10000] [--spread 2] [--profile]
 """
@@ -18,13 +18,14 @@ import gc
 import heapq
 import time
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from itertools import count
+from typing import Any
 
-from reknit.core.agent import Agent, Spec
-from reknit.core.commands import Append, Beat, Command, Finish, ReservePort, StartWorkers, StopWorkers
-from reknit.core.entries import Entry, Node, NodeId, Terms
-from reknit.core.events import (
+from reknit.adapters.loop import Loop, Ports
+from reknit.core.agent.agent import Agent, Spec
+from reknit.core.agent.commands import StartWorkers, StopWorkers
+from reknit.core.agent.events import (
     Counters,
     EntriesRead,
     Event,
@@ -34,26 +35,26 @@ from reknit.core.events import (
     WorkersStarted,
     WorkersStopped,
 )
-from reknit.core.fold import fold
-from reknit.core.job import Job
-from reknit.core.step import step
+from reknit.core.job.entries import Entry, Node, NodeId, Terms
+from reknit.core.job.fold import fold
+from reknit.core.job.job import Job
 
 TRIP_S = 0.002
-"""To the store and back."""
+"""Time of one round trip to the store. Virtual seconds."""
 WORKERS_S = 0.01
 MANY = 32
-"""Entries that a reader reads one by one; of more it takes the fold."""
+"""A read of more entries than this takes the fold instead."""
 LONGEST_S = 120.0
-"""Virtual: a phase that has not ended by then never will."""
+"""A phase that takes longer than this has failed. Virtual seconds."""
 LOOK, OWED = Woken(-1.0), Woken(-2.0)
-"""Stand for a read, which is made when its time has come: if there is news, or in any case."""
+"""Two events that stand for a read. `LOOK`: told to the agent if there is news. `OWED`: told in any case."""
 
 
 class Crowd:
     def __init__(self, nodes: int) -> None:
         self.rest_s = min(0.25, 1e-4 * nodes)
         self.terms = Terms(min_nodes=nodes * 9 // 10, max_nodes=nodes, last_call_s=60.0)
-        self.agents: dict[int, Agent] = {}
+        self.agents: dict[int, Loop] = {}
         self.counters: dict[Node, int] = {}
         self.at = 0.0
         self.job = Job()
@@ -61,7 +62,7 @@ class Crowd:
         self.head = 0
         self.seen: dict[int, int] = {}
         self.idle: set[int] = set()
-        """Those whose readers wait for the next entry."""
+        """The agents whose readers wait for the next entry."""
         self.formed = 0
         self.counts: Counter[str] = Counter()
         self.kinds: Counter[str] = Counter()
@@ -70,15 +71,17 @@ class Crowd:
         self._tokens = count()
 
     def start(self, nodes: Iterable[int], spread_s: float) -> None:
-        """Agents on these hosts, in an order that is nobody's, over so many seconds."""
+        """Start agents on these hosts, in a mixed order, over `spread_s` virtual seconds."""
         hosts = sorted(nodes, key=lambda i: i * 7919 % 10007)
         for k, i in enumerate(hosts):
-            self.agents[i] = Agent(Spec(NodeId(f"node{i:05}"), f"10.0.{i // 256}.{i % 256}", self.terms))
+            here: Any = Here(self, i)
+            agent = Agent(Spec(NodeId(f"node{i:05}"), f"10.0.{i // 256}.{i % 256}", self.terms))
+            self.agents[i] = Loop(agent, Ports(here, here, here, here))
             self.seen[i] = 0
             delay_s = spread_s * k / len(hosts)
-            self._tell(delay_s, i, Started(self.at + delay_s, f"nonce{next(self._tokens)}", 29500))
-            self._tell(delay_s + TRIP_S, i, OWED)
-            self._tell(delay_s + TRIP_S, i, LOOK)
+            self.tell(delay_s, i, Started(self.at + delay_s, f"nonce{next(self._tokens)}", 29500))
+            self.tell(delay_s + TRIP_S, i, OWED)
+            self.tell(delay_s + TRIP_S, i, LOOK)
 
     def kill(self, nodes: Iterable[int]) -> None:
         for i in nodes:
@@ -86,7 +89,7 @@ class Crowd:
             self.idle.discard(i)
 
     def run(self) -> None:
-        """Until the workers of all agents have been started in one round."""
+        """Let time pass until the workers of all agents were started in one round."""
         self.formed, until = 0, self.at + LONGEST_S
         while self.formed < len(self.agents):
             at, _, i, event = heapq.heappop(self._heap)
@@ -103,48 +106,29 @@ class Crowd:
                 self.counts["reads"] += 1
                 self.counts["one by one"] += behind if behind <= MANY else 0
             if event is LOOK and behind:
-                self._tell(self.rest_s, i, LOOK)
+                self.tell(self.rest_s, i, LOOK)
             elif event is LOOK:
                 self.idle.add(i)
                 return
             self._step(i, EntriesRead(self.at, base=self.job if behind else None))
-        elif event.__class__ is not Woken or event.at == self.agents[i].wakes_at:
+        elif event.__class__ is not Woken or event.at == self.agents[i].agent.wakes_at:
             self._step(i, event)
 
-    def _tell(self, delay_s: float, i: int, event: Event) -> None:
+    def tell(self, delay_s: float, i: int, event: Event) -> None:
         heapq.heappush(self._heap, (self.at + delay_s, next(self._tokens), i, event))
 
     def _step(self, i: int, event: Event) -> None:
-        before = self.agents[i]
-        made = step(before, event)
-        after = self.agents[i] = made.agent
+        loop = self.agents[i]
+        before = loop.agent.wakes_at
+        loop.feed(event)
         self.counts["steps"] += 1
-        for command in made.commands:
-            self._execute(i, command)
-        if after.wakes_at is not None and after.wakes_at != before.wakes_at:
-            self._tell(after.wakes_at - self.at, i, Woken(after.wakes_at))
+        agent = loop.agent
+        if agent.result is not None:
+            raise SystemExit(f"{agent.me} ended: {agent.result}")
+        if agent.wakes_at is not None and agent.wakes_at != before:
+            self.tell(agent.wakes_at - self.at, i, Woken(agent.wakes_at))
 
-    def _execute(self, i: int, command: Command) -> None:
-        match command:
-            case Append(entry):
-                self._append(entry)
-            case Beat(node, watch):
-                self.counters[node] = self.counters.get(node, 0) + 1
-                self.counts["counters"] += 1 + len(watch)
-                found = {n: self.counters[n] for n in (node, *watch) if n in self.counters}
-                self._tell(TRIP_S, i, Counters(self.at + TRIP_S, found))
-                self._tell(TRIP_S, i, OWED)
-            case StartWorkers(round, assignment):
-                self._tell(WORKERS_S, i, WorkersStarted(self.at + WORKERS_S, round))
-                self.formed += assignment.group_world_size == len(self.agents)
-            case StopWorkers(round):
-                self._tell(WORKERS_S, i, WorkersStopped(self.at + WORKERS_S, round, 29500))
-            case ReservePort():
-                self._tell(WORKERS_S, i, PortReserved(self.at + WORKERS_S, 29500))
-            case Finish(result):
-                raise SystemExit(f"{self.agents[i].me} ended: {result}")
-
-    def _append(self, entry: Entry) -> None:
+    def append(self, entry: Entry) -> None:
         began = time.perf_counter()
         self.job = fold(self.job, entry)
         self.fold_s += time.perf_counter() - began
@@ -152,12 +136,46 @@ class Crowd:
         self.counts["entries"] += 1
         self.kinds[type(entry).__name__] += 1
         for i in self.idle:
-            self._tell(TRIP_S, i, LOOK)
+            self.tell(TRIP_S, i, LOOK)
         self.idle.clear()
 
 
+class Here:
+    """The ports of one agent."""
+
+    def __init__(self, crowd: Crowd, number: int) -> None:
+        self._crowd = crowd
+        self._number = number
+
+    def append(self, entry: Entry) -> None:
+        self._crowd.append(entry)
+
+    def beat(self, node: Node, watch: Sequence[Node]) -> None:
+        crowd, counters = self._crowd, self._crowd.counters
+        counters[node] = counters.get(node, 0) + 1
+        crowd.counts["counters"] += 1 + len(watch)
+        found = {n: counters[n] for n in (node, *watch) if n in counters}
+        crowd.tell(TRIP_S, self._number, Counters(crowd.at + TRIP_S, found))
+        crowd.tell(TRIP_S, self._number, OWED)
+
+    def start(self, command: StartWorkers) -> None:
+        crowd = self._crowd
+        crowd.tell(WORKERS_S, self._number, WorkersStarted(crowd.at + WORKERS_S, command.round))
+        crowd.formed += command.assignment.group_world_size == len(crowd.agents)
+
+    def stop(self, command: StopWorkers) -> None:
+        stopped = WorkersStopped(self._crowd.at + WORKERS_S, command.round, 29500)
+        self._crowd.tell(WORKERS_S, self._number, stopped)
+
+    def renew_port(self) -> None:
+        self._crowd.tell(WORKERS_S, self._number, PortReserved(self._crowd.at + WORKERS_S, 29500))
+
+    def folded(self, job: Job) -> None:
+        pass  # all agents read the same fold already
+
+
 def report(what: str, crowd: Crowd) -> None:
-    """Run until all is formed, and print what that took."""
+    """Run until all agents are in one round, and print what that took."""
     crowd.counts.clear()
     crowd.kinds.clear()
     crowd.fold_s, at, began = 0.0, crowd.at, time.perf_counter()
@@ -177,7 +195,7 @@ def main() -> None:
     parser.add_argument("--spread", type=float, default=2.0, help="seconds over which the agents are started")
     parser.add_argument("--profile", action="store_true", help="print where the time goes")
     options = parser.parse_args()
-    gc.disable()  # there are no cycles, and a million small values to look at
+    gc.disable()  # the collector would look at a million small values again and again, and find no cycles
     if options.profile:
         import cProfile
 
@@ -196,7 +214,7 @@ def play(options: argparse.Namespace) -> None:
     report(f"{len(spread)} nodes lost, spread", crowd)
     crowd.start(spread, options.spread / 10)
     report("taken back", crowd)
-    # In the order in which they watch each other: nearly all who watched these go with them.
+    # Neighbours in the ring watch each other. So nearly all nodes that watch one of these are killed with it.
     block = [int(node.id[4:]) for node in crowd.job.ring[nodes // 2 : nodes // 2 + few]]
     crowd.kill(block)
     report(f"{few} nodes lost, neighbours", crowd)

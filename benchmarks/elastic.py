@@ -1,13 +1,14 @@
-"""What nodes that come and go cost: reknit beside torchrun, real agents on loopback, in the same run.
+"""How long a job takes when nodes come and go: reknit beside torchrun, real agents on loopback, in the same run.
 
     python benchmarks/elastic.py                           # all figures, about ten minutes
     python benchmarks/elastic.py --only join --repeats 3
 
-join    a second node is launched while the first one trains, with room for it: until every worker of both has started
-        with the new world size. Compared with one `import torch` and the stop of the last sibling.
-lost    one of three nodes vanishes (everything on it is killed at once): until every worker of the other two has
-        started again. Their workers notice nothing by themselves; with defaults, and with the fastest heartbeat.
-rejoin  20 times in a row: a node vanishes, and comes back. How many rounds, how long, and nobody hangs.
+join    A second node is launched while the first one trains and has room for it. Measured: the time until every worker
+        of both nodes has started with the new world size. It is shown beside the time of one `import torch`.
+lost    One of three nodes vanishes: everything on it is killed at once. Measured: the time until every worker of the
+        other two nodes has started again. Their workers notice nothing by themselves. This is done with the default
+        heartbeat and with the shortest one.
+rejoin  A node vanishes and comes back, 20 times in a row. Measured: the number of rounds and the time.
 
 "Has started" is a worker's first line, before it imports anything. The nodes meet at a TCPStore that the first one
 hosts.
@@ -34,7 +35,7 @@ BIN = Path(sys.executable).parent
 MARK = "ELASTIC_BENCHMARK"
 PATIENCE_S = 100.0
 WORKERS = 2
-"""Per node."""
+"""Number of workers per node."""
 
 WORKER = """\
 import os, sys, time
@@ -45,7 +46,7 @@ os.write(report, line.encode())
 os.close(report)
 time.sleep(600)
 """
-"""Dies of SIGTERM at once."""
+"""A worker that SIGTERM ends at once."""
 
 LAUNCHERS = {"reknit": (str(BIN / "reknit"), "run"), "torchrun": (str(BIN / "torchrun"),)}
 FASTEST = "heartbeat=0.5"
@@ -76,7 +77,7 @@ class Cluster:
         return self.folder / "report"
 
     def launch(self, node: str) -> float:
-        """Start a node's agent; when."""
+        """Start a node's agent. Returns the time of the start."""
         mark = self.marks[node] = uuid.uuid4().hex
         settings = ",".join(filter(None, ("last_call_timeout=1", self.conf if self.launcher == "reknit" else "")))
         argv = [
@@ -104,7 +105,7 @@ class Cluster:
         return started
 
     def launch_all(self, nodes: str) -> float:
-        """The first one is to host the store; when it was launched."""
+        """Start the nodes. The first one hosts the store. Returns the time when it was launched."""
         started = self.launch(nodes[0])
         while True:
             try:
@@ -121,7 +122,8 @@ class Cluster:
         return [Line(float(at), node, int(rank), int(world)) for at, node, rank, world, _ in rows]
 
     def formed(self, nodes: list[str], since: float) -> float:
-        """When the last worker of a round of exactly these nodes had started, after `since`."""
+        """Wait for a round of exactly these nodes after the time `since`. Returns the time when its last worker had
+        started."""
         size = len(nodes) * WORKERS
         give_up = time.monotonic() + PATIENCE_S
         while True:
@@ -135,13 +137,13 @@ class Cluster:
             time.sleep(0.005)
 
     def vanish(self, node: str) -> float:
-        """Kill all processes of a node, as when its machine is gone; when."""
+        """Kill all processes of a node, as if its machine were gone. Returns the time of the kill."""
         mark = f"{MARK}={self.marks[node]}"
         at = time.monotonic()
         while pids := [p for p in map(int, filter(str.isdigit, os.listdir("/proc"))) if mark in environment_of(p)]:
             for pid in pids:
                 with contextlib.suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGSTOP)  # so that none outlives another and acts on its death
+                    os.kill(pid, signal.SIGSTOP)  # so that no process can act on the death of another one
             for pid in pids:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
@@ -172,7 +174,7 @@ def cluster(launcher: str, nodes: str, conf: str = "") -> Iterator[Cluster]:
 def environment_of(pid: int) -> list[str]:
     try:
         return Path(f"/proc/{pid}/environ").read_text(errors="replace").split("\0")
-    except OSError:  # gone, or not ours
+    except OSError:  # the process has ended, or belongs to another user
         return []
 
 
@@ -189,13 +191,13 @@ def join(launcher: str) -> float:
 def lost(launcher: str, conf: str = "") -> float:
     with cluster(launcher, "2:3", conf) as made:
         made.formed(["a", "b", "c"], made.launch_all("abc"))
-        time.sleep(2.0)  # beats are under way: a death in mid-beat is the worst case, one right after it the best
+        time.sleep(2.0)  # let the nodes beat for a while, so that the kill comes at no special moment
         gone = made.vanish("c")
         return made.formed(["a", "b"], gone) - gone
 
 
 def rejoin(launcher: str, times: int = 20) -> float:
-    """Seconds for one disappearance and return, the mean of 20 in a row."""
+    """Seconds for one disappearance and return: the mean of 20 in a row."""
     with cluster(launcher, "2:3", FASTEST) as made:
         made.formed(["a", "b", "c"], made.launch_all("abc"))
         begun = time.monotonic()

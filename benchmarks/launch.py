@@ -1,16 +1,21 @@
-"""What a launcher costs: reknit beside torchrun, measured from outside, in the same run.
+"""How long a launcher takes, and what it needs: reknit beside torchrun, measured from outside, in the same run.
 
-    python benchmarks/launch.py                       # all figures, about ten minutes
+    python benchmarks/launch.py                       # all figures, about fifteen minutes
     python benchmarks/launch.py --only launch --only restart --repeats 5
 
 Run it with the Python of an environment that has both commands. Rules:
 
-- The two take turns, so that what else the machine does falls on both. The figures are medians over the repeats.
-- Both are driven alike: same scripts, same environment, output to a file. The workers' scripts load nothing (except
-  for the DDP job) and report by appending lines to another: CLOCK_MONOTONIC is one clock for all of a machine.
-- The agent is what is not a worker: the process that was started and its descendants down to the workers' parent.
+- The two launchers take turns, so that other work of the machine disturbs both alike. The figures are medians over the
+  repeats.
+- Both run the same scripts with the same environment, and their output goes to a file. The scripts import nothing,
+  except for the DDP job. Each worker appends lines with the time to a second file, the report. CLOCK_MONOTONIC is the
+  same clock for all processes of a machine.
+- The agent is the process that was started. The keeper is the parent of the workers: with reknit a child of the agent,
+  with torchrun the agent itself. Figures of memory and wake-ups are sums over all processes that are not workers.
+- A worker that is to end calls `os._exit`. What the interpreter does at its end takes time that is not the launcher's.
+- A worker that is to fail has lived for some time, because reknit restarts workers that die at once after a pause.
 
-Linux only: processes are looked at through /proc.
+Linux only, because processes are read from /proc.
 """
 
 from __future__ import annotations
@@ -32,86 +37,21 @@ import time
 import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from importlib import metadata
 from pathlib import Path
 
+from launched import FAIL_ONCE, LEAVE_BEHIND, OUR_HOST, RETURN, SLEEP, THEIR_HOST, TRAIN
+
 BIN = Path(sys.executable).parent
 MARK = "LAUNCH_BENCHMARK"
-PATIENCE_S = 60.0  # a job that takes longer hangs (the slowest, DDP with a restart, takes about 7 s), and is killed
-
-# ---- what the workers run. Each line of the report: what, seconds, rank, restart count, own pid, parent's pid --------
-
-TELL = """\
-import os, sys, time
-def tell(what):
-    e = os.environ
-    line = f"{what} {time.monotonic()} {e['RANK']} {e['TORCHELASTIC_RESTART_COUNT']} {os.getpid()} {os.getppid()}\\n"
-    report = os.open(e["REPORT"], os.O_WRONLY | os.O_APPEND)
-    os.write(report, line.encode())
-    os.close(report)
-tell("first")
-"""
-
-RETURN = TELL
-
-SLEEP = TELL + "time.sleep(600)\n"
-
-FAIL_ONCE = (
-    TELL
-    + """\
-if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
-    while os.environ["RANK"] == "0":
-        with open(os.environ["REPORT"]) as report:
-            if report.read().count("first ") == int(os.environ["WORLD_SIZE"]):
-                time.sleep(0.3)  # every other worker is asleep by now, and so is the agent
-                tell("fails")
-                os._exit(1)
-        time.sleep(0.01)
-    time.sleep(600)
-"""
-)
-
-DAEMONISE = (
-    TELL
-    + """\
-import signal
-if os.fork() == 0:
-    os.setsid()
-    if os.fork() == 0:
-        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT):
-            signal.signal(number, signal.SIG_IGN)
-        tell("grandchild")
-        time.sleep(600)
-    os._exit(0)
-time.sleep(600)
-"""
-)
-
-TRAIN = (
-    TELL
-    + """\
-from datetime import timedelta
-import torch, torch.distributed as dist
-torch.set_num_threads(1)
-dist.init_process_group("gloo", timeout=timedelta(seconds=30))
-model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(8, 1))
-optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-for step in range(20):
-    if step == 10 and os.environ["RANK"] == "1" and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
-        os._exit(1)
-    optimizer.zero_grad()
-    model(torch.ones(4, 8)).square().mean().backward()
-    optimizer.step()
-tell("trained")
-dist.barrier()
-# Tearing gloo down aborts now and then, with no launcher at all (6 of 14 runs): that is not what is measured.
-os._exit(0)
-"""
-)
+PATIENCE_S = 60.0  # a job that takes longer hangs, and is killed. The slowest one, DDP with a restart, takes about 7 s
 
 
 @dataclass(frozen=True)
 class Line:
+    """A line of the report."""
+
     what: str
     at: float
     rank: int
@@ -124,21 +64,27 @@ class Line:
 class Launcher:
     name: str
     command: tuple[str, ...]
+    host: str
+    """A program that runs an agent itself, and forks a child that lives on."""
 
     @contextlib.contextmanager
-    def job(self, script: str, workers: int, restarts: int = 0) -> Iterator[Job]:
-        """A running job. Whatever is left of it when the block ends is killed."""
+    def job(self, script: str, workers: int, restarts: int = 0, *, in_host: bool = False) -> Iterator[Job]:
+        """A running job. Its processes that are left when the block ends are killed. `in_host`: the program `host` runs
+        the agent, and not the command."""
         with tempfile.TemporaryDirectory() as folder:
-            file, report, log = (Path(folder, name) for name in ("script.py", "report", "log"))
+            file, host, report, log = (Path(folder, name) for name in ("script.py", "host.py", "report", "log"))
             file.write_text(script)
+            host.write_text(self.host)
             report.touch()
             mark = f"{MARK}={uuid.uuid4().hex}"
-            arguments = [f"--nproc-per-node={workers}", f"--max-restarts={restarts}", str(file)]
+            command = [*self.command, f"--nproc-per-node={workers}", f"--max-restarts={restarts}", str(file)]
+            if in_host:
+                command = [sys.executable, str(host), str(workers), str(file)]
             environment = dict([mark.split("=")], REPORT=str(report), OMP_NUM_THREADS="1")
             with log.open("wb") as output:
                 started = time.monotonic()
                 process = subprocess.Popen(
-                    [*self.command, *arguments],
+                    command,
                     stdin=subprocess.DEVNULL,
                     stdout=output,
                     stderr=output,
@@ -220,26 +166,51 @@ def idle(launcher: Launcher, seconds: float) -> dict[str, float]:
     with launcher.job(SLEEP, workers=2) as job:
         workers = job.wait_for("first", 2)
         time.sleep(2)
-        agent = job.alive() - {line.pid for line in workers}
-        before = switches(agent)
+        ours = job.alive() - {line.pid for line in workers}
+        before = switches(ours)
         time.sleep(seconds)
-        after = switches(agent)
+        after = switches(ours)
         woken = sum(count - before.get(thread, 0) for thread, count in after.items())
+        memory = {pid: kibibytes(pid, "smaps_rollup", "Pss") / 1024 for pid in ours}
+        agent = memory.pop(job.process.pid)
         return {
-            "memory": kibibytes(workers[0].parent, "status", "VmRSS") / 1024,
-            "memory, all": sum(kibibytes(pid, "smaps_rollup", "Pss") for pid in agent) / 1024,
+            "memory": agent + sum(memory.values()),
+            "memory, agent": agent,
             "idle": woken / seconds,
         }
 
 
-def orphans(launcher: Launcher, victim: str) -> dict[str, float]:
-    """Processes alive one second after a SIGKILL to the first process (the user knows it) or to the workers' parent."""
-    with launcher.job(DAEMONISE, workers=2) as job:
-        worker = job.wait_for("first", 2)[0]
-        job.wait_for("grandchild", 2)
-        os.kill(job.process.pid if victim == "first process" else worker.parent, signal.SIGKILL)
-        time.sleep(1)
-        return {f"orphans, {victim}": float(len(job.alive()))}
+ORPHANS = {
+    "agent": "SIGKILL of the agent",
+    "keeper": "SIGKILL of the keeper",
+    "both": "SIGKILL of both at once",
+    "stopped": "SIGSTOP of the keeper, SIGKILL of the agent",
+    "host": "SIGKILL of a host program that has forked",
+}
+
+
+def orphans(launcher: Launcher, case: str) -> dict[str, float]:
+    """Two numbers of processes that are alive one second after the signals of this case: workers and their children,
+    and daemons of workers. If the keeper is killed, only its own workers count, and not those of the next keeper."""
+    with launcher.job(LEAVE_BEHIND, workers=2, in_host=case == "host") as job:
+        keeper, agent = job.wait_for("first", 2)[0].parent, job.process.pid
+        if keeper == agent and case not in ("agent", "host"):
+            return {}  # there is no keeper
+        job.wait_for("child", 2)
+        daemons = {line.pid for line in job.wait_for("daemon", 2)}
+        forked = {line.pid for line in job.wait_for("forked", 1)} if case == "host" else set()
+        doomed = job.alive() - daemons - forked - ({agent} if case == "keeper" else set())
+        if case == "stopped":
+            os.kill(keeper, signal.SIGSTOP)
+        if case in ("keeper", "both"):
+            os.kill(keeper, signal.SIGKILL)
+        if case != "keeper":
+            os.kill(agent, signal.SIGKILL)
+        give_up = time.monotonic() + 1
+        while job.alive() & (doomed | daemons) and time.monotonic() < give_up:
+            time.sleep(0.05)
+        alive = job.alive()
+        return {f"orphans, {case}": float(len(alive & doomed)), f"daemons, {case}": float(len(alive & daemons))}
 
 
 def trains_again(launcher: Launcher) -> dict[str, float]:
@@ -313,7 +284,7 @@ def mib(value: float) -> str:
 
 
 def rate(value: float) -> str:
-    return f"{value:.1f} /s"
+    return f"{value:.2f} /s"
 
 
 def number(value: float) -> str:
@@ -325,17 +296,24 @@ def percent(value: float) -> str:
 
 
 FIGURES = [
-    Figure("launch, 2", "launch → first line of every worker, 2", ms, share=(1, 12)),
-    Figure("launch, 8", "launch → first line of every worker, 8", ms, share=(1, 12)),
-    Figure("exit, 2", "last worker's end → agent's exit, 2", ms, share=(1, 12)),
-    Figure("exit, 8", "last worker's end → agent's exit, 8", ms, share=(1, 12)),
-    Figure("restart, 2", "worker fails → next round started, 2", ms, share=(1, 4)),
-    Figure("restart, 8", "worker fails → next round started, 8", ms, share=(2, 5)),
-    Figure("memory", "resident memory of the agent", mib, most=28),
-    Figure("memory, all", "… of all its processes, shared pages split", mib),
-    Figure("idle", "wake-ups while idle, all its processes", rate, most=0.2),
-    Figure("orphans, first process", "alive 1 s after SIGKILL to first process", number, most=0, fold=max),
-    Figure("orphans, agent", "alive 1 s after SIGKILL to workers' parent", number, most=0, fold=max),
+    Figure("launch, 2", "launch → first line of every worker, 2", ms, share=(1, 8)),
+    Figure("launch, 8", "launch → first line of every worker, 8", ms, share=(1, 6)),
+    Figure("exit, 2", "last worker's end → agent's exit, 2", ms, share=(1, 40)),
+    Figure("exit, 8", "last worker's end → agent's exit, 8", ms, share=(1, 40)),
+    Figure("restart, 2", "worker fails → all restarted, 2", ms, share=(1, 5)),
+    Figure("restart, 8", "worker fails → all restarted, 8", ms, share=(1, 3)),
+    Figure("memory", "resident memory (PSS) of agent and keeper", mib, most=24),
+    Figure("memory, agent", "… of the agent alone", mib),
+    Figure("idle", "wake-ups while idle, agent and keeper", rate, most=0.1),
+    *(
+        Figure(f"orphans, {case}", f"alive 1 s after {what}", number, most=0, fold=max)
+        for case, what in ORPHANS.items()
+    ),
+    *(
+        # Nothing outlives both and knows of a daemon. The next agent of the job finds it by its mark.
+        Figure(f"daemons, {case}", f"… daemons: {what}", number, most=None if case == "both" else 0, fold=max)
+        for case, what in ORPHANS.items()
+    ),
     Figure("trains again", "DDP: the first restart trains to the end", percent, least=1.0, fold=statistics.fmean),
 ]
 
@@ -350,8 +328,7 @@ def measurements(options: argparse.Namespace) -> list[tuple[str, int, Callable[[
         ("restart", options.repeats, lambda launcher: restart(launcher, 2)),
         ("restart", options.repeats, lambda launcher: restart(launcher, 8)),
         ("idle", 1, lambda launcher: idle(launcher, options.idle_seconds)),
-        ("orphans", options.kills, lambda launcher: orphans(launcher, "first process")),
-        ("orphans", options.kills, lambda launcher: orphans(launcher, "agent")),
+        *(("orphans", options.kills, partial(orphans, case=case)) for case in ORPHANS),
         ("ddp", options.jobs, trains_again),
     ]
 
@@ -403,9 +380,9 @@ def parse_options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="What a launcher costs: reknit beside torchrun.")
     parser.add_argument("--only", action="append", choices=GROUPS, help="measure this group; may be given again")
     parser.add_argument("--repeats", type=int, default=11, help="of launch and restart; default: %(default)s")
-    parser.add_argument("--kills", type=int, default=3, help="SIGKILLs to each process; default: %(default)s")
+    parser.add_argument("--kills", type=int, default=3, help="of each case of orphans; default: %(default)s")
     parser.add_argument("--jobs", type=int, default=10, help="DDP jobs; default: %(default)s")
-    parser.add_argument("--idle-seconds", type=float, default=10.0, help="default: %(default)s")
+    parser.add_argument("--idle-seconds", type=float, default=30.0, help="default: %(default)s")
     parser.add_argument("--ours", default=f"{BIN / 'reknit'} run --standalone", help="default: %(default)s")
     parser.add_argument("--theirs", default=f"{BIN / 'torchrun'} --standalone", help="default: %(default)s")
     parser.add_argument("--without-torchrun", action="store_true", help="ours alone")
@@ -423,9 +400,9 @@ def compile_ours() -> None:
 def main() -> None:
     options = parse_options()
     compile_ours()
-    launchers = [Launcher("reknit", tuple(shlex.split(options.ours)))]
+    launchers = [Launcher("reknit", tuple(shlex.split(options.ours)), OUR_HOST)]
     if not options.without_torchrun:
-        launchers.append(Launcher("torchrun", tuple(shlex.split(options.theirs))))
+        launchers.append(Launcher("torchrun", tuple(shlex.split(options.theirs)), THEIR_HOST))
     samples = measure(launchers, options)
     print_table(samples)
     packages = {package.name: package.version for package in metadata.distributions()}

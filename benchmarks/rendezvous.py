@@ -1,14 +1,16 @@
-"""How long N nodes need until every one knows its ranks: reknit's journal beside torch's dynamic rendezvous.
+"""How long N nodes need until every node knows its ranks: reknit's journal beside torch's dynamic rendezvous.
 
     python benchmarks/rendezvous.py                        # the table, about ten minutes (torch does not finish 256)
     python benchmarks/rendezvous.py --nodes 128 --only reknit --repeats 5
     python benchmarks/rendezvous.py --nodes 128 --journal etcd   # or file; reknit alone
 
-Both meet at one TCPStore, hosted by torch's own server in a process of its own. Nodes are threads: all of one process,
-or of 8. min = max = N. The clock runs from the moment when all processes let their threads go (reknit's threads connect
-after that, torch's have their store's client by then) until the last one has its ranks.
+Both meet at one TCPStore, hosted by torch's own server in a process of its own. Nodes are threads, either all in one
+process or spread over 8 processes. N is the minimum and the maximum of nodes. The time is measured from the moment when
+all processes let their threads go, until the last node has its ranks. At that moment torch's threads have connected to
+the store already. Those of reknit connect later.
 
-reknit's nodes are whole agents: the real `drive` loop with the real journal. Only their workers are none.
+reknit's nodes are whole agents: the real `Loop` with the real journal, each in a thread. They have no keeper and no
+workers: a node knows its ranks when its loop says `StartWorkers`.
 """
 
 from __future__ import annotations
@@ -42,29 +44,30 @@ TORCH_SIZES = (32, 128, 256)
 def reknit_node(endpoint: str, number: int, total: int, job: str, known: Callable[[int], None]) -> None:
     from reknit.adapters.clock import Clock
     from reknit.adapters.link import ThreadedLink
-    from reknit.app.driver import Ports, drive
-    from reknit.core.agent import Agent, Spec
-    from reknit.core.entries import NodeId, Terms
+    from reknit.adapters.loop import Loop, Ports
+    from reknit.adapters.shells import run
+    from reknit.core.agent.agent import Agent, Spec
+    from reknit.core.job.entries import NodeId, Terms
 
     clock = Clock()
-    is_host = number == 0  # as in a real job: it begins the journal and fixes the terms
+    is_host = number == 0  # the first node begins the journal and fixes the terms, as in a real job
     link = ThreadedLink(journal_at(endpoint, job, founds=is_host), clock, f"x{number}")
     terms = Terms(total, total, beat_s=2.25, silence_s=10.5)  # lost after 15 s, as with torch's defaults
     spec = Spec(NodeId(f"node{number}"), "127.0.0.1", terms, opens_after_s=0.0 if is_host else 3.0)
-    ports: Any = Ports(clock, link, NoWorkers(known), NoRequests())
-    drive(Agent(spec), ports, f"x{number}", lambda *_: None)
+    ports: Any = Ports(clock, link, NoWorkers(f"x{number}", known), NoRequests())
+    run(Loop(Agent(spec), ports))
 
 
 def journal_at(endpoint: str, job: str, *, founds: bool) -> Any:
     """`endpoint`: the port of a TCPStore, `etcd:` and a port, or a folder."""
-    from reknit.adapters.envelope import Envelope
+    from reknit.adapters.journals.envelope import Envelope
 
     if endpoint.isdigit():
-        from reknit.adapters.journals.tcpstore import TCPStoreJournal
+        from reknit.adapters.journals.tcpstore.journal import TCPStoreJournal
 
         return TCPStoreJournal("127.0.0.1", int(endpoint), Envelope(job), founds=founds, timeout_s=30.0)
     if endpoint.startswith("etcd:"):
-        from reknit.adapters.journals.etcd import EtcdJournal
+        from reknit.adapters.journals.etcd.journal import EtcdJournal
 
         return EtcdJournal([("127.0.0.1", int(endpoint[5:]))], Envelope(job), timeout_s=30.0)
     from reknit.adapters.journals.file import FileJournal
@@ -73,11 +76,13 @@ def journal_at(endpoint: str, job: str, *, founds: bool) -> Any:
 
 
 class NoWorkers:
-    """Says which rank it would have started."""
+    """The port `Workers` of a node without a keeper. It starts nothing, and tells which rank it was to start."""
 
     wakes_at = None
 
-    def __init__(self, known: Callable[[int], None]) -> None:
+    def __init__(self, nonce: str, known: Callable[[int], None]) -> None:
+        self._nonce = nonce
+        self._has_started = False
         self._known = known
         self._stopped: int | None = None
 
@@ -87,15 +92,15 @@ class NoWorkers:
     def stop(self, command: Any) -> None:
         self._stopped = command.round
 
-    def reserve_port(self) -> int:
-        return 1
-
     def renew_port(self) -> None:
-        pass  # nobody needs another port here, as no round is passed over
+        pass  # no round is passed over here, so no node needs another port
 
     def events(self, now: float) -> list[Any]:
-        from reknit.core.events import WorkersStopped
+        from reknit.core.agent.events import Started, WorkersStopped
 
+        if not self._has_started:
+            self._has_started = True
+            return [Started(now, self._nonce, 1)]
         round, self._stopped = self._stopped, None
         return [] if round is None else [WorkersStopped(now, round, 1)]
 
@@ -106,7 +111,7 @@ class NoRequests:
 
 
 def torch_node(port: int, number: int, total: int, job: str, known: Callable[[int], None]) -> Callable[[], None]:
-    """Connects at once; what it returns is the rendezvous."""
+    """Connect at once. Returns the function that makes the rendezvous."""
     from torch.distributed import TCPStore
     from torch.distributed.elastic.rendezvous.c10d_rendezvous_backend import C10dRendezvousBackend
     from torch.distributed.elastic.rendezvous.dynamic_rendezvous import DynamicRendezvousHandler
@@ -120,7 +125,8 @@ def torch_node(port: int, number: int, total: int, job: str, known: Callable[[in
 
 
 def be_nodes(which: str, endpoint: str, first: int, count: int, total: int, job: str) -> None:
-    """A process of nodes: says `ready`, waits for a line, and says for each node its rank and when it knew it."""
+    """A process with nodes. It prints `ready`, waits for a line, and prints for each node its rank and the time when
+    the node knew it."""
     said = threading.Lock()
 
     def known(rank: int) -> None:
@@ -136,10 +142,9 @@ def be_nodes(which: str, endpoint: str, first: int, count: int, total: int, job:
             calls.append(lambda n=number: reknit_node(endpoint, n, total, job, known))  # type: ignore[misc]
     if which == "reknit":
         journal_at(endpoint, job, founds=False).close()
-        import reknit.app.driver  # noqa: F401  # imported, as torch is
+        import reknit.adapters.loop  # imported, as torch is
+        import reknit.adapters.shells  # noqa: F401
 
-        if endpoint.startswith("etcd:"):
-            import etcd3gw.client  # noqa: F401
         gc.freeze()  # as `reknit run` does when it has imported what it needs
     gate = threading.Event()
 
@@ -148,13 +153,13 @@ def be_nodes(which: str, endpoint: str, first: int, count: int, total: int, job:
         call()
 
     threading.stack_size(512 * 1024)
-    # Every thread that wants the interpreter's lock asks for it each 5 ms: with hundreds of them that is all they do.
+    # A thread that waits for the interpreter's lock asks for it every 5 ms. Hundreds of threads would do nothing else.
     sys.setswitchinterval(0.1)
     for call in calls:
         threading.Thread(target=run, args=(call,), daemon=True).start()
     print("ready", flush=True)
     if not sys.stdin.readline():
-        os._exit(1)  # nobody is left who would ask
+        os._exit(1)  # the benchmark has ended
     gate.set()
     sys.stdin.readline()
     os._exit(0)
@@ -164,7 +169,7 @@ def be_nodes(which: str, endpoint: str, first: int, count: int, total: int, job:
 
 
 def measured(which: str, endpoint: str, total: int, processes: int, job: str) -> float | None:
-    """Seconds; None: not within the patience."""
+    """One measurement, in seconds. None: it was not done within the patience."""
     share = [total * (i + 1) // processes - total * i // processes for i in range(processes)]
     firsts = [sum(share[:i]) for i in range(processes)]
     argv = [sys.executable, __file__, "--be", which, endpoint]
@@ -207,7 +212,7 @@ def measured(which: str, endpoint: str, total: int, processes: int, job: str) ->
 
 @contextmanager
 def served(journal: str) -> Iterator[str]:
-    """A store in a process of its own, and where it is."""
+    """Start a store in a process of its own. Gives its endpoint."""
     with tempfile.TemporaryDirectory() as folder:
         if journal == "file":
             yield folder
@@ -245,7 +250,7 @@ def torchs_server() -> tuple[subprocess.Popen[bytes], str]:
 
 
 def etcd(folder: str) -> tuple[subprocess.Popen[bytes], str]:
-    """One member, which writes to the disk as in earnest."""
+    """One etcd server, which writes to the disk as in production."""
     reserved = [socket.socket(), socket.socket()]
     for s in reserved:
         s.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -1,8 +1,8 @@
-"""Events per second through `step`, on one core, of whole jobs: nodes that form, beat, fail and finish.
+"""Events per second through `step`, on one core, in whole jobs: nodes form a round, beat, fail and finish.
 
-A job is played once, with every agent's events recorded; what is timed is the replay of one agent's events, which by
-construction makes the same steps. Idle agents mostly beat, so the number of beats per round decides what is measured;
-it is printed.
+A job is played once, and the events of every agent are recorded. Then one agent's events are replayed, and the replay
+is timed. It makes the same steps. Idle agents do little but beat, so the number of beats per round matters for the
+result. It is printed.
 
     python benchmarks/step.py [--nodes 4] [--rounds 20] [--beats 10] [--repeats 5]
 """
@@ -12,11 +12,13 @@ from __future__ import annotations
 import argparse
 import time
 from collections import deque
+from collections.abc import Sequence
+from typing import Any
 
-from reknit.core.agent import Agent, Spec
-from reknit.core.commands import Append, Beat, Finish, ReservePort, StartWorkers, StopWorkers
-from reknit.core.entries import Entry, Node, NodeId, RestartPolicy, Terms, WorkerFailure
-from reknit.core.events import (
+from reknit.adapters.loop import Loop, Ports
+from reknit.core.agent.agent import Agent, Spec
+from reknit.core.agent.commands import StartWorkers, StopWorkers
+from reknit.core.agent.events import (
     Counters,
     EntriesRead,
     Event,
@@ -27,21 +29,24 @@ from reknit.core.events import (
     WorkersStarted,
     WorkersStopped,
 )
-from reknit.core.step import step
+from reknit.core.agent.step import step
+from reknit.core.job.entries import Entry, Node, NodeId, RestartPolicy, Terms, WorkerFailure
+from reknit.core.job.job import Job
 
 GOAL = 50_000
 
 
 class Cluster:
-    """Agents on one journal, each entry read at once; every event is recorded."""
+    """Agents on one journal. Each entry is read at once, and every event is recorded."""
 
     def __init__(self, nodes: int, rounds: int, workers: int) -> None:
         terms = Terms(min_nodes=nodes, max_nodes=nodes, restarts=RestartPolicy(max_restarts=rounds))
-        self.workers = workers
-        self.agents = [
-            Agent(Spec(NodeId(f"n{i}"), f"10.0.0.{i}", terms, local_world_size=workers)) for i in range(nodes)
-        ]
-        self.first = self.agents[0]
+        self.loops: list[Loop] = []
+        for i in range(nodes):
+            here: Any = Here(self, i)
+            agent = Agent(Spec(NodeId(f"n{i}"), f"10.0.0.{i}", terms, local_world_size=workers))
+            self.loops.append(Loop(agent, Ports(here, here, here, here)))
+        self.first = self.loops[0].agent
         self.recorded: list[Event] = []
         self.queue: deque[tuple[int, Event]] = deque()
         self.counts: dict[Node, int] = {}
@@ -49,39 +54,53 @@ class Cluster:
 
     def tell_all(self, *events: Event) -> None:
         for event in events:
-            self.queue.extend((i, event) for i in range(len(self.agents)))
+            self.queue.extend((i, event) for i in range(len(self.loops)))
         while self.queue:
             self._step(*self.queue.popleft())
 
     def _step(self, i: int, event: Event) -> None:
         if i == 0:
             self.recorded.append(event)
-        after = step(self.agents[i], event)
-        self.agents[i] = after.agent
-        for command in after.commands:
-            match command:
-                case Append(entry):
-                    self._append(entry)
-                case StartWorkers(round_):
-                    self.queue.append((i, WorkersStarted(self.at, round_)))
-                case StopWorkers(round_):
-                    self.queue.append((i, WorkersStopped(self.at, round_, port=1000 + round_)))
-                case Beat(node, watch):
-                    self.counts[node] = self.counts.get(node, 0) + 1
-                    counts = {n: self.counts[n] for n in (node, *watch) if n in self.counts}
-                    self.queue.append((i, Counters(self.at, counts)))
-                case ReservePort():
-                    self.queue.append((i, PortReserved(self.at, port=1)))
-                case Finish():
-                    pass
+        self.loops[i].feed(event)
 
-    def _append(self, entry: Entry) -> None:
-        self.queue.extend((i, EntriesRead(self.at, (entry,))) for i in range(len(self.agents)))
+    def append(self, entry: Entry) -> None:
+        self.queue.extend((i, EntriesRead(self.at, (entry,))) for i in range(len(self.loops)))
+
+
+class Here:
+    """The ports of one agent. They do at once what the agent wants."""
+
+    def __init__(self, cluster: Cluster, number: int) -> None:
+        self._cluster = cluster
+        self._number = number
+
+    def append(self, entry: Entry) -> None:
+        self._cluster.append(entry)
+
+    def beat(self, node: Node, watch: Sequence[Node]) -> None:
+        counts = self._cluster.counts
+        counts[node] = counts.get(node, 0) + 1
+        self._tell(Counters(self._cluster.at, {n: counts[n] for n in (node, *watch) if n in counts}))
+
+    def start(self, command: StartWorkers) -> None:
+        self._tell(WorkersStarted(self._cluster.at, command.round))
+
+    def stop(self, command: StopWorkers) -> None:
+        self._tell(WorkersStopped(self._cluster.at, command.round, port=1000 + command.round))
+
+    def renew_port(self) -> None:
+        self._tell(PortReserved(self._cluster.at, port=1))
+
+    def folded(self, job: Job) -> None:
+        pass  # no reader here is ever behind
+
+    def _tell(self, event: Event) -> None:
+        self._cluster.queue.append((self._number, event))
 
 
 def play(nodes: int, rounds: int, beats: int, workers: int) -> tuple[Agent, list[Event]]:
     """A job that fails `rounds - 1` times, with `beats` seconds of quiet in each round."""
-    from reknit.core.events import Woken
+    from reknit.core.agent.events import Woken
 
     cluster = Cluster(nodes, rounds, workers)
     for i in range(nodes):
@@ -97,7 +116,7 @@ def play(nodes: int, rounds: int, beats: int, workers: int) -> tuple[Agent, list
             cluster.tell_all()
     done = tuple(WorkerExit(i) for i in range(workers))
     cluster.tell_all(WorkersExited(cluster.at, rounds - 1, done))
-    assert cluster.agents[0].result is not None, "the job must end"
+    assert cluster.loops[0].result is not None, "the job must end"
     return cluster.first, cluster.recorded
 
 
@@ -111,7 +130,7 @@ def rate(agent: Agent, events: list[Event]) -> float:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--nodes", type=int, default=4)
-    parser.add_argument("--workers", type=int, default=8, help="per node")
+    parser.add_argument("--workers", type=int, default=8, help="workers per node")
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--beats", type=int, default=10, help="seconds of quiet in each round")
     parser.add_argument("--repeats", type=int, default=9)

@@ -5,7 +5,8 @@ A job is the fold of its journal; an agent is a step function.
     fold(job, entry) -> job                     the job that all agents share: rounds, ranks, restarts, outcome
     step(agent, event) -> Step(agent, commands) one node's agent: its workers, what it says, when it must be woken
 
-Read `entries`, `events` and `commands` for the vocabulary, then `step`. Words:
+Read `entries`, `events` and `commands` for the vocabulary, then `step`; docs/protocol.md has the rules by which agents
+agree. Words:
 
 job       what a run id names; node: one agent's host; worker: one process; role: a kind of worker
 round     one formation of the group, counted from 0; epoch: only for a journal that is used again

@@ -2,7 +2,7 @@
 
 Plain functions that raise `Violation`. What the journal means is asked from the oracle, what is true from the world.
 
-S1 to S9, L1 to L3: the design's, section 7. S9 and the end of L1 and L2 are asked in `ends` and `play`.
+S1 to S9, L1 to L3: docs/protocol.md#invariants. S9 and the end of L1 and L2 are asked in `ends` and `play`.
 backoff    a member withholds its `Joined` after a failure
 echo       what looks like an echo is not acted upon before its cause has had its time
 fresh      workers start on a fresh beat only
@@ -10,6 +10,7 @@ host       the journal's host leaves last
 order      a report comes before the next `Joined`, `Leaving` before `Left`
 outage     no outage ends an agent before the store timeout
 silence    nobody is accused who was not silent, nor without a fresh read
+stage      an agent's stage, epoch, renewal and workers fit together (the table in `Stage`)
 step, stop workers are started or stopped once in a step, and stopped if there are any
 terms      an agent with other terms than the job's disturbs nobody
 wake       no deadline in the past, and a second look at nothing new does nothing
@@ -17,20 +18,26 @@ wake       no deadline in the past, and a second look at nothing new does nothin
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from reknit.core.agent import Agent
-from reknit.core.commands import Append, Beat, Command, Finish, StartWorkers, StopWorkers
-from reknit.core.deadlines import ECHO_S
-from reknit.core.entries import Entry, Failed, Joined, Leaving, Left, Lost, Node, Opened
-from reknit.core.events import Counters, EntriesRead, Event, Woken
-from reknit.core.job import Closed, Gathering, Job, Running, Unopened, Verdict
-from reknit.core.reasons import BudgetSpent, JournalRefused, StoreLost, TermsDiffer, WorkerFailed
-from reknit.core.restart import ECHOES
-from reknit.core.states import WorkerState
-from reknit.core.step import step
+from reknit.adapters.simulated.hosts import Group
+from reknit.adapters.simulated.staff import ECHO
+from reknit.core.agent.agent import Agent, Stage
+from reknit.core.agent.commands import Append, Beat, Command, Finish, StartWorkers, StopWorkers
+from reknit.core.agent.deadlines import ECHO_S, PAUSE_S
+from reknit.core.agent.events import Counters, EntriesRead, Event, Woken, WorkersStarted
+from reknit.core.agent.reasons import JournalRefused, StoreLost, TermsDiffer
+from reknit.core.agent.states import WorkerState
+from reknit.core.agent.step import step
+from reknit.core.agent.working import QUICK_S
+from reknit.core.job.entries import Entry, Failed, Joined, Leaving, Left, Lost, Node, Opened
+from reknit.core.job.job import Closed, Gathering, Job, Running, Unopened, Verdict
+from reknit.core.job.reasons import BudgetSpent, WorkerFailed
+from reknit.core.job.restart import ECHOES
 
-from .hosts import ECHO, Group, Proc, Violation, demand
+from . import ends
+from .hosts import Proc, Violation, demand
 from .oracle import Oracle, ranks
 
 if TYPE_CHECKING:
@@ -44,17 +51,14 @@ MOST_LANDED = 6
 MOST_WATCHED = 66
 
 
-def crashed(world: World, proc: Proc, event: Event, error: Exception) -> Violation:
-    return Violation("S8", f"step of {proc.name} raised on {event} at {world.now:.2f}: {error!r}")
-
-
 # ---- after every step ------------------------------------------------------------------------------------------------
 
 
-def after_step(world: World, proc: Proc, before: Agent, event: Event, commands: tuple[Command, ...]) -> None:
+def after_step(world: World, proc: Proc, before: Agent, event: Event, commands: Sequence[Command]) -> None:
     agent = proc.agent
     demand(agent.wakes_at is None or agent.wakes_at > agent.at, "wake", f"{proc.name} wants to be woken in the past")
     note(world, proc, before, event)
+    has_a_stage(proc)
     for command in commands:
         match command:
             case Append():
@@ -74,6 +78,30 @@ def after_step(world: World, proc: Proc, before: Agent, event: Event, commands: 
         demand(not again.commands, "wake", f"{proc.name}: a second look at nothing new made {again.commands}")
     count = sum(isinstance(c, StartWorkers | StopWorkers) for c in commands)
     demand(count <= 1, "step", f"{proc.name} starts or stops workers more than once in a step")
+    if agent.result is not None and proc.spec.hosts_journal:
+        ends.host_ends(world, proc)
+
+
+STAGES = {
+    # Stage: whether it has an epoch, and whether this incarnation may have workers alive, and be renewed.
+    Stage.STARTING: (False, False, False),
+    Stage.READING: (False, False, True),
+    Stage.OUTSIDE: (True, False, True),
+    Stage.JOINING: (True, False, True),
+    Stage.LIVE: (True, True, True),
+}
+
+
+def has_a_stage(proc: Proc) -> None:
+    """The table in `Stage`: no other combination exists."""
+    agent = proc.agent
+    has_epoch, may_work, may_be_renewed = STAGES[agent.stage]
+    text = f"{proc.name} is {agent.stage.value}"
+    demand((agent.epoch is not None) == has_epoch, "stage", f"{text} in epoch {agent.epoch}")
+    demand(may_be_renewed or not agent.is_renewed, "stage", f"{text} and renewed")
+    is_own = agent.workers.alive and agent.workers.node == agent.me
+    demand(may_work or not is_own, "stage", f"{text} with workers alive")
+    demand(has_epoch or not agent.workers.alive, "stage", f"{text} with workers alive, in no epoch")
 
 
 def note(world: World, proc: Proc, before: Agent, event: Event) -> None:
@@ -88,6 +116,11 @@ def note(world: World, proc: Proc, before: Agent, event: Event) -> None:
         proc.learned_at = world.now
     if agent.workers.state is WorkerState.FAILED and before.workers.state is not WorkerState.FAILED:
         proc.failed_at = world.now
+        if proc.group is not None:
+            up_at = proc.group.up_at
+            proc.group.was_quick = up_at is None or world.now - up_at < QUICK_S - SLACK
+    if isinstance(event, WorkersStarted) and proc.group is not None and event.round == proc.group.command.round:
+        proc.group.up_at = world.now
 
 
 def same_job(world: World, proc: Proc) -> None:
@@ -126,6 +159,8 @@ def may_say(world: World, proc: Proc, entry: Entry) -> None:
         if isinstance(job.phase, Gathering) and isinstance(job.why, WorkerFailed) and entry.node in job.phase.expected:
             backoff_s = min(world.setup.backoff * 2**job.spent, 4.0) * (job.spent < job.terms.restarts.max_restarts)
             waited_s = world.now - proc.ended_at
+            if group is not None and group.was_quick and job.spent < job.terms.restarts.max_restarts:
+                backoff_s = max(backoff_s, PAUSE_S)
             demand(waited_s >= backoff_s - SLACK, "backoff", f"{proc.name} joins again after {waited_s:.2f} s")
     elif isinstance(entry, Left):
         stuck = group is not None and group.is_stuck and entry.stuck
@@ -268,9 +303,9 @@ def after_landing(world: World, entry: Entry, before: Job) -> None:
     if isinstance(entry, Lost) and before.is_live(entry.node):
         world.excess += MOST_LANDED  # the work of a fault, and it may come back
     key = job.epoch, job.round
-    world.landed[key] += 1
+    world.entries[key] += 1
     most = MOST_LANDED * len(world.procs) + world.excess
-    demand(world.landed[key] <= most, "L3", f"{world.landed[key]} entries in round {job.round}")
+    demand(world.entries[key] <= most, "L3", f"{world.entries[key]} entries in round {job.round}")
     if isinstance(entry, Joined):
         failed_first(world, entry)
     if (job.epoch, job.spent) == (before.epoch, before.spent) and job.unspent > before.unspent:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from reknit.core.agent import Agent
-from reknit.core.commands import SIGKILL
-from reknit.core.entries import Node
-from reknit.core.fold import fold_all
-from reknit.core.job import Job
-from reknit.core.reasons import JournalRefused, Replaced, StoreLost, TermsDiffer
-from reknit.core.step import step
-from reknit.core.watching import DEAD
+from reknit.core.agent.agent import Agent
+from reknit.core.agent.commands import SIGKILL
+from reknit.core.agent.hosting import DEAD
+from reknit.core.agent.reasons import JournalRefused, Replaced, StoreLost, TermsDiffer
+from reknit.core.agent.step import step
+from reknit.core.job.entries import Node
+from reknit.core.job.fold import fold_all
+from reknit.core.job.job import Job
 
 from .hosts import Proc, demand
 

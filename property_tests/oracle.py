@@ -5,7 +5,7 @@ It keeps everything in plain sets and changes them in place. Members, restarts a
 
 from __future__ import annotations
 
-from reknit.core.entries import (
+from reknit.core.job.entries import (
     Aborted,
     Admission,
     Admit,

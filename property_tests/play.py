@@ -7,13 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from reknit.core.commands import SIGKILL, SIGTERM
-from reknit.core.entries import Aborted, Admission
-from reknit.core.events import StopRequested
-from reknit.core.job import Closed, Running, Verdict, admissible
-from reknit.core.states import WorkerState
+from reknit.adapters.simulated import faults, staff, store
+from reknit.core.agent.commands import SIGKILL, SIGTERM
+from reknit.core.agent.states import WorkerState
+from reknit.core.job.entries import Aborted, Admission
+from reknit.core.job.job import Closed, Running, Verdict, admissible
 
-from . import ends, staff, store
+from . import ends
 from .hosts import Proc, Violation, demand
 from .oracle import Oracle
 from .script import Move, Script
@@ -44,6 +44,10 @@ def play(script: Script, *, is_ending: bool = True, oracle: Oracle | None = None
     except Violation as violation:
         violation.add_note(f"{script}\n\n{tell(world)}")
         raise
+    except Exception as error:
+        crash = Violation("S8", f"raised at {world.now:.2f}: {error!r}")
+        crash.add_note(f"{script}\n\n{tell(world)}")
+        raise crash from error
     return world
 
 
@@ -88,58 +92,9 @@ def _each(change: Callable[[World, Proc], None]) -> Callable[[World, int], None]
     return move
 
 
-def _suspend(_: World, proc: Proc) -> None:
-    proc.suspended = proc.was_suspended = True
-
-
-def _resume(_: World, proc: Proc) -> None:
-    if proc.suspended:
-        proc.suspended = False
-        inbox, proc.inbox = proc.inbox, []
-        for happen in inbox:
-            happen()
-
-
-def _cut(world: World, proc: Proc) -> None:
-    if not proc.cut:
-        proc.cut = proc.was_cut = True
-        store.tell_outage(world, proc)
-
-
-def _mend(world: World, proc: Proc) -> None:
-    if proc.cut:
-        proc.cut = False
-        store.back(world)
-
-
-def _outage(world: World, _: int) -> None:
-    if not world.outage:
-        for proc in world.procs:
-            proc.was_cut = True
-        world.outage, world.outage_at = True, world.now
-        for proc in world.procs:
-            store.tell_outage(world, proc)
-
-
-def _restore(world: World, _: int) -> None:
-    if world.outage:
-        store.restore(world)
-
-
-def _full(_: World, proc: Proc) -> None:
-    proc.full = proc.was_full = proc.was_cut = True
-
-
-def _empty(world: World, proc: Proc) -> None:
-    if proc.full:
-        proc.full = False
-        store.back(world)
-
-
 def _told(signal: int) -> Callable[[World, Proc], None]:
     def move(world: World, proc: Proc) -> None:
-        proc.told_at = world.now
-        world.tell(proc, 0.0, lambda at: StopRequested(at, signal))
+        world.ask_to_leave(proc, signal)
         world.run_for(0.0)
 
     return move
@@ -169,8 +124,8 @@ def _fault(name: str) -> Callable[[World, int], None]:
 
 MOVES: dict[str, Callable[[World, int], None]] = {
     "settle": settle,
-    "outage": _outage,
-    "restore": _restore,
+    "outage": lambda world, _: faults.begin_outage(world),
+    "restore": lambda world, _: faults.end_outage(world),
     "abort": _abort,
     "finish": _finish,
     "start": _start,
@@ -178,12 +133,12 @@ MOVES: dict[str, Callable[[World, int], None]] = {
     "fail": _each(staff.fail),
     "succeed": _each(lambda world, proc: staff.succeed(world, proc, proc.group)),
     "part": _each(lambda world, proc: staff.succeed(world, proc, proc.group, 1)),
-    "suspend": _each(_suspend),
-    "resume": _each(_resume),
-    "cut": _each(_cut),
-    "mend": _each(_mend),
-    "full": _each(_full),
-    "empty": _each(_empty),
+    "suspend": _each(lambda _, proc: faults.suspend(proc)),
+    "resume": _each(lambda _, proc: faults.resume(proc)),
+    "cut": _each(faults.cut),
+    "mend": _each(faults.mend),
+    "full": _each(lambda _, proc: faults.fill(proc)),
+    "empty": _each(faults.empty),
     "refuse": _each(store.refuse),
     "stop": _each(_told(SIGTERM)),
     "halt": _each(_told(SIGKILL)),
@@ -205,15 +160,14 @@ def heal(world: World) -> None:
     """No more faults: then the job runs or ends, and whoever died is noticed."""
     world.story.append((world.now, "heal", "", ()))
     world.calm = True
-    if world.outage:
-        store.restore(world)
+    faults.end_outage(world)
     world.slow.clear()
     world.stale.clear()
     world.stuck = {h for h in world.stuck if any(p.host == h and p.group and p.group.is_stuck for p in world.procs)}
     for proc in world.procs:
         proc.cut = proc.full = False
         proc.returns_at = world.now
-        _resume(world, proc)
+        faults.resume(proc)
     store.back(world)
     world.run_for(NOTICE_S, until=lambda: unrest(world) is None)
     job = world.jobs[-1]

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from attrs import Attribute, evolve, field, fields, frozen
 
-from reknit.core.entries import Admission, NodeId, RestartPolicy, Terms
+from reknit.core.job.entries import Admission, NodeId, RestartPolicy, Terms
 
 NAMES = "abcdefgh"
 WAITS = (0.1, 0.4, 1.0, 2.0, 4.5, 7.0, 12.0, 25.0)
@@ -51,7 +51,7 @@ class Setup:
     def terms(self) -> Terms:
         return Terms(
             min_nodes=self.min,
-            max_nodes=self.max,
+            max_nodes=max(self.min, self.max),  # a script that is being made shorter may lose either
             restarts=RestartPolicy(self.budget, max_unspent=self.unspent, backoff_s=self.backoff, backoff_max_s=4.0),
             admission=self.admission,
             join_timeout_s=20.0,

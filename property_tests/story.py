@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 import attrs
 
-from reknit.core.commands import Beat, StartWorkers
-from reknit.core.entries import Node, Opened
-from reknit.core.events import Counters, EntriesRead, Woken
+from reknit.core.agent.commands import Beat, StartWorkers
+from reknit.core.agent.events import Counters, EntriesRead, Woken
+from reknit.core.job.entries import Node, Opened
 
 if TYPE_CHECKING:
     from .world import World

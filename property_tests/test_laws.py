@@ -8,16 +8,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from reknit.core import entries as said
-from reknit.core import events
-from reknit.core.agent import Agent, Spec
-from reknit.core.entries import Entry, Joined, Node, NodeId, Terms, WorkerFailure
-from reknit.core.fold import fold, fold_all
-from reknit.core.job import Closed, Job, Running, admissible, has_admissible
-from reknit.core.ranks import assign
-from reknit.core.reasons import Refusal
-from reknit.core.ring import ring_of
-from reknit.core.step import step
+from reknit.core.agent import events
+from reknit.core.agent.agent import Agent, Spec
+from reknit.core.agent.step import step
+from reknit.core.job import entries as said
+from reknit.core.job.entries import Entry, Joined, Node, NodeId, Terms, WorkerFailure
+from reknit.core.job.fold import fold, fold_all
+from reknit.core.job.job import Closed, Job, Running, admissible, has_admissible
+from reknit.core.job.ranks import assign
+from reknit.core.job.reasons import Refusal
+from reknit.core.job.ring import ring_of
 
 from . import oracle
 

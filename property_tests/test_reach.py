@@ -15,29 +15,24 @@ import pytest
 from hypothesis import HealthCheck, Phase, find, settings
 from hypothesis.errors import NoSuchExample
 
-from reknit.core.agent import StopRequest
-from reknit.core.commands import SIGKILL, StartWorkers
-from reknit.core.entries import Admit, Failed, GaveUp, LastCall, Leaving, Left, Lost, Opened, Succeeded
-from reknit.core.events import EntriesRead, JournalFailed
-from reknit.core.job import Verdict
-from reknit.core.reasons import (
-    AllSucceeded,
+from reknit.core.agent.agent import StopRequest
+from reknit.core.agent.commands import SIGKILL, StartWorkers
+from reknit.core.agent.events import EntriesRead, JournalFailed
+from reknit.core.agent.reasons import (
     AlreadyFinished,
-    BudgetSpent,
     CannotStop,
     CutOff,
     DeclaredLost,
     JournalRefused,
-    NodeGone,
     Reason,
     Replaced,
     SignalReceived,
     StoreLost,
     TermsDiffer,
-    TooFewNodes,
-    Unstable,
-    WorkerFailed,
 )
+from reknit.core.job.entries import Admit, Failed, GaveUp, LastCall, Leaving, Left, Lost, Opened, Succeeded
+from reknit.core.job.job import Verdict
+from reknit.core.job.reasons import AllSucceeded, BudgetSpent, NodeGone, TooFewNodes, Unstable, WorkerFailed
 
 from .conftest import SEED
 from .hosts import Proc

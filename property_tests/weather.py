@@ -9,7 +9,7 @@ from zlib import crc32
 
 from hypothesis import strategies as st
 
-from reknit.core.entries import Admission
+from reknit.core.job.entries import Admission
 
 from .script import GLOBAL_MOVES, NODE_MOVES, TROUBLES, WAITS, Move, Script, Setup
 

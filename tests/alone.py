@@ -1,4 +1,4 @@
-"""Running a script in an interpreter of its own: one that may become a subreaper, be killed, or end by `os._exit`."""
+"""Running a script in an interpreter of its own. The script may become a subreaper, be killed, or end by `os._exit`."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ ENV = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT / "src"), str(ROOT)
 
 
 def command(script: str, *args: str) -> list[str]:
-    """The command line of a script, which can import `reknit` and `tests` if it runs with `ENV`."""
+    """The command line of a script. With the environment `ENV` the script can import `reknit` and `tests`."""
     return [sys.executable, "-c", textwrap.dedent(script), *args]
 
 
 def run_alone(script: str, *args: str) -> str:
-    """Run it to its end, which must be a success; its output."""
+    """Run the script until it ends, which must be a success. Returns its output."""
     done = subprocess.run(command(script, *args), capture_output=True, text=True, timeout=240, env=ENV, cwd=ROOT)
     assert done.returncode == 0, done.stderr
     return done.stdout

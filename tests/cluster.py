@@ -1,21 +1,23 @@
-"""A few agents over one journal in memory, played by hand: what transcripts drive.
+"""A few agents over one journal in memory, played step by step. Transcripts use it.
 
-Kind weather only (`property_tests` has the storms): the journal is instant, and nothing happens but what is asked for.
-Time passes in `advance` alone, from deadline to deadline. What is printed: events with their commands. Beats, wake-ups
-and reads are shown only when they caused a command.
+The journal answers at once, and no fault happens unless a transcript asks for it. (`property_tests` plays random
+faults.) Time passes only in `advance`, from deadline to deadline. Events are printed with their commands. Beats,
+wake-ups and reads are printed only if they caused a command.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from functools import partial
+from typing import Any
 
 from attrs import define, evolve, field
 
-from reknit.core.agent import Agent, Spec
-from reknit.core.commands import Append, Beat, Command, Finish, ReservePort, StartWorkers, StopWorkers
-from reknit.core.entries import Entry, Node, WorkerFailure
-from reknit.core.events import (
+from reknit.adapters.loop import Loop, Ports
+from reknit.core.agent.agent import Agent, Spec
+from reknit.core.agent.commands import Beat, Command, StartWorkers, StopWorkers
+from reknit.core.agent.events import (
     Counters,
     EntriesRead,
     Event,
@@ -28,35 +30,83 @@ from reknit.core.events import (
     WorkersStarted,
     WorkersStopped,
 )
-from reknit.core.step import step
+from reknit.core.job.entries import Entry, Node, WorkerFailure
+from reknit.core.job.job import Job
 
 from .short import short_command, short_event
 
 QUIET = (Woken, Counters, EntriesRead)
 MAX_EVENTS = 10_000
-"""A cluster that is still busy after so many events never comes to rest."""
+"""Limit of events. A cluster that is still busy after so many events never comes to rest."""
 
 
 @define
 class Host:
-    """One agent and the world around it."""
+    """One agent and its ports. The host does at once what the agent wants."""
 
+    cluster: Cluster
     label: str
-    agent: Agent
+    spec: Spec
     inbox: deque[Event] = field(factory=deque)
     was_read: int = 0
-    """Entries of the journal that the agent has read."""
+    """Number of entries of the journal that the agent has read."""
     runs: int | None = None
-    """The round whose workers exist."""
+    """The round whose workers exist. None: there are no workers."""
     kill_at: float | None = None
-    """When a slow worker that was told to stop is killed."""
+    """When workers that ignore the stop signal are killed. None: nothing is being stopped."""
     is_slow: bool = False
-    """Its workers ignore signals."""
+    """The workers of this host ignore signals."""
     is_cut: bool = False
-    """It reaches neither the journal nor the counters."""
+    """The host reaches neither the journal nor the counters."""
     is_up: bool = False
     """The agent's process exists and has not finished."""
     port: int = 29500
+    loop: Loop = field(init=False)
+
+    def __attrs_post_init__(self) -> None:
+        here: Any = self
+        self.loop = Loop(Agent(self.spec), Ports(here, here, here, here), [partial(self.cluster.show, self)])
+
+    @property
+    def agent(self) -> Agent:
+        return self.loop.agent
+
+    # ---- what the agent wants ----
+
+    def append(self, entry: Entry) -> None:
+        if not self.is_cut:
+            self.cluster.journal.append(entry)
+
+    def beat(self, node: Node, watch: Sequence[Node]) -> None:
+        if not self.is_cut:
+            counters = self.cluster.counters
+            counters[node] = counters.get(node, 0) + 1
+            counts = {n: counters[n] for n in (node, *watch) if n in counters}
+            self.inbox.append(Counters(self.cluster.at, counts))
+
+    def start(self, command: StartWorkers) -> None:
+        assert self.runs is None, f"{self.label} starts round {command.round} over round {self.runs}"
+        self.runs = command.round
+        self.inbox.append(WorkersStarted(self.cluster.at, command.round))
+
+    def stop(self, command: StopWorkers) -> None:
+        kill_at = self.cluster.at + command.grace_s
+        self.kill_at = kill_at if self.kill_at is None else min(self.kill_at, kill_at)
+        if not self.is_slow or kill_at <= self.cluster.at:
+            self.gone()
+
+    def renew_port(self) -> None:
+        self.port += 1
+        self.inbox.append(PortReserved(self.cluster.at, self.port))
+
+    def folded(self, job: Job) -> None: ...
+
+    def gone(self) -> None:
+        """All workers of the round on this host have ended. The agent is told."""
+        assert self.runs is not None, f"no workers run on {self.label}"
+        self.port += 1
+        self.inbox.append(WorkersStopped(self.cluster.at, self.runs, self.port))
+        self.runs, self.kill_at = None, None
 
 
 @define
@@ -70,17 +120,17 @@ class Cluster:
 
     def add(self, label: str, spec: Spec) -> None:
         assert label not in self.hosts, f"there is a {label} already"
-        self.hosts[label] = Host(label, Agent(spec))
+        self.hosts[label] = Host(self, label, spec)
 
     def start(self, label: str) -> None:
-        """A new agent process on this host, with nothing left of an earlier one."""
+        """Start a new agent process on this host. Nothing of an earlier one is left."""
         host = self.hosts[label]
         starts = host.port - 29500
-        self.hosts[label] = host = Host(label, Agent(host.agent.spec), port=host.port + 1, is_up=True)
+        self.hosts[label] = host = Host(self, label, host.spec, port=host.port + 1, is_up=True)
         self.feed(host, Started(self.at, f"{label}-{starts}", host.port))
 
     def lose(self, label: str) -> None:
-        """The host dies: its agent and its workers are gone and nobody is told."""
+        """The host dies: its agent and its workers are gone, and nobody is told."""
         host = self.hosts[label]
         host.is_up, host.runs, host.kill_at = False, None, None
         host.inbox.clear()
@@ -90,7 +140,7 @@ class Cluster:
         self.feed(self.hosts[label], JournalFailed(self.at, why))
 
     def exit(self, label: str, failures: dict[int, WorkerFailure]) -> None:
-        """Workers of this host exit: those in `failures`, or all of them with 0."""
+        """Workers of this host exit: those in `failures`. If that is empty, all workers exit with 0."""
         host = self.hosts[label]
         assert host.runs is not None, f"no workers run on {label}"
         ranks = range(host.agent.spec.local_world_size)
@@ -98,7 +148,7 @@ class Cluster:
         self.feed(host, WorkersExited(self.at, host.runs, tuple(exits)))
 
     def stabilize(self) -> None:
-        """Deliver all that can be delivered now, until nothing is left."""
+        """Deliver everything that can be delivered without letting time pass."""
         for _ in range(MAX_EVENTS):
             delivery = next(self._deliveries(), None)
             if delivery is None:
@@ -113,28 +163,32 @@ class Cluster:
         end = self.at + seconds
         while self.at < end:
             deadlines = [t for h in self._up() for t in (h.agent.wakes_at, h.kill_at) if t is not None and t > self.at]
-            self.at = round(min([end, *deadlines]), 6)
+            soon = min([end, *deadlines])
+            self.at = max(soon, round(soon, 6))  # not before the deadline, or `advance` would never get past it
             for host in self._up():
                 if host.kill_at is not None and self.at >= host.kill_at:
-                    self._gone(host)
-                # A driver hears of a read at least that often; an empty one shows that the journal can be reached.
+                    host.gone()
+                # A link tells of a read at least so often. An empty one shows that the journal can be reached.
                 if not host.is_cut:
                     host.inbox.append(self._read(host))
                 host.inbox.append(Woken(self.at))
             self.stabilize()
 
     def feed(self, host: Host, event: Event) -> None:
-        result = step(host.agent, evolve(event, at=self.at))
-        host.agent = result.agent
-        shown = [c for c in result.commands if not isinstance(c, Beat)]
+        host.loop.feed(evolve(event, at=self.at))
+        if host.loop.result is not None:
+            assert host.runs is None, f"{host.label} finishes over workers of round {host.runs}"
+            host.is_up = False
+
+    def show(self, host: Host, before: Agent, event: Event, after: Agent, commands: Sequence[Command]) -> None:
+        """The observer of all hosts' steps."""
+        shown = [c for c in commands if not isinstance(c, Beat)]
         if shown or not isinstance(event, QUIET):
             if self.at != self.shown_at:
                 self.lines.append(f"at {self.at:g}s")
                 self.shown_at = self.at
             self.lines.append(f"{host.label} << {short_event(event)}")
             self.lines += [f"{host.label} >> {short_command(c)}" for c in shown]
-        for command in result.commands:
-            self._execute(host, command)
 
     def _up(self) -> list[Host]:
         return [h for h in self.hosts.values() if h.is_up]
@@ -150,37 +204,3 @@ class Cluster:
         entries = tuple(self.journal[host.was_read :])
         host.was_read = len(self.journal)
         return EntriesRead(self.at, entries)
-
-    def _execute(self, host: Host, command: Command) -> None:
-        match command:
-            case Append():
-                if not host.is_cut:
-                    self.journal.append(command.entry)
-            case StartWorkers():
-                assert host.runs is None, f"{host.label} starts round {command.round} over round {host.runs}"
-                host.runs = command.round
-                host.inbox.append(WorkersStarted(self.at, command.round))
-            case StopWorkers():
-                kill_at = self.at + command.grace_s
-                host.kill_at = kill_at if host.kill_at is None else min(host.kill_at, kill_at)
-                if not host.is_slow or kill_at <= self.at:
-                    self._gone(host)
-            case ReservePort():
-                host.port += 1
-                host.inbox.append(PortReserved(self.at, host.port))
-            case Beat():
-                if not host.is_cut:
-                    self.counters[command.node] = self.counters.get(command.node, 0) + 1
-                    wanted = (command.node, *command.watch)
-                    counts = {n: self.counters[n] for n in wanted if n in self.counters}
-                    host.inbox.append(Counters(self.at, counts))
-            case Finish():
-                assert host.runs is None, f"{host.label} finishes over workers of round {host.runs}"
-                host.is_up = False
-
-    def _gone(self, host: Host) -> None:
-        """All processes of the round that the host runs have ended."""
-        assert host.runs is not None, f"no workers run on {host.label}"
-        host.port += 1
-        host.inbox.append(WorkersStopped(self.at, host.runs, host.port))
-        host.runs, host.kill_at = None, None

@@ -1,6 +1,6 @@
 """The real `reknit` command as a process, and what it leaves behind.
 
-Every process of a run inherits a mark in its environment, so that whatever it did to hide it is found again.
+Every process of a run inherits a mark in its environment. So it is found even if it has become a daemon.
 """
 
 from __future__ import annotations
@@ -15,7 +15,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from tests.waiting import PATIENCE_S, is_alive, until
+import psutil
+
+from tests.leaks import marked
+from tests.waiting import PATIENCE_S, until
 
 REKNIT = str(Path(sys.executable).with_name("reknit"))
 STUBBORN = str(Path(__file__).with_name("stubborn.py"))
@@ -24,7 +27,7 @@ _OURS = re.compile(r"PET_|TORCH|OMP_NUM_THREADS|PYTHON_EXEC|REKNIT_")
 
 
 class Run:
-    """One `reknit run`, or whatever `argv` says. Use `with`: it ends what is left.
+    """One run of `reknit run`, or of the command in `argv`. Use `with`, which ends the processes that are left.
 
     `script`: the text of a worker, put into `tmp_path` and named in `argv` as "w.py".
     """
@@ -37,7 +40,7 @@ class Run:
         self.mark = uuid.uuid4().hex
         self.base_env = base = {name: value for name, value in os.environ.items() if not _OURS.match(name)}
         base[_MARK] = self.mark
-        base["TMPDIR"] = str(tmp_path)  # what is kept of a failed run goes with the test
+        base["TMPDIR"] = str(tmp_path)  # pytest removes the files of the run with the test
         settings = {
             "cwd": tmp_path,
             "env": {**base, **(env or {})},
@@ -55,25 +58,25 @@ class Run:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
-        self.process.kill()  # a warden that dies takes everything with it
+        self.process.kill()  # the keeper of an agent that dies ends everything
         self.process.communicate(timeout=PATIENCE_S)
         if kind is None:
             until(lambda: not self.left_over(), f"the end of {self.left_over()}")
 
     @property
-    def agent(self) -> int:
-        """The pid of the agent, the warden's only child."""
+    def keeper(self) -> int:
+        """The pid of the keeper, the agent's first child."""
         return until(self._children)[0]
 
     def _children(self) -> list[int]:
-        with open(f"/proc/{self.pid}/task/{self.pid}/children") as file:
-            return [int(word) for word in file.read().split()]
+        return [child.pid for child in psutil.Process(self.pid).children()]
 
     def signal(self, signum: int) -> None:
         self.process.send_signal(signum)
 
     def end(self) -> int:
-        """Wait for its end; its status as `subprocess` has it. No process of the run may be left then."""
+        """Wait until the run has ended. Returns its status as `subprocess` has it. No process of the run may be
+        left."""
         out, err = self.process.communicate(timeout=PATIENCE_S)
         self.out, self.err = ((text or b"").decode(errors="replace") for text in (out, err))
         assert not self.left_over(), "a process outlived the command"
@@ -81,21 +84,11 @@ class Run:
 
     def left_over(self) -> list[int]:
         """The living processes of this run."""
-        found = []
-        for name in os.listdir("/proc"):
-            if name.isdigit() and int(name) != os.getpid():
-                try:
-                    with open(f"/proc/{name}/environ", "rb") as file:
-                        is_marked = self.mark.encode() in file.read()
-                except OSError:
-                    continue  # it has just ended, or is not ours
-                if is_marked and is_alive(int(name)):
-                    found.append(int(name))
-        return found
+        return sorted(marked(f"{_MARK}={self.mark}"))
 
     @property
     def said(self) -> list[str]:
-        """The agent's own lines, without their prefix and with what differs from run to run made equal."""
+        """The agent's own lines without their prefix. Values that differ from run to run are replaced."""
         lines = [line.removeprefix("reknit: ") for line in self.err.splitlines() if line.startswith("reknit: ")]
         host = re.escape(os.uname().nodename)
         for pattern, put in ((r"pid \d+", "pid P"), (r"(127\.0\.0\.1):\d+", r"\1:PORT"), (rf"node {host}\b", "node N")):
@@ -104,13 +97,13 @@ class Run:
 
 
 def run(tmp_path: Path, *argv: str, **settings: Any) -> tuple[int, Run]:
-    """Run it to its end."""
+    """Run the command until it ends."""
     with Run(tmp_path, *argv, **settings) as job:
         return job.end(), job
 
 
 def refusal(tmp_path: Path, *argv: str, **settings: Any) -> str:
-    """What it says when it refuses to run: exactly one line, status 2, nothing on stdout."""
+    """The line of a command that refuses to run. It must be exactly one line, with status 2 and nothing on stdout."""
     status, job = run(tmp_path, *argv, **settings)
     assert status == 2, job.err
     assert job.out == ""

@@ -1,4 +1,4 @@
-"""What all tests here rely on."""
+"""Fixtures for all tests in this folder."""
 
 from __future__ import annotations
 
@@ -6,19 +6,21 @@ import os
 import signal
 import sys
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from reknit.adapters.clock import Clock
-from reknit.adapters.workers.processes import Processes
+from reknit.adapters.keeper.processes import Processes
 from tests.etcd import Etcd
+from tests.keepers import Kept
 from tests.processes import Make
+from tests.streams import Console
 
-# A shell gives its background jobs the first two ignored, nohup the third. reknit keeps ignored what it finds ignored,
-# and the tests send them.
+# The tests send these signals, and reknit keeps a signal ignored that was ignored when it started. A shell lets its
+# background jobs ignore SIGINT and SIGQUIT, and nohup ignores SIGHUP.
 _HANDLERS = {
     signal.SIGINT: signal.default_int_handler,
     signal.SIGQUIT: signal.SIG_DFL,
@@ -38,14 +40,21 @@ def clock() -> Iterator[Clock]:
 
 @pytest.fixture
 def make(clock: Clock, tmp_path: Path) -> Iterator[Make]:
-    """Makes `Processes` that run a script; the console is a file."""
+    """A function that makes `Processes` which run a script. Their console is a file."""
     made: list[Processes] = []
     console = os.open(tmp_path / "console", os.O_RDWR | os.O_CREAT | os.O_APPEND)
 
     def make(*argv: str, script: str = "", **settings: Any) -> Processes:
-        settings = {"log_dir": str(tmp_path / "logs"), "env": os.environ, "run_id": "job", **settings}
+        settings = {
+            "stdout": console,
+            "stderr": console,
+            "log_dir": str(tmp_path / "logs"),
+            "env": os.environ,
+            "run_id": "job",
+            **settings,
+        }
         argv = argv or (sys.executable, "-c", textwrap.dedent(script))
-        made.append(Processes(clock=clock, argv=argv, stdout=console, stderr=console, **settings))
+        made.append(Processes(clock=clock, argv=argv, **settings))
         return made[-1]
 
     yield make
@@ -54,8 +63,38 @@ def make(clock: Clock, tmp_path: Path) -> Iterator[Make]:
     os.close(console)
 
 
+@pytest.fixture
+def keep(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Kept]]:
+    """A function that makes clients with a keeper. They have a folder for temporary files of their own."""
+    made: list[Kept] = []
+    (tmp_path / "temporary").mkdir(exist_ok=True)
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "temporary"))
+
+    def keep(*argv: str, **settings: Any) -> Kept:
+        made.append(Kept(tmp_path, *argv, **settings))
+        return made[-1]
+
+    yield keep
+    for kept in made:
+        kept.close()
+
+
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Etcd]:
-    """For the tests that do it no harm. Each has a job of its own."""
+    """One etcd server for all tests that do not disturb it. Each of these tests has a job of its own."""
     with Etcd(tmp_path_factory.mktemp("etcd")) as etcd:
         yield etcd
+
+
+@pytest.fixture
+def out() -> Iterator[Console]:
+    console = Console()
+    yield console
+    console.close()
+
+
+@pytest.fixture
+def err() -> Iterator[Console]:
+    console = Console()
+    yield console
+    console.close()

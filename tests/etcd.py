@@ -18,8 +18,8 @@ from typing import Any, Self, TypeVar
 
 import pytest
 
-from reknit.adapters.gateway import Watch
-from reknit.adapters.journals.etcd import EtcdJournal
+from reknit.adapters.journals.etcd.gateway import Watch
+from reknit.adapters.journals.etcd.journal import EtcdJournal
 from reknit.adapters.ports import Unavailable
 from tests.waiting import PATIENCE_S, until
 
@@ -27,7 +27,7 @@ T = TypeVar("T")
 
 
 class _Served:
-    """Serves within a `with`."""
+    """An etcd that serves within a `with`."""
 
     def start(self) -> None:
         raise NotImplementedError
@@ -52,16 +52,16 @@ class _Served:
 
 
 class Etcd(_Served):
-    """One member. `with Etcd(tmp_path) as server: … server.endpoints`"""
+    """One etcd server. `with Etcd(tmp_path) as server: … server.endpoints`"""
 
     def __init__(self, path: Path, name: str = "etcd", *, tls: tuple[str, str] | None = None) -> None:
-        """Everything lies below `path`. `tls`: the certificate and key that all use, see `make_certificate`; who has
-        none is not let in."""
+        """`path`: the folder of all its files. `tls`: the certificate and key that server and clients use (see
+        `make_certificate`). A client without them is refused. None: no TLS."""
         self.data = path / name
         self._log = path / f"{name}.log"
         self._name = name
         self._tls = tls
-        # Bound and not listening, for as long as this lasts: etcd can bind over them, and nobody else gets them.
+        # These sockets are bound and do not listen. etcd can bind their ports as well, and no other process can.
         self._reserved = [_reserved(), _reserved()]
         self.port, self.peer_port = (s.getsockname()[1] for s in self._reserved)
         self.endpoints = [("127.0.0.1", self.port)]
@@ -72,7 +72,7 @@ class Etcd(_Served):
         return f"http://127.0.0.1:{self.peer_port}"
 
     def start(self, cluster: Sequence[Etcd] = ()) -> None:
-        """Returns at once: see `wait`."""
+        """Start the server. Returns at once: see `wait`."""
         program = shutil.which("etcd")
         if program is None:
             pytest.skip("etcd is not installed")
@@ -86,14 +86,14 @@ class Etcd(_Served):
             certificate, key = self._tls
             arguments += ["--cert-file", certificate, "--key-file", key]
             arguments += ["--client-cert-auth", "--trusted-ca-file", certificate]
-        # A run of tests that is killed leaves no server behind, where there is util-linux.
+        # With setpriv (util-linux), the server dies with the run of the tests, even if that is killed.
         guard = ["setpriv", "--pdeathsig", "KILL"] if shutil.which("setpriv") else []
         environment = {k: v for k, v in os.environ.items() if not k.startswith("ETCD_")}
         with open(self._log, "ab") as log:
             self._process = subprocess.Popen([*guard, program, *arguments], stdout=log, stderr=log, env=environment)
 
     def wait(self) -> None:
-        """Until it serves: there is a leader."""
+        """Wait until the server answers, which includes that its cluster has a leader."""
         until(self._serves, f"etcd, see {self._log}")
 
     def kill(self) -> None:
@@ -103,7 +103,7 @@ class Etcd(_Served):
             self._process = None
 
     def stop(self) -> None:
-        """Until `cont` it answers nothing, and keeps its connections."""
+        """Stop the process. Until `cont` the server answers nothing, and keeps its connections."""
         self._signal(signal.SIGSTOP)
         until(self._is_stopped, "etcd to stop")
 
@@ -111,14 +111,14 @@ class Etcd(_Served):
         self._signal(signal.SIGCONT)
 
     def post(self, path: str, data: object) -> Any:
-        """Ask the gateway: `path` as in "/v3/kv/range". Raises OSError if it does not answer."""
+        """Ask the gateway. `path`: for example "/v3/kv/range". Raises OSError if the server does not answer."""
         return self._ask("POST", path, json.dumps(data))
 
     def revision(self) -> int:
         return int(self.post("/v3/kv/range", {"key": "AA=="})["header"]["revision"])
 
     def compact(self) -> None:
-        """Forget all history."""
+        """Have the server forget all history (compaction)."""
         self.post("/v3/kv/compaction", {"revision": self.revision(), "physical": True})
 
     def close(self) -> None:
@@ -157,7 +157,7 @@ class Etcd(_Served):
 
 
 class EtcdCluster(_Served):
-    """`size` members that know each other, named by their index."""
+    """A cluster of `size` servers, named by their index."""
 
     def __init__(self, path: Path, size: int = 3) -> None:
         self.members = [Etcd(path, f"etcd{i}") for i in range(size)]
@@ -172,7 +172,7 @@ class EtcdCluster(_Served):
             member.wait()
 
     def leader(self) -> int:
-        """The index of the member that leads, once there is one that answers."""
+        """Wait for a leader that answers. Returns its index."""
 
         def leading() -> list[int]:
             return [i for i, member in enumerate(self.members) if _leads(member)]
@@ -183,7 +183,7 @@ class EtcdCluster(_Served):
         self.members[i].kill()
 
     def revive(self, i: int) -> None:
-        """Start it again, with its data; returns when it serves."""
+        """Start this server again, with its data. Returns when it serves."""
         self.members[i].start(self.members)
         self.members[i].wait()
 
@@ -199,7 +199,7 @@ class EtcdCluster(_Served):
 
 
 def make_certificate(path: Path) -> tuple[str, str]:
-    """Files with a certificate that signs itself, and its key: the authority, the server's and a client's at once."""
+    """Make two files: a certificate that signs itself, and its key. Authority, server and client all use them."""
     if shutil.which("openssl") is None:
         pytest.skip("openssl is not installed")
     certificate, key = str(path / "certificate.pem"), str(path / "key.pem")
@@ -226,7 +226,7 @@ def _reserved() -> socket.socket:
 
 
 def patiently(call: Callable[..., T], *args: Any) -> T:
-    """As the link does: again, for as long as the store is away."""
+    """Repeat the call while the store cannot be reached, as the link does."""
     give_up = monotonic() + PATIENCE_S
     while True:
         try:
@@ -237,7 +237,7 @@ def patiently(call: Callable[..., T], *args: Any) -> T:
 
 
 def watch_of(journal: EtcdJournal, position: int = 0) -> Watch:
-    """The watch that it has opened, with nothing to read after `position`."""
+    """Wait until the journal has opened a watch, with nothing to read after `position`. Returns the watch."""
 
     def opened() -> Watch | None:
         patiently(journal.read, position, 0.05)

@@ -1,7 +1,8 @@
-"""The stores that hold journals, made alike for `test_journals`; and, run as a script, a process that writes into one.
+"""The stores that hold journals, with one interface for `test_journals`. Run as a script, a process that writes.
 
-python -m tests.journals KIND WHERE JOB NAME COUNT     says "ready", waits for a line, then the number of each
-                                                       entry when its append has returned
+    python -m tests.journals KIND WHERE JOB NAME COUNT
+
+The process prints "ready" and waits for a line. Then it prints the number of each entry when its append has returned.
 """
 
 from __future__ import annotations
@@ -17,11 +18,11 @@ from pathlib import Path
 from types import TracebackType
 from typing import Protocol, Self
 
-from reknit.adapters.envelope import Envelope
+from reknit.adapters.journals.envelope import Envelope
 from reknit.adapters.journals.file import FileJournal, file_name
 from reknit.adapters.journals.memory import MemoryJournal
 from reknit.adapters.ports import Journal, Unavailable
-from reknit.core.entries import Entry, Joined, Node, NodeId
+from reknit.core.job.entries import Entry, Joined, Node, NodeId
 from tests.alone import ENV, ROOT
 from tests.waiting import PATIENCE_S
 
@@ -30,10 +31,10 @@ KINDS = ("memory", *SHARED)
 
 
 class Store(Protocol):
-    """Where journals are kept: by job."""
+    """A store. It keeps one journal per job."""
 
     def journal(self, job: str, secret: str = "") -> Journal:
-        """One agent's."""
+        """The journal of one agent."""
         ...
 
 
@@ -46,7 +47,7 @@ class MemoryStore:
 
 
 class SharedStore:
-    """One of `SHARED`, at a place that a line of text names."""
+    """One of the stores in `SHARED`."""
 
     def __init__(self, kind: str, where: str) -> None:
         """`where`: a folder, or HOST:PORT."""
@@ -63,20 +64,20 @@ class SharedStore:
             journal.close()
 
     def write_raw(self, job: str, record: bytes) -> None:
-        """What somebody does who can reach the store and knows nothing else."""
+        """What an attacker can do who reaches the store and does not know the secret."""
         host, _, port = self.where.partition(":")
         if self.kind == "file":
             with open(Path(self.where) / file_name(job) / "journal", "ab") as file:
                 file.write(record + b"\n")
         elif self.kind == "c10d":
-            from reknit.adapters.tcpstore.client import Client
+            from reknit.adapters.journals.tcpstore.client import Client
 
             client = Client(host, int(port), 5.0)
             slot = client.add(f"reknit/{job}/head", 1) - 1
             client.set(f"reknit/{job}/slot/{slot}", record)
             client.close()
         else:
-            from reknit.adapters.gateway import Gateway, put
+            from reknit.adapters.journals.etcd.gateway import Gateway, put
 
             gateway = Gateway([(host, int(port))], 5.0)
             gateway.transact([], [put(f"/reknit/{job}/entries/0/raw", record)], [])
@@ -84,26 +85,26 @@ class SharedStore:
 
 
 def opened(kind: str, where: str, envelope: Envelope) -> Journal:
-    """Patient: what is tested here is not how fast a busy machine is."""
+    """A client with long limits, because the machine may be busy."""
     if kind == "file":
         return FileJournal(where, envelope, poll_s=0.01, timeout_s=PATIENCE_S)
     host, _, port = where.partition(":")
     if kind == "c10d":
-        from reknit.adapters.journals.tcpstore import TCPStoreJournal
+        from reknit.adapters.journals.tcpstore.journal import TCPStoreJournal
 
         return TCPStoreJournal(host, int(port), envelope, exclusive=False, timeout_s=PATIENCE_S)
-    from reknit.adapters.journals.etcd import EtcdJournal
+    from reknit.adapters.journals.etcd.journal import EtcdJournal
 
     return EtcdJournal([(host, int(port))], envelope, timeout_s=PATIENCE_S)
 
 
 @contextmanager
 def served(kind: str, path: Path) -> Iterator[str]:
-    """Where a store of this kind is, for as long as the context lasts."""
+    """A store of this kind, as long as the context lasts. Gives the text that says where it is."""
     if kind == "file":
         yield str(path)
     elif kind == "c10d":
-        from reknit.adapters.tcpstore.host import host_store
+        from reknit.adapters.journals.tcpstore.host import host_store
 
         with socket.create_server(("127.0.0.1", 0)) as free:
             port = free.getsockname()[1]
@@ -124,19 +125,19 @@ def served(kind: str, path: Path) -> Iterator[str]:
 
 
 def entry(name: str, i: int) -> Entry:
-    """The i-th entry of the writer with this name: a node that comes back again and again."""
+    """The i-th entry of the writer with this name. It looks like a node that comes back again and again."""
     return Joined(Node(NodeId(f"{name}-{i % 8}"), i // 8), f"{name} {i}", 0, "10.0.0.1", i)
 
 
 def whose(entries: Sequence[Entry], name: str) -> list[int]:
-    """The numbers of the entries of the writer with this name, in the order in which they come."""
+    """The numbers of this writer's entries, in the order in which they are in the journal."""
     found = [e for e in entries if isinstance(e, Joined) and e.nonce.split()[0] == name]
     assert found == [entry(name, e.port) for e in found]
     return [e.port for e in found]
 
 
 def append(journal: Journal, token: str, what: Entry) -> None:
-    """As the link does it: until it is there."""
+    """Append the entry, and try again until it is in the journal, as the link does."""
     while True:
         try:
             return journal.append(token, what)
@@ -145,7 +146,7 @@ def append(journal: Journal, token: str, what: Entry) -> None:
 
 
 def everything(journal: Journal, after: int = 0) -> list[Entry]:
-    """All that follows `after`, read to the end."""
+    """All entries after the position `after`."""
     entries: list[Entry] = []
     while True:
         batch = journal.read(after, wait_s=0.0)
@@ -157,10 +158,10 @@ def everything(journal: Journal, after: int = 0) -> list[Entry]:
 
 
 class Writer:
-    """A process that appends `count` entries once it is told to `go`. Use `with`."""
+    """A process that appends `count` entries when `go` is called. Use `with`."""
 
     def __init__(self, store: SharedStore, job: str, name: str, count: int, *, is_safe: bool = True) -> None:
-        """`is_safe`: what it writes goes to the disk; not if only the number of entries matters."""
+        """`is_safe`: what the process writes is forced to the disk. False: it is faster."""
         arguments = [store.kind, store.where, job, name, str(count)]
         self.process = subprocess.Popen(
             [sys.executable, "-m", "tests.journals", *arguments],
@@ -181,7 +182,7 @@ class Writer:
         self.process.stdin.flush()
 
     def end(self) -> list[int]:
-        """Wait for its end; the numbers of the entries whose append has returned."""
+        """Wait until the process has ended. Returns the numbers of the entries whose append has returned."""
         out, self.errors = self.process.communicate(timeout=2 * PATIENCE_S)
         return [int(line) for line in out.splitlines()]
 
@@ -208,7 +209,7 @@ def main(kind: str, where: str, job: str, name: str, count: str) -> None:
     if os.environ["UNSAFE"]:
         os.fsync = lambda fd: None
     journal = opened(kind, where, Envelope(job))
-    journal.read(0, wait_s=0.0)  # it is connected
+    journal.read(0, wait_s=0.0)  # this connects the journal
     print("ready", flush=True)
     sys.stdin.readline()
     for i in range(int(count)):
@@ -221,7 +222,7 @@ def main(kind: str, where: str, job: str, name: str, count: str) -> None:
 
 
 class Proxy:
-    """Passes connections on to a server on loopback, until `swallow` cuts them. Use `with`."""
+    """A proxy for a server on loopback. `swallow` makes answers get lost. Use `with`."""
 
     def __init__(self, target: str) -> None:
         host, _, port = target.partition(":")
@@ -229,7 +230,7 @@ class Proxy:
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.where = f"127.0.0.1:{self._listener.getsockname()[1]}"
         self.passes: int | None = None
-        """So many more answers are passed on; the next is lost, and its connection with it. None: all."""
+        """Pass on so many more answers. The next answer is lost, and its connection is cut. None: pass on all."""
         threading.Thread(target=self._accept, daemon=True).start()
 
     def _accept(self) -> None:
@@ -247,7 +248,7 @@ class Proxy:
             while (data := source.recv(1 << 16)) and self._is_passed(is_answer):
                 sink.sendall(data)
         except OSError:
-            pass  # the other direction has closed both
+            pass  # the thread of the other direction has closed both connections
         for sock in (source, sink):
             try:
                 sock.shutdown(socket.SHUT_RDWR)

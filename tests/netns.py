@@ -1,4 +1,4 @@
-"""Nodes in network namespaces of their own, joined by a bridge: with addresses, and with cables that can be cut."""
+"""Network namespaces for nodes. A bridge connects them. Each has an address, and a cable that can be cut."""
 
 from __future__ import annotations
 
@@ -13,12 +13,15 @@ from typing import Self
 import pytest
 
 INTERFACE = "veth0"
-"""The name of the one that leads out, in each namespace."""
+"""The name of the network interface that leads out of each namespace."""
 _CLONE_NEWNET = 0x40000000
 
 
 class Network:
-    """`size` namespaces, 10.73.0.1 and so on. `with Network(3) as network: Popen(…, preexec_fn=network.enter(0))`"""
+    """Namespaces with the addresses 10.73.0.1, 10.73.0.2 and so on.
+
+    `with Network(3) as network: Popen(…, preexec_fn=network.enter(0))`
+    """
 
     def __init__(self, size: int) -> None:
         self._id = uuid.uuid4().hex[:6]
@@ -26,7 +29,7 @@ class Network:
         self.addresses = [f"10.73.0.{i + 1}" for i in range(size)]
 
     def enter(self, i: int) -> Callable[[], None]:
-        """What moves a new process into namespace `i` before it becomes another program."""
+        """A function for `preexec_fn` that moves the new process into namespace `i`."""
         fd, libc = self._open[i], ctypes.CDLL(None, use_errno=True)
 
         def move() -> None:
@@ -36,7 +39,7 @@ class Network:
         return move
 
     def cut(self, i: int) -> None:
-        """From now on no packet reaches it or comes from it, and nobody is told so."""
+        """Cut the cable of namespace `i`. From now on no packet reaches it or comes from it, and no process is told."""
         _ip("bridge", "link", "set", "dev", self._port(i), "state", "0")
 
     def mend(self, i: int) -> None:
@@ -72,7 +75,7 @@ class Network:
         for fd in self._open:
             os.close(fd)
         for i in range(len(self.addresses)):
-            # The other end of its cable goes at once, or when the last process in it has ended.
+            # The namespace goes at once, or when its last process has ended. The other end of its cable goes with it.
             subprocess.run(["ip", "link", "del", self._port(i)], capture_output=True)
             subprocess.run(["ip", "netns", "del", self._space(i)], capture_output=True)
         subprocess.run(["ip", "link", "del", self._bridge], capture_output=True)
@@ -85,5 +88,5 @@ class Network:
 
 
 def _ip(*command: str) -> None:
-    """Raises OSError if there is no such program, and CalledProcessError if it may not."""
+    """Run a command. Raises OSError if there is no such program, and CalledProcessError if it fails."""
     subprocess.run(command, check=True, capture_output=True, text=True)

@@ -1,7 +1,7 @@
-"""Several nodes of one job on this host, each an agent as a process, and what can happen to them.
+"""Several nodes of one job on this host. Each is a real agent, and faults can happen to it.
 
-A node's output goes to files, so that a test can wait for what it says while it runs. Workers say where they are when
-they are up (`Up`), and end when a test tells them to.
+A node's output goes to files, so that a test can wait for a line while the node runs. A worker that runs prints its
+ranks (`Up`). It ends when a test tells it to.
 """
 
 from __future__ import annotations
@@ -12,19 +12,20 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, NamedTuple, Self
 
-from reknit.app.config import configure
 from reknit.app.options import parse
+from reknit.app.parsing import asked
 from reknit.app.several import open_journal
-from reknit.core.entries import Entry, Joined, Left, Lost, Succeeded
+from reknit.core.job.entries import Entry, Joined, Left, Lost, Succeeded
 from tests.command import Run
 from tests.etcd import Etcd, EtcdCluster
-from tests.test_several import free_port
+from tests.stores import free_port
 from tests.waiting import PATIENCE_S, is_alive, until
 
 CONF = "--rdzv-conf=heartbeat=1.5,last_call_timeout=1,settle=0.2"
-"""Quick, and yet nobody is called lost because this machine was busy for a second."""
+"""Short times for tests. They are long enough that no node is declared lost because this machine was busy for a second.
+"""
 GOOD, BAD = signal.SIGUSR1, signal.SIGUSR2
-"""What tells a worker to end, and how."""
+"""The signals that tell a worker to end, by how it is to end."""
 UP = """
     import os, signal, sys
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1, signal.SIGUSR2})
@@ -55,13 +56,13 @@ GLOO = (
     assert int(sum) == int(os.environ["WORLD_SIZE"])
     up()  # the group works
     code = told() == signal.SIGUSR2
-    os._exit(code)  # gloo, torn down, aborts by itself now and then
+    os._exit(code)  # gloo aborts now and then when it is torn down
 """
 )
 
 
 class Up(NamedTuple):
-    """What a worker was given."""
+    """What a worker has printed about itself."""
 
     rank: int
     world: int
@@ -73,7 +74,7 @@ class Up(NamedTuple):
 
 
 class NodeRun(Run):
-    """One node: `reknit run`, the files it writes to, and all its processes."""
+    """One node: its `reknit run`, the files with its output, and all its processes."""
 
     def __init__(self, path: Path, name: str, *argv: str, env: dict[str, str] | None = None, **popen: Any) -> None:
         self.name = name
@@ -92,17 +93,17 @@ class NodeRun(Run):
 
     @property
     def ups(self) -> list[Up]:
-        """Its workers so far, in the order in which they were up."""
+        """All workers that this node has had so far, in the order in which they came up."""
         lines = [line.split()[1:] for line in self.texts[0].split("\n")[:-1] if line.startswith("up ")]
         return [Up(*map(int, numbers), master, int(pid)) for *numbers, master, pid in lines]
 
     def workers(self) -> list[Up]:
-        """Those of its last round."""
+        """The workers of its last round."""
         ups = self.ups
         return [up for up in ups if up.round == ups[-1].round]
 
     def says(self, text: str, times: int = 1) -> None:
-        """Wait until it has said that."""
+        """Wait until the node has said this."""
         until(lambda: self.texts[1].count(text) >= times, f"{self.name} to say {text!r}")
 
     def tell(self, signum: int) -> None:
@@ -111,9 +112,9 @@ class NodeRun(Run):
             os.kill(up.pid, signum)
 
     def freeze(self) -> list[int]:
-        """SIGSTOP all that it is."""
+        """SIGSTOP all processes of the node."""
         frozen: set[int] = set()
-        while more := set(self.left_over()) - frozen:  # again: one may have forked meanwhile
+        while more := set(self.left_over()) - frozen:  # several times, because a process may fork meanwhile
             for pid in more:
                 _signal(pid, signal.SIGSTOP)
             frozen |= more
@@ -124,7 +125,7 @@ class NodeRun(Run):
             _signal(pid, signal.SIGCONT)
 
     def vanish(self) -> None:
-        """As when its machine is gone: nothing of it does anything any more, not even clean up."""
+        """Kill all processes of the node, as if its machine were gone. None of them can clean up."""
         for pid in self.freeze():
             _signal(pid, signal.SIGKILL)
         self.process.wait(PATIENCE_S)
@@ -137,10 +138,10 @@ class NodeRun(Run):
 
 
 class Nodes:
-    """The nodes of one job: a dict by name, more or less. Use `with`: whatever is left then vanishes."""
+    """The nodes of one job, by name. Use `with`, which kills what is left at its end."""
 
     def __init__(self, path: Path, *argv: str, script: str = WAITS, env: dict[str, str] | None = None) -> None:
-        """`argv`: what all nodes are given."""
+        """`argv`: options of all nodes."""
         self.path = path
         self.argv = argv
         self.env = env
@@ -148,7 +149,7 @@ class Nodes:
         self.runs: list[NodeRun] = []
 
     def start(self, *names: str, argv: tuple[str, ...] = (), **settings: Any) -> list[NodeRun]:
-        """`argv`: beside, or in the place of, what all are given: the last one counts."""
+        """Start a node. `argv`: further options. They come after those of all nodes, and so take precedence."""
         runs = []
         for name in names:
             env = {**(self.env or {}), **settings.pop("env", {})}
@@ -158,7 +159,8 @@ class Nodes:
         return runs
 
     def formed(self, *nodes: NodeRun, after: list[Up] | None = None) -> list[Up]:
-        """The workers of the first round of exactly these nodes, later than that of `after`, by rank."""
+        """Wait for a round of exactly these nodes that is later than the round of the workers `after`. Returns its
+        workers by rank."""
 
         def look() -> list[Up]:
             if not all(node.ups for node in nodes):
@@ -173,17 +175,17 @@ class Nodes:
         return found
 
     def entries(self) -> tuple[Entry, ...]:
-        """What the journal holds by now."""
-        meeting = configure(parse([*self.argv, __file__], {}), {}).rendezvous
-        assert meeting is not None
-        journal = open_journal(meeting)
+        """The entries that are in the journal now."""
+        settings = asked(parse([*self.argv, __file__], {}), {}).settings
+        assert settings.meeting is not None
+        journal = open_journal(settings.meeting, settings.run_id)
         try:
             return tuple(journal.read(0, 0).entries)
         finally:
             journal.close()
 
     def said(self, kind: type[Joined | Left | Lost | Succeeded], name: str, **where: int) -> None:
-        """Wait until the journal holds such an entry."""
+        """Wait until such an entry is in the journal."""
 
         def look() -> bool:
             return any(
@@ -196,7 +198,7 @@ class Nodes:
         until(look, f"{kind.__name__} of {name} {where or ''}")
 
     def story(self) -> str:
-        """What all have said."""
+        """What all nodes have said."""
         return "\n".join(f"-- {run.name}\n{''.join(run.texts)}" for run in self.runs)
 
     def __enter__(self) -> Self:
@@ -214,12 +216,12 @@ def all_alive(ups: list[Up]) -> bool:
 
 
 def ended(*nodes: NodeRun) -> list[int]:
-    """Wait for the end of these; their statuses."""
+    """Wait until these nodes have ended. Returns their exit statuses."""
     return [node.end() for node in nodes]
 
 
 def at_file(path: Path) -> tuple[str, ...]:
-    """A job that meets in a folder: the quickest place, with no host that could go."""
+    """A job that meets in a folder. That is the fastest store, and no node hosts it."""
     return ("--rdzv-backend=file", f"--rdzv-endpoint={path}/shared", "--rdzv-id=j", "--local-addr=127.0.0.1", CONF)
 
 
@@ -236,4 +238,4 @@ def _signal(pid: int, signum: int) -> None:
     try:
         os.kill(pid, signum)
     except ProcessLookupError:
-        pass  # it was faster
+        pass  # the process has ended already

@@ -1,4 +1,4 @@
-"""A language for scenarios of one agent, after mitmproxy's.
+"""A language for scenarios of one agent, modelled on that of mitmproxy.
 
     assert (
         Playbook(agent)
@@ -9,9 +9,10 @@
         >> after(5)                                           # and nothing comes out
     )
 
-1. Every command must be named, in order, but for those of a hidden kind (`Beat`, unless asked for).
-2. A mismatch prints an ndiff of arrows. 3. A playbook that nobody asserts raises when it is collected.
-4. Builders give events their time and round: the playbook's clock moves with `after` alone.
+1. Every command must be named, in order. Commands of a hidden kind are left out (`Beat`, unless asked for).
+2. A mismatch prints the difference between the expected and the real list.
+3. A playbook that no test asserts raises an error when it is collected.
+4. Builders give events their time and round. Only `after` moves the playbook's clock.
 """
 
 from __future__ import annotations
@@ -22,10 +23,9 @@ from typing import Any, Self
 
 from attrs import evolve
 
-from reknit.core.agent import Agent, Spec
-from reknit.core.commands import Append, Beat, Command
-from reknit.core.entries import Entry, Failed, Joined, LastCall, Lost, Node, NodeId, Opened, Terms, WorkerFailure
-from reknit.core.events import (
+from reknit.core.agent.agent import Agent, Spec
+from reknit.core.agent.commands import Append, Beat, Command
+from reknit.core.agent.events import (
     Counters,
     EntriesRead,
     Event,
@@ -39,14 +39,16 @@ from reknit.core.events import (
     WorkersStarted,
     WorkersStopped,
 )
-from reknit.core.fold import fold_all
-from reknit.core.job import Gathering, Job
-from reknit.core.reasons import Refusal
-from reknit.core.step import step
+from reknit.core.agent.step import step
+from reknit.core.job.entries import Entry, Failed, Joined, LastCall, Lost, Node, NodeId, Opened, Terms, WorkerFailure
+from reknit.core.job.fold import fold_all
+from reknit.core.job.job import Gathering, Job
+from reknit.core.job.reasons import Refusal
 
 
 class Placeholder:
-    """Stands for any object of `kind` that has these attributes. Once met, it is that one alone; call it to get it."""
+    """Stands for any object of `kind` that has these attributes. After the first match it stands for that object alone.
+    Call the placeholder to get the object."""
 
     def __init__(self, kind: type, /, **attributes: Any):
         self.kind, self.attributes = kind, attributes
@@ -74,18 +76,18 @@ class Placeholder:
 
 
 Builder = Callable[["Playbook"], Event]
-"""An event whose time, round or content is known only when its turn comes."""
+"""Makes an event when its turn comes, because its time, round or content is not known earlier."""
 
 
 class Playbook:
-    """A script of events and the commands that they must cause. `assert` plays it; more may be added then."""
+    """A script of events and of the commands that they must cause. `assert` plays it. Then more may be added."""
 
     def __init__(self, agent: Agent, *, hide: tuple[type, ...] = (Beat,)):
         self.agent = agent
         self.at = agent.at
         self.hide = hide
         self.appended: list[Entry] = []
-        """What the agent said since the last `echo`."""
+        """The entries that the agent has appended since the last `echo`."""
         self.script: list[tuple[str, Any]] = []
         self.expected: list[str] = []
         self.actual: list[str] = []
@@ -102,7 +104,7 @@ class Playbook:
         return self
 
     def __bool__(self) -> bool:
-        """Play what was added. A mismatch is told as an ndiff of arrows."""
+        """Play what was added since the last call. Raises an error that shows a mismatch."""
         self.played = True
         script, self.script = self.script, []
         pending: list[Command] = []
@@ -114,7 +116,7 @@ class Playbook:
             command = pending.pop(0) if pending else None
             if command is not None:
                 self.actual.append(f"<< {command!r}")
-            # Equal first, shown after: a placeholder that has met its object is shown as that object.
+            # Compared before it is shown: a placeholder that has found its object is shown as that object.
             is_equal = item == command
             self.expected.append(f"<< {command!r}" if is_equal else f"<< {item!r}")
         self._leave(pending)
@@ -152,12 +154,12 @@ def start(nonce: str = "nonce", port: int = 29500) -> Builder:
 
 
 def read(*entries: Entry) -> Builder:
-    """Entries that others wrote."""
+    """The agent reads entries that other nodes have written."""
     return lambda p: EntriesRead(p.at, entries)
 
 
 def echo(*others: Entry) -> Builder:
-    """What the agent appended since the last echo, then entries of others, in one read."""
+    """The agent reads, in one read, what it has appended since the last echo, and then entries of other nodes."""
 
     def build(p: Playbook) -> Event:
         mine, p.appended = p.appended, []
@@ -167,7 +169,7 @@ def echo(*others: Entry) -> Builder:
 
 
 def ack(**peers: int) -> Builder:
-    """The agent's beat is acknowledged: its own counter has moved, and the peers (incarnation 0) have these."""
+    """The agent's beat is acknowledged. Its own counter has moved. The peers (incarnation 0) have these counters."""
     counts = {Node(NodeId(name)): count for name, count in peers.items()}
     return lambda p: Counters(p.at, {p.agent.me: p.agent.pulse.count + 1, **counts})
 
@@ -182,7 +184,7 @@ def up(round: int | None = None) -> Builder:
 
 
 def exits(*exits: WorkerFailure | int, round: int | None = None) -> Builder:
-    """Workers end: a failure, or the local rank of one that exited with 0."""
+    """Workers end. Each is given as its failure, or as its local rank if it exited with 0."""
     each = tuple(WorkerExit(e) if isinstance(e, int) else WorkerExit(e.local_rank, e) for e in exits)
     return lambda p: WorkersExited(p.at, _round(p, round), each)
 
@@ -215,7 +217,7 @@ def node(name: str, incarnation: int = 0) -> Node:
 
 
 def joined(name: str, round: int = 0, incarnation: int = 0, **fields: Any) -> Joined:
-    """`Joined` of a peer: its address is its name, its port 29500."""
+    """The entry `Joined` of a peer. Its address is its name, and its port is 29500."""
     default: dict[str, Any] = {"nonce": f"{name}.{incarnation}", "address": name, "port": 29500}
     return Joined(node=node(name, incarnation), round=round, **(default | fields))
 
@@ -225,12 +227,12 @@ def lost(name: str, *, by: str, incarnation: int = 0) -> Lost:
 
 
 def folded(terms: Terms, *entries: Entry) -> Job:
-    """The job whose journal opens with these terms and goes on with these entries."""
+    """The job after a journal that begins with these terms and goes on with these entries."""
     return fold_all(Job(), (Opened(terms, "journal"), *entries))
 
 
 def running(size: int, terms: Terms | None = None, *entries: Entry) -> Job:
-    """The job that runs round 0 on n0, n1, … (all of its terms' maximum by default), and what followed."""
+    """The job that runs round 0 on n0, n1 and so on, and then these entries. Default: the maximum of nodes."""
     terms = Terms(min_nodes=1, max_nodes=size) if terms is None else terms
     return folded(terms, *(joined(f"n{i}") for i in range(size)), LastCall(0), *entries)
 
@@ -244,12 +246,14 @@ def failure(local_rank: int = 0, exitcode: int = 1, *, rank: int | None = None, 
 
 
 def an_agent(name: str = "n0", terms: Terms = Terms(), **fields: Any) -> Agent:
-    """An agent that nothing has happened to. Its address is its name."""
+    """A new agent. Its address is its name."""
     return Agent(evolve(Spec(NodeId(name), name, terms, shares_journal=terms.max_nodes > 1), **fields))
 
 
 def playing(name: str = "n0", terms: Terms = Terms(), *peers: Joined, **fields: Any) -> Playbook:
-    """The playbook of an agent that runs round 0 with these peers, who joined before it. Nothing is left to assert."""
+    """The playbook of an agent that runs round 0 with these peers, which have joined before it. It was asserted
+    already.
+    """
     playbook = Playbook(an_agent(name, terms, **fields))
     for event in (start(), read(), echo(*peers), echo()):
         playbook._feed(event)
@@ -258,5 +262,7 @@ def playing(name: str = "n0", terms: Terms = Terms(), *peers: Joined, **fields: 
     for event in (ack(), up()):
         playbook._feed(event)
     playbook.expected, playbook.actual, playbook.appended = [], [], []
+    # The workers have run for long. After a quick failure the agent would wait before it joins again.
+    playbook.agent = evolve(playbook.agent, workers=evolve(playbook.agent.workers, up_at=float("-inf")))
     assert playbook.agent.workers.alive, f"{name} should run: {playbook.agent.job}"
     return playbook

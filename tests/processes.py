@@ -1,6 +1,6 @@
-"""Workers as real processes, driven as the driver does it, and what they told.
+"""Workers as real processes, driven as the loop drives them. The events are kept.
 
-What a script that is run alone needs as well (`from tests.processes import *`) is handed on: see `__all__`.
+`__all__` also holds what scripts need that run alone (`from tests.processes import *`).
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ import sys
 from collections.abc import Callable
 
 from reknit.adapters.clock import Clock
-from reknit.adapters.workers.processes import Processes
-from reknit.core.commands import StartWorkers, StopWorkers
-from reknit.core.entries import WorkerFailure
-from reknit.core.events import Event, WorkersExited, WorkersStopped
-from reknit.core.ranks import Assignment, WorkerRanks
-from reknit.core.reasons import AllSucceeded
+from reknit.adapters.keeper.processes import Processes
+from reknit.core.agent.commands import StartWorkers, StopWorkers
+from reknit.core.agent.events import Event, WorkersExited, WorkersStopped
+from reknit.core.job.entries import WorkerFailure
+from reknit.core.job.ranks import Assignment, WorkerRanks
+from reknit.core.job.reasons import AllSucceeded
 from tests.alone import STUBBORN
 from tests.waiting import PATIENCE_S, is_alive, read_pids, until
 
@@ -73,7 +73,7 @@ def stop(workers: Processes, grace_s: float = FOR_EVER, round_: int = 0, signum:
 
 
 def drive(workers: Processes, clock: Clock, kind: type[Event]) -> list[Event]:
-    """Do as the driver does until an event of that kind has come; all that came."""
+    """Drive the workers until an event of this kind has come. Returns all events that came."""
     seen: list[Event] = []
     give_up = clock.now() + PATIENCE_S
     while not any(isinstance(event, kind) for event in seen):
@@ -85,7 +85,7 @@ def drive(workers: Processes, clock: Clock, kind: type[Event]) -> list[Event]:
 
 
 def drive_exits(workers: Processes, clock: Clock, count: int) -> list[Event]:
-    """The same until that many workers have exited."""
+    """Drive the workers until so many of them have exited. Returns all events that came."""
     seen: list[Event] = []
     while sum(len(event.exits) for event in seen if isinstance(event, WorkersExited)) < count:
         seen += drive(workers, clock, WorkersExited)

@@ -1,6 +1,6 @@
-"""Short forms of values for transcripts: one line each, stable, no nonces, ports or times.
+"""Short forms of values for transcripts: one line each, without nonces, ports and times.
 
-Not `describe`: its sentences may be polished without a transcript changing.
+Transcripts do not use the sentences of `describe`, so that a better sentence changes no transcript.
 """
 
 from __future__ import annotations
@@ -8,8 +8,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import assert_never
 
-from reknit.core import commands, entries, events, reasons
-from reknit.core.job import Closed, Gathering, Job, Running, Unopened
+from reknit.core.agent import commands, events
+from reknit.core.agent import reasons as own
+from reknit.core.job import entries, reasons
+from reknit.core.job.job import Closed, Gathering, Job, Running, Unopened
 
 
 def short_event(event: events.Event) -> str:
@@ -98,12 +100,12 @@ def short_entry(entry: entries.Entry) -> str:  # noqa: C901  # a dispatcher: one
             assert_never(entry)
 
 
-def short_reason(reason: reasons.Reason) -> str:  # noqa: C901  # a dispatcher: one arm per reason
+def short_reason(reason: own.Reason) -> str:  # noqa: C901  # a dispatcher: one arm per reason
     match reason:
         case reasons.WorkerFailed():
             return f"worker failed on {reason.node}: {_failure(reason.failure)}"
         case reasons.NodeGone():
-            return f"{reason.node} {reason.how}" + (f" by {reason.by}" if reason.by else "")
+            return f"{reason.node} {reason.how.value}" + (f" by {reason.by}" if reason.by else "")
         case reasons.NodesAdmitted():
             return f"{_list(reason.nodes)} admitted"
         case reasons.BudgetSpent():
@@ -116,28 +118,28 @@ def short_reason(reason: reasons.Reason) -> str:  # noqa: C901  # a dispatcher: 
             return f"aborted: {reason.why}"
         case reasons.AllSucceeded():
             return "all succeeded"
-        case reasons.SignalReceived():
+        case own.SignalReceived():
             return f"signal {reason.signal}"
-        case reasons.Replaced():
+        case own.Replaced():
             return f"replaced by {reason.by}"
-        case reasons.DeclaredLost():
+        case own.DeclaredLost():
             return "declared lost"
-        case reasons.CutOff():
+        case own.CutOff():
             return f"cut off for {reason.seconds:g}s"
-        case reasons.StoreLost():
+        case own.StoreLost():
             return f"store lost: {reason.why}"
-        case reasons.TermsDiffer():
+        case own.TermsDiffer():
             return "terms differ: " + ", ".join(f"{n} {theirs} not {ours}" for n, theirs, ours in reason.differences)
-        case reasons.AlreadyFinished():
+        case own.AlreadyFinished():
             return "already finished"
-        case reasons.CannotStop():
+        case own.CannotStop():
             return f"cannot stop {_list(reason.pids)}"
         case _:
             assert_never(reason)
 
 
 def short_job(job: Job) -> list[str]:
-    """The job on a few lines; what is empty is not shown."""
+    """The job in a few lines. Empty fields are not shown."""
     lines = [_phase(job)]
     lines += [f"why: {short_reason(job.why)}"] if job.why else []
     lines += [f"members: {_list(m.node for m in job.members)}"] if job.members else []

@@ -1,7 +1,9 @@
 """A worker to be ended: `python stubborn.py FILE [ignore] [grandchild] [die] [exit0]` appends its pids to FILE.
 
-ignore: SIGTERM is ignored · grandchild: one that is double-forked, in a session of its own, and ignores every signal
-that it can · die: the worker fails when the grandchild runs · exit0: the same, with success.
+- ignore: the worker ignores SIGTERM.
+- grandchild: the worker has a grandchild that is a daemon in a session of its own and ignores every signal that it can.
+- die: the worker fails when the grandchild runs.
+- exit0: the worker ends with 0 when the grandchild runs.
 """
 
 from __future__ import annotations

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -21,7 +22,7 @@ def test_children_lists_exactly_the_direct_children_dead_ones_included() -> None
     dead = os.posix_spawn("/bin/true", ["true"], {})
     os.waitid(os.P_PID, dead, os.WEXITED | os.WNOWAIT)
     assert set(children.children()) - before == {sleeper.pid, dead}
-    assert set(children._scan(os.getpid())) - before == {sleeper.pid, dead}, "and so does the slow way"
+    assert set(children._scan()) - before == {sleeper.pid, dead}, "and so does the slow way"
     os.waitpid(dead, 0)
     sleeper.kill()
     sleeper.wait()
@@ -44,14 +45,18 @@ def test_children_falls_back_without_the_children_files(monkeypatch: pytest.Monk
     sleeper.wait()
 
 
-def test_no_proc_means_no_children_known(monkeypatch: pytest.MonkeyPatch) -> None:
-    """macOS has no /proc: that is an answer, not an error."""
+def test_children_are_known_without_the_list_of_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """macOS has no /proc: psutil asks its kernel, and daemons are found there, too."""
 
     def missing(path: str) -> list[str]:
         raise FileNotFoundError(path)
 
-    monkeypatch.setattr(os, "listdir", missing)
-    assert children.children() == []
+    sleeper = subprocess.Popen(["sleep", "600"])
+    with monkeypatch.context() as patched:
+        patched.setattr(children, "os", Mock(wraps=os, listdir=missing))
+        assert sleeper.pid in children.children()
+    sleeper.kill()
+    sleeper.wait()
 
 
 def test_sweep_ends_what_hides(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import select
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -13,7 +14,8 @@ from typing import Any
 
 import pytest
 
-from tests.command import REKNIT, STUBBORN, Run, run
+from tests.command import REKNIT, STUBBORN, Run, refusal, run
+from tests.stores import free_port
 from tests.waiting import PATIENCE_S, is_alive, read_pids, until
 
 WAITS = "import signal, os; open(f'up{os.environ[\"RANK\"]}', 'w').close(); signal.pause()"
@@ -49,6 +51,7 @@ def test_a_job_that_is_knit_together_again(tmp_path: Path) -> None:
         "OMP_NUM_THREADS=1 for every worker, because it was not set",
         "round 0: 1 node, 2 workers, master 127.0.0.1:PORT",
         "rank 1 failed: exit code 9 (node N); stopping this node's workers (SIGTERM, SIGKILL after 30 s)",
+        "restarting in 0.2 s: the workers died within 1 s of their start",
         "round 1 (restart 1 of 3): 1 node, 2 workers, master 127.0.0.1:PORT",
         "the job succeeded after 1 restart",
     ]
@@ -106,13 +109,109 @@ def test_a_nested_failure_has_the_same_status(tmp_path: Path) -> None:
     assert status == 41, job.err
 
 
+# ---- command lines of torchrun ----
+
+
+def test_called_by_the_name_of_torchrun(tmp_path: Path) -> None:
+    """Job scripts that cannot be changed call `torchrun`: a link of that name is enough."""
+    (tmp_path / "torchrun").symlink_to(REKNIT)
+    (tmp_path / "w.py").write_text("import os; os.write(1, os.environ['RANK'].encode())")
+    argv = [str(tmp_path / "torchrun"), "--standalone", "--nproc_per_node=1", "--start-method=spawn", "w.py"]
+    done = subprocess.run(argv, cwd=tmp_path, capture_output=True, timeout=PATIENCE_S)
+    assert (done.returncode, done.stdout) == (0, b"0"), done.stderr
+    assert b"--start-method: without effect: " in done.stderr
+
+
+def test_the_master_port_of_one_node_is_honoured_in_every_round(tmp_path: Path) -> None:
+    """It is the most common option of all, and firewalls and scripts rely on it. Each round has a new store on it."""
+    script = """
+        import os, torch.distributed as dist
+        rank, round_ = int(os.environ["RANK"]), os.environ["TORCHELASTIC_RESTART_COUNT"]
+        store = dist.TCPStore("127.0.0.1", int(os.environ["MASTER_PORT"]), 2, rank == 0)
+        os.write(1, f"{round_} {os.environ['MASTER_PORT']} {store.add('members', 1) <= 2}\\n".encode())
+        store.wait(["members"])
+        while store.add("members", 0) < 2: pass
+        store.add("done", 1)
+        while rank == 0 and store.add("done", 0) < 2: pass
+        os._exit(rank == 1 and round_ != "2")
+    """
+    port = free_port()
+    options = ("--nproc-per-node=2", "--max-restarts=2", f"--master-port={port}")
+    status, job = run(tmp_path, *options, "w.py", script=script)
+    assert status == 0, job.err
+    assert sorted(job.out.splitlines()) == [f"{round_} {port} True" for round_ in (0, 0, 1, 1, 2, 2)]
+
+
+def test_a_master_port_that_somebody_else_has_is_named(tmp_path: Path) -> None:
+    """Two jobs with one port: the second is told at once, and not by a traceback of torch."""
+    with socket.create_server(("", 0)) as other:
+        port = other.getsockname()[1]
+        assert refusal(tmp_path, f"--master-port={port}", "w.py", script="pass") == (
+            f"--master-port={port}: Address already in use"
+        )
+
+
+def test_a_script_from_the_standard_input(tmp_path: Path) -> None:
+    """`torchrun -` gives the whole script to one worker and nothing to the others. Here each of them has it."""
+    script = b"import os, sys\nos.write(1, f'{os.environ[\"RANK\"]} {sys.argv}\\n'.encode())\n" + b"#" * 200_000
+    (tmp_path / "script").write_bytes(script)
+    with open(tmp_path / "script", "rb") as file:
+        status, job = run(tmp_path, "--nproc-per-node=3", "-", "a", stdin=file)
+    assert status == 0, job.err
+    assert sorted(job.out.splitlines()) == [f"{rank} ['-', 'a']" for rank in range(3)]
+    assert sorted(os.listdir(tmp_path)) == ["script"], "no file is left"
+
+
+def test_a_script_that_would_have_to_be_typed(tmp_path: Path) -> None:
+    """The agent runs in the background of a terminal: reading it would stop the agent for ever."""
+    ours, theirs = os.openpty()
+    try:
+        said = refusal(tmp_path, "-", stdin=theirs)
+    finally:
+        os.close(ours)
+        os.close(theirs)
+    assert said == "script -: the standard input is a terminal; a file or a pipe is needed"
+
+
+def test_each_worker_sees_one_gpu(tmp_path: Path) -> None:
+    """torchrun's --virtual-local-rank: code for one GPU runs unchanged."""
+    script = "import os; os.write(1, '{RANK} {LOCAL_RANK} {CUDA_VISIBLE_DEVICES}\\n'.format(**os.environ).encode())"
+    options = ("--nproc-per-node=2", "--virtual-local-rank")
+    status, job = run(tmp_path, *options, "w.py", script=script)
+    assert (status, sorted(job.out.splitlines())) == (0, ["0 0 0", "1 0 1"]), job.err
+    status, job = run(tmp_path, *options, "w.py", env={"CUDA_VISIBLE_DEVICES": "GPU-a, GPU-b,GPU-c"})
+    assert (status, sorted(job.out.splitlines())) == (0, ["0 0 GPU-a", "1 0 GPU-b"]), job.err
+    said = refusal(tmp_path, *options, "w.py", env={"CUDA_VISIBLE_DEVICES": "3"})
+    assert said == "--virtual-local-rank: CUDA_VISIBLE_DEVICES=3 names fewer devices than 2 workers need"
+
+
+def test_a_log_folder_without_output_is_not_announced(tmp_path: Path) -> None:
+    """Whoever reads "the workers' output: DIR" looks for files in it."""
+    assert "the workers' output" not in run(tmp_path, "--log-dir=logs", "w.py", script="pass")[1].err
+    assert "the workers' output" in run(tmp_path, "--log-dir=logs", "--tee=1", "w.py")[1].err
+
+
+def test_workers_may_have_the_console_to_themselves(tmp_path: Path) -> None:
+    """`--output=inherit`: the worker's streams are ours, and not a pipe of reknit's."""
+    script = "import os; print(*(os.fstat(fd).st_ino for fd in (1, 2)))"
+    with open(tmp_path / "out", "wb") as out:
+        status, job = run(tmp_path, "--output=inherit", "w.py", script=script, stdout=out, stderr=out)
+    inode = os.stat(tmp_path / "out").st_ino
+    assert status == 0
+    assert f"{inode} {inode}" in (tmp_path / "out").read_text()
+    assert job.out == job.err == ""
+
+
 # ---- being told to end ----
 
 
 @pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT])
-@pytest.mark.parametrize("to", ["warden", "agent"])
+@pytest.mark.parametrize("to", ["the agent", "everybody"])
 def test_a_signal_ends_the_job_in_order(tmp_path: Path, signum: signal.Signals, to: str) -> None:
-    """The scheduler's way to end a job: the workers hear of it, and the status says which signal it was."""
+    """The scheduler's way to end a job: the workers hear of it, and the status says which signal it was.
+
+    Some schedulers signal every process of a job. The keeper leaves it to the agent what to do about that.
+    """
     script = f"""
         import os, signal, sys
         signal.signal(signal.SIGTERM, lambda *_: (open("told" + os.environ["RANK"], "w").close(), sys.exit(5)))
@@ -122,7 +221,8 @@ def test_a_signal_ends_the_job_in_order(tmp_path: Path, signum: signal.Signals, 
     """
     with Run(tmp_path, "--nproc-per-node=2", "--max-restarts=5", "w.py", script=script) as job:
         started(tmp_path, 2)
-        os.kill(job.pid if to == "warden" else job.agent, signum)
+        for pid in (job.pid,) if to == "the agent" else (job.keeper, job.pid):
+            os.kill(pid, signum)
         assert job.end() == 128 + signum, job.err
     assert (tmp_path / "told0").exists()
     assert (tmp_path / "told1").exists()
@@ -172,7 +272,7 @@ def test_ctrl_c_reaches_the_workers_once(tmp_path: Path) -> None:
         started(tmp_path)
         os.killpg(job.pid, signal.SIGINT)
         until((tmp_path / "first").exists, "the signal")
-        worker = [pid for pid in job.left_over() if pid not in (job.pid, job.agent)]
+        worker = [pid for pid in job.left_over() if pid not in (job.pid, job.keeper)]
         os.kill(worker[0], signal.SIGTERM)
         job.end()
     assert job.out == "told\n"
@@ -184,7 +284,7 @@ def test_a_signal_while_it_starts(tmp_path: Path) -> None:
     for attempt in range(30):
         signum = (signal.SIGTERM, signal.SIGINT)[attempt % 2]
         with Run(tmp_path, "--no-python", "sleep", "infinity") as job:
-            assert job.agent
+            assert job.keeper
             select.select([job.process.stderr], [], [], attempt / 300)  # less and less early
             job.signal(signum)
             assert job.end() in (128 + signum, -signum)
@@ -196,8 +296,24 @@ def test_a_signal_that_nobody_handles_takes_the_workers_along(tmp_path: Path) ->
     with Run(tmp_path, "w.py", script=WAITS) as job:
         started(tmp_path)
         job.signal(signal.SIGUSR1)
-        assert job.end() == 128 + signal.SIGUSR1
-    assert job.err.splitlines()[-1].startswith("reknit: the agent was killed by SIGUSR1;")
+        assert job.end() == -signal.SIGUSR1
+    assert job.err.splitlines()[-1] == "reknit: the agent is gone; its keeper has ended 1 left-over process"
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="makes a pid namespace")
+def test_as_the_first_process_of_a_container(tmp_path: Path) -> None:
+    """There a signal without a handler changes nothing, and orphans are this process's to reap."""
+    script = """
+        import os, signal, subprocess, time
+        assert os.getpid() != 1
+        subprocess.run(["sh", "-c", "(setsid sleep 0.01 &)"])
+        os.kill(1, signal.SIGUSR1)
+        open("up0", "w").close()
+    """
+    argv = ["unshare", "--pid", "--fork", "--mount-proc", REKNIT, "run", "w.py"]
+    status, job = run(tmp_path, sys.executable, "-c", f"import os; os.execvp('unshare', {argv!r})", script=script)
+    assert status == 0, job.err
+    assert (tmp_path / "up0").exists()
 
 
 def test_chosen_signals_are_handled_instead(tmp_path: Path) -> None:
@@ -212,16 +328,19 @@ def test_chosen_signals_are_handled_instead(tmp_path: Path) -> None:
 # ---- nothing is left ----
 
 
-@pytest.mark.parametrize("victim", ["warden", "agent"])
+@pytest.mark.parametrize("victim", ["agent", "keeper", "both"])
 def test_sigkill_leaves_nothing(tmp_path: Path, victim: str) -> None:
     """An agent killed by the kernel for memory must free the GPUs, daemonised grandchildren included."""
-    with Run(tmp_path, "--nproc-per-node=2", STUBBORN, "pids", "ignore", "grandchild") as job:
-        pids = read_pids(tmp_path / "pids", 4)
-        agent = job.agent
-        os.kill(job.pid if victim == "warden" else agent, signal.SIGKILL)
-        until(lambda: not any(map(is_alive, [*pids, agent])), "their end")
+    # Whoever survives finds a daemon. If nobody does, the kernel ends the workers' groups, and no more than these.
+    wishes = ["ignore"] if victim == "both" else ["ignore", "grandchild"]
+    with Run(tmp_path, "--nproc-per-node=2", STUBBORN, "pids", *wishes) as job:
+        pids = read_pids(tmp_path / "pids", 2 * len(wishes))
+        keeper = job.keeper
+        for pid in {"agent": (job.pid,), "keeper": (keeper,), "both": (keeper, job.pid)}[victim]:
+            os.kill(pid, signal.SIGKILL)
+        until(lambda: not any(map(is_alive, [*pids, keeper])), "their end")
         status = job.end()
-    assert status == (-9 if victim == "warden" else 137)
+    assert status == (137 if victim == "keeper" else -9)
 
 
 def test_a_failed_worker_leaves_no_grandchild(tmp_path: Path) -> None:
@@ -246,7 +365,7 @@ def test_the_agent_has_no_torch(tmp_path: Path) -> None:
     """A quarter of a gigabyte and more than a second, for nothing: the agent's memory map names no torch."""
     with Run(tmp_path, "--nproc-per-node=2", "w.py", script=WAITS) as job:
         started(tmp_path, 2)
-        for pid in (job.pid, job.agent):
+        for pid in (job.pid, job.keeper):
             with open(f"/proc/{pid}/maps") as file:
                 assert "torch" not in file.read()
         job.signal(signal.SIGTERM)
@@ -264,7 +383,7 @@ def test_an_idle_agent_does_not_wake_up(tmp_path: Path) -> None:
         signal.pause()
     """
     with Run(tmp_path, "w.py", script=script) as job:
-        agent = job.agent
+        agent = job.keeper
         started(tmp_path)
         until(lambda: "S" in _status(agent, "State"), "the agent to sleep")
         before = int(_status(agent, "voluntary_ctxt_switches"))
@@ -291,7 +410,7 @@ def test_other_verbs(tmp_path: Path) -> None:
     assert say()[0] == say("--help")[0] == 0
     assert say()[1].startswith("usage: reknit run")
     assert say("frob") == (2, "", "reknit: frob is no command; see reknit --help\n")
-    assert "--nproc-per-node=N" in say("run", "--help")[1]
+    assert "--nproc-per-node N" in say("run", "--help")[1]
     for argv in (["--help"], ["--version"], ["run", "--help"]):
         with open("/dev/full", "wb") as full:
             done = subprocess.run([REKNIT, *argv], stdout=full, stderr=subprocess.PIPE)

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
+from reknit.adapters.journals.tcpstore.client import Client, endpoint
 from reknit.adapters.ports import Unavailable
-from reknit.adapters.tcpstore.client import Client, endpoint
 from tests.stores import HOST, answering, free_port, hosted
 from tests.waiting import PATIENCE_S
 

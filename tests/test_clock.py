@@ -1,11 +1,10 @@
-"""Waiting without waking up for nothing, and signals as something to wait for."""
+"""Waiting without waking up for nothing, and waking from anywhere."""
 
 from __future__ import annotations
 
 import os
 import select
 import signal
-import subprocess
 import sys
 import threading
 import time
@@ -13,7 +12,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from reknit.adapters.clock import Clock, Poller, Signals
+from reknit.adapters.clock import Clock, Poller
+from tests.waiting import descriptors
 
 
 @pytest.fixture(params=["epoll", "poll"])
@@ -80,82 +80,112 @@ def test_an_infinite_deadline_is_none(clock: Clock) -> None:
     os.close(write_end)
 
 
-def test_a_signal_ends_the_wait_and_is_taken_once(clock: Clock) -> None:
-    """SIGTERM must be acted on at once, wherever it is delivered."""
-    signals = Signals(clock, [signal.SIGTERM, signal.SIGUSR1])
-    try:
-        assert signals.taken() == []
-        threading.Timer(0.02, os.kill, (os.getpid(), signal.SIGTERM)).start()
+def test_any_thread_ends_the_wait(clock: Clock) -> None:
+    """The link's threads have news, and the loop sleeps without a deadline."""
+    for _ in range(3):
+        waker = threading.Timer(0.02, clock.wake)
+        waker.start()
         clock.wait(None)
-        assert signals.taken() == [signal.SIGTERM]
-        assert signals.taken() == []
-        os.kill(os.getpid(), signal.SIGUSR1)
-        os.kill(os.getpid(), signal.SIGTERM)
-        clock.wait(None)
-        assert sorted(signals.taken()) == sorted([signal.SIGUSR1, signal.SIGTERM])
-    finally:
-        signals.close()
+        waker.join()
 
 
-def test_a_child_that_dies_ends_the_wait(clock: Clock) -> None:
-    """Without pidfds SIGCHLD is all there is; it is not a signal for the job."""
-    signals = Signals(clock, [signal.SIGTERM])
-    try:
-        child = subprocess.Popen(["true"])
-        clock.wait(None)
-        assert signals.taken() == []
-        child.wait()
-    finally:
-        signals.close()
-
-
-def test_close_restores_handlers_and_wakeup() -> None:
-    """An embedder gets its own signal handling back."""
-    before = {s: signal.getsignal(s) for s in (signal.SIGTERM, signal.SIGINT, signal.SIGCHLD)}
-    signals = Signals(Clock(), [signal.SIGTERM, signal.SIGINT])
-    assert signal.getsignal(signal.SIGTERM) != before[signal.SIGTERM]
-    signals.close()
-    signals.close()
-    assert {s: signal.getsignal(s) for s in before} == before
-    assert signal.set_wakeup_fd(-1) == -1
-
-
-def test_an_ignored_signal_stays_ignored() -> None:
-    """`nohup reknit run …` must survive the hang-up that it was started against."""
-    signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    try:
-        signals = Signals(Clock(), [signal.SIGHUP, signal.SIGKILL, 12345])
-        os.kill(os.getpid(), signal.SIGHUP)
-        assert signals.taken() == []
-        signals.close()
-        assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
-    finally:
-        signal.signal(signal.SIGHUP, signal.SIG_DFL)
-
-
-def test_waiting_for_ever_uses_no_processor_time() -> None:
-    """An agent that is idle must cost nothing beside the training."""
-    script = """
-import os, resource, signal, sys
-from reknit.adapters.clock import Clock, Signals
-clock = Clock()
-signals = Signals(clock, [signal.SIGTERM])
-print("ready", flush=True)
-before = resource.getrusage(resource.RUSAGE_SELF).ru_nvcsw
-while not signals.taken():
+def test_a_wake_before_the_wait_is_not_lost_and_counts_once(clock: Clock) -> None:
+    """The news may come between the last look and the sleep. Old news must not make every later wait a spin."""
+    for _ in range(100_000):  # more than a pipe holds
+        clock.wake()
     clock.wait(None)
-print(resource.getrusage(resource.RUSAGE_SELF).ru_nvcsw - before)
-"""
-    with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        assert process.stdout.readline() == "ready\n"
-        time.sleep(0.3)  # not a guess: the longer the better, any length is right
-        process.terminate()
-        assert int(process.stdout.readline()) <= 5, "voluntary context switches, one per wake-up"
+    until = clock.now() + 0.02
+    clock.wait(until)
+    assert clock.now() >= until
+
+
+def test_a_handler_may_wake_the_clock_while_its_own_thread_does(clock: Clock) -> None:
+    """Python runs handlers between any two instructions, those inside `wake` among them: no deadlock."""
+    before = signal.signal(signal.SIGALRM, lambda *_: clock.wake())
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 0.0005, 0.0005)
+        for _ in range(20_000):
+            clock.wake()
+            clock.wait(0.0)
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0.0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def test_a_clock_that_is_closed_leaves_no_descriptor_and_writes_to_none() -> None:
+    """A thread that ends late wakes a closed clock, whose numbers may be another file's by then."""
+    before = descriptors()
+    clock = Clock()
+    opened = {int(entry.split()[0]) for entry in descriptors() - before}
+    assert len(opened) >= 3
+    clock.close()
+    clock.close()
+    assert not descriptors() - before
+    files = []
+    try:
+        while opened - {fd for pair in files for fd in pair}:
+            files.append(os.pipe())
+        clock.wake()
+        for read_end, _ in files:
+            assert select.select([read_end], [], [], 0)[0] == []
+    finally:
+        for pair in files:
+            for fd in pair:
+                os.close(fd)
+
+
+def test_closing_while_others_wake_harms_nobody() -> None:
+    """Threads of a link that could not be joined in time go on waking."""
+    for _ in range(50):
+        clock = Clock()
+        is_over = threading.Event()
+
+        def go_on(clock: Clock = clock, is_over: threading.Event = is_over) -> None:
+            while not is_over.is_set():
+                clock.wake()
+
+        waker = threading.Thread(target=go_on)
+        waker.start()
+        clock.wait(0.0)
+        clock.close()
+        is_over.set()
+        waker.join()
+
+
+def test_another_event_loop_can_wait_for_its_descriptor() -> None:
+    """A host that never blocks waits for everything in its own loop: wake-ups, and the descriptors that are watched."""
+    clock = Clock()
+    read_end, write_end = os.pipe()
+    clock.watch(read_end)
+
+    def is_ready() -> bool:
+        return bool(select.select([clock.fileno()], [], [], 0)[0])
+
+    assert not is_ready()
+    clock.wake()
+    assert is_ready()
+    clock.wait(0.0)
+    assert not is_ready()
+    os.write(write_end, b"!")
+    assert is_ready()
+    clock.unwatch(read_end)
+    assert not is_ready()
+    os.close(read_end)
+    os.close(write_end)
+    clock.close()
+
+
+def test_without_epoll_there_is_no_descriptor_and_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The asyncio shell needs one; the blocking shell in a thread does without."""
+    monkeypatch.setattr(sys, "platform", "darwin")
+    clock = Clock()
+    with pytest.raises(OSError, match="no epoll"):
+        clock.fileno()
+    clock.close()
 
 
 def test_a_closed_pidfd_is_not_reported() -> None:
-    """The stale event that floors.md describes: a copy of the descriptor lives on elsewhere."""
+    """A stale event of epoll: a copy of the descriptor lives on elsewhere."""
     poller = Poller()
     read_end, write_end = os.pipe()
     copy = os.dup(read_end)

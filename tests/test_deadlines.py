@@ -5,10 +5,12 @@ from __future__ import annotations
 import pytest
 from attrs import evolve
 
-from reknit.core.agent import Timer
-from reknit.core.commands import Append, Beat, Finish, StartWorkers, StopWorkers
-from reknit.core.deadlines import is_due, next_wake
-from reknit.core.entries import (
+from reknit.core.agent.agent import Timer
+from reknit.core.agent.commands import Append, Beat, Finish, StartWorkers, StopWorkers
+from reknit.core.agent.deadlines import is_due, next_wake
+from reknit.core.agent.reasons import StoreLost
+from reknit.core.agent.states import WorkerState
+from reknit.core.job.entries import (
     Aborted,
     Admission,
     GaveUp,
@@ -20,8 +22,6 @@ from reknit.core.entries import (
     RestartPolicy,
     Terms,
 )
-from reknit.core.reasons import StoreLost
-from reknit.core.states import WorkerState
 
 from .playbook import (
     Placeholder,
@@ -42,6 +42,7 @@ from .playbook import (
     read,
     start,
     stopped,
+    up,
 )
 
 # Silence is not the subject here: time passes in large steps without acknowledged beats.
@@ -182,9 +183,58 @@ def test_early_late_and_repeated_wake_ups_change_nothing() -> None:
     assert playbook >> after(1000) << Append(GaveUp(0)) >> after(0) >> after(0)
 
 
+def dying(playbook: Playbook, *, lived_s: float, is_up: bool = True) -> float | None:
+    """How long the node waits after a failure of workers that lived that long, before it joins again."""
+    if is_up:
+        assert playbook >> up() >> after(lived_s)
+    assert playbook >> exits(failure()) << Placeholder(StopWorkers) << Placeholder(Append) >> stopped()
+    playbook._feed(echo())
+    ended_at = playbook.at
+    while not playbook.appended:
+        assert playbook.agent.wakes_at is not None, "the node never joins again"
+        playbook._feed(after(playbook.agent.wakes_at - playbook.at))
+    waited_s = playbook.at - ended_at
+    for _ in range(2):
+        playbook._feed(echo())
+    playbook.expected, playbook.actual = [], []
+    return round(waited_s, 3)
+
+
+def test_the_pause_after_quick_failures_doubles_up_to_its_maximum() -> None:
+    """Workers that die at once would spend every restart before anybody has read the first line."""
+    playbook = playing("n0", Terms(restarts=RestartPolicy(max_restarts=20)))
+    assert dying(playbook, lived_s=0.0, is_up=False) == 0.0, "they had run for long"
+    assert [dying(playbook, lived_s=0.5) for _ in range(7)] == [0.2, 0.4, 0.8, 1.6, 3.2, 5.0, 5.0]
+    assert dying(playbook, lived_s=1.0) == 0.0
+    assert dying(playbook, lived_s=0.9) == 0.2, "a round that lasted ends the series"
+
+
+def test_workers_that_cannot_be_started_are_a_quick_failure() -> None:
+    """A missing interpreter is the commonest of them, and `WorkersStarted` never comes."""
+    playbook = playing("n0", Terms(restarts=RestartPolicy(max_restarts=20)))
+    dying(playbook, lived_s=0.0, is_up=False)
+    assert [dying(playbook, lived_s=0.0, is_up=False) for _ in range(2)] == [0.2, 0.4]
+
+
+def test_of_pause_and_backoff_the_longer_counts() -> None:
+    """An operator's backoff stays what it is."""
+    policy = RestartPolicy(max_restarts=20, backoff_s=0.3, backoff_max_s=0.3)
+    playbook = playing("n0", Terms(restarts=policy))
+    dying(playbook, lived_s=0.0, is_up=False)
+    assert [dying(playbook, lived_s=0.0) for _ in range(3)] == [0.3, 0.4, 0.8]
+
+
+def test_nobody_pauses_when_no_restart_is_left() -> None:
+    """The end of the job must not be told late."""
+    playbook = playing("n0", Terms(restarts=RestartPolicy(max_restarts=1)))
+    dying(playbook, lived_s=0.0, is_up=False)
+    assert playbook >> up() >> exits(failure()) << Placeholder(StopWorkers) << Placeholder(Append)
+    assert playbook >> stopped() >> echo() << Placeholder(Append, entry=Placeholder(Joined, round=2))
+
+
 def test_it_is_woken_at_the_earliest_of_its_deadlines() -> None:
     """A deadline that is not in `wakes_at` would wait for an accident."""
-    playbook = gathering(evolve(TRIO, beat_s=1e6))
+    playbook = gathering(evolve(TRIO, beat_s=1e6, silence_s=1e7))
     assert playbook
     assert playbook.agent.wakes_at == 60.0
     assert playbook >> read(joined("n1"))
@@ -199,19 +249,27 @@ def test_a_quiet_agent_needs_no_waking() -> None:
 
 
 def test_deadlines_that_have_passed_without_effect_do_not_spin() -> None:
-    """A driver that is told to wake at once, always, would eat a core."""
+    """A loop that is told to wake at once, always, would eat a processor."""
     playbook = playing("n0", TRIO, joined("n1")) >> ask_to_leave() << ANY(StopWorkers) << ANY(Append)
     assert playbook >> after(1e5) << ANY(Append)
     wakes_at = playbook.agent.wakes_at
     assert wakes_at is None or wakes_at > playbook.at
 
 
+def test_an_infinite_wait_has_no_deadline() -> None:
+    """ "For ever" is a wait that an operator may choose, and no clock can sleep until then."""
+    terms = Terms(2, 2, join_timeout_s=float("inf"))
+    playbook = Playbook(an_agent(terms=terms, shares_journal=False)) >> start() >> read(Opened(terms, "x"))
+    assert playbook << ANY(Append) >> echo()
+    assert (timers(playbook), playbook.agent.wakes_at) == ({Timer.GIVE_UP}, None)
+
+
 def test_a_finished_agent_is_never_woken() -> None:
-    """Its driver ends."""
+    """Its loop ends."""
     playbook = gathering() >> ask_to_leave() << Append(Leaving(node("n0"))) << Append(Left(node("n0")))
     assert playbook >> echo() << ANY(Finish) >> after(1e5)
     assert playbook.agent.wakes_at is None
-    assert next_wake(playbook.agent) is None
+    assert next_wake(playbook.agent, [1e9]) is None
     assert not is_due(playbook.agent, Timer.GIVE_UP)
 
 

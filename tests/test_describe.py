@@ -6,10 +6,15 @@ from typing import Any, get_args
 
 import pytest
 
-from reknit.core import reasons
-from reknit.core.agent import Agent, Spec
-from reknit.core.commands import Append, Beat, Command, Finish, ReservePort, Result, StartWorkers, StopWorkers
-from reknit.core.describe import (
+from reknit.core.agent import reasons as own
+from reknit.core.agent.agent import Agent, Spec
+from reknit.core.agent.commands import Append, Beat, Command, Finish, ReservePort, Result, StartWorkers, StopWorkers
+from reknit.core.agent.states import WorkerState
+from reknit.core.agent.step import step
+from reknit.core.job import reasons
+from reknit.core.job.entries import Filler, Leaving, Left, Lost, NodeId, Opened, RestartPolicy, Terms, WorkerFailure
+from reknit.core.job.ranks import Assignment, WorkerRanks
+from reknit.core.text.describe import (
     command_text,
     decisions,
     entry_text,
@@ -19,10 +24,6 @@ from reknit.core.describe import (
     sealed_text,
     signal_name,
 )
-from reknit.core.entries import Filler, Leaving, Left, Lost, NodeId, Opened, RestartPolicy, Terms, WorkerFailure
-from reknit.core.ranks import Assignment, WorkerRanks
-from reknit.core.states import WorkerState
-from reknit.core.step import step
 from tests.playbook import (
     Builder,
     Playbook,
@@ -79,7 +80,7 @@ def test_a_run_in_which_nothing_happens() -> None:
 
 def test_a_run_that_is_knit_together_again() -> None:
     """Why it stopped, what it does, how many restarts are left."""
-    again = (exits(failure(0, 7)), echo(), stopped(), echo(), up(), exits(0), stopped(), echo(), echo())
+    again = (after(2), exits(failure(0, 7)), echo(), stopped(), echo(), up(), exits(0), stopped(), echo(), echo())
     assert told(agent(restarts=2), *ALONE, *again) == [
         FIRST_ALONE,
         "rank 0 failed: exit code 7 (node n0)",
@@ -89,11 +90,25 @@ def test_a_run_that_is_knit_together_again() -> None:
 
 def test_a_run_whose_budget_is_spent() -> None:
     """The last failure is told like the others; that it was the last is the report's business."""
-    once = (exits(failure(0, 7)), echo(), stopped(), echo(), up())
+    once = (after(2), exits(failure(0, 7)), echo(), stopped(), echo(), up())
     last = (exits(failure(0, -9, message="x\ny")), echo(), stopped(), echo(), echo(), echo())
     assert told(agent(restarts=1), *ALONE, *once, *last)[2:] == [
         "round 1 (restart 1 of 1): 1 node, 1 worker, master n0:29501",
         "rank 0 failed: killed by SIGKILL, x (node n0)",
+    ]
+
+
+def test_a_run_whose_workers_die_at_once() -> None:
+    """Ten instant failures would else spend the whole budget in a tenth of a second. The line says why nothing runs."""
+    once = (exits(failure(0, 7)), echo(), stopped(), after(0.2), echo(), up())
+    again = (exits(failure(0, 7)), echo(), stopped())
+    assert told(agent(restarts=3), *ALONE, *once, *again) == [
+        FIRST_ALONE,
+        "rank 0 failed: exit code 7 (node n0)",
+        "restarting in 0.2 s: the workers died within 1 s of their start",
+        "round 1 (restart 1 of 3): 1 node, 1 worker, master n0:29501",
+        "rank 0 failed: exit code 7 (node n0)",
+        "restarting in 0.4 s: the workers died within 1 s of their start",
     ]
 
 
@@ -169,6 +184,17 @@ def test_a_run_through_an_outage() -> None:
     ]
 
 
+def test_an_outage_with_a_fence() -> None:
+    """Nobody is promised that workers run on if the fence is about to kill them."""
+    terms = Terms(min_nodes=2, max_nodes=2, fence_s=2.5, silence_s=6)
+    fenced = Agent(Spec(NodeId("n0"), "n0", terms))
+    said = told(fenced, *WITH_N1, cut_off("refused"))
+    assert said[-1] == (
+        "the journal cannot be reached, workers keep running for at most 2.5 s (--fence-after); "
+        "it is tried for 300 s: refused"
+    )
+
+
 def test_a_run_with_two_agents_of_one_id() -> None:
     """The older one says why it ends."""
     assert told(agent(2, 2), *WITH_N1, echo(joined("n0", 0, 1)), stopped()) == [
@@ -199,10 +225,10 @@ FAILED = reasons.WorkerFailed(node("n1", 2), FAILURE)
 _FAILED = "rank 5 failed: exit code 3, ValueError: no (node n1.2)"
 SENTENCES = {
     FAILED: _FAILED,
-    reasons.NodeGone(node("n1"), "lost", node("n2")): "node n1 fell silent, says n2",
-    reasons.NodeGone(node("n1"), "left"): "node n1 left",
-    reasons.NodeGone(node("n1"), "leaving"): "node n1 is leaving",
-    reasons.NodeGone(node("n1"), "replaced"): "node n1 was started again",
+    reasons.NodeGone(node("n1"), reasons.Departure.LOST, node("n2")): "node n1 fell silent, says n2",
+    reasons.NodeGone(node("n1"), reasons.Departure.LEFT): "node n1 left",
+    reasons.NodeGone(node("n1"), reasons.Departure.LEAVING): "node n1 is leaving",
+    reasons.NodeGone(node("n1"), reasons.Departure.REPLACED): "node n1 was started again",
     reasons.NodesAdmitted((node("n1"),)): "1 node admitted: n1",
     reasons.NodesAdmitted((node("n1"), node("n2", 1))): "2 nodes admitted: n1, n2.1",
     reasons.BudgetSpent(0, FAILED): f"{_FAILED}, and no restarts are allowed",
@@ -211,22 +237,22 @@ SENTENCES = {
     reasons.TooFewNodes(1, 2): "1 node joined in time, 2 needed",
     reasons.AbortedByOperator("enough"): "aborted: enough",
     reasons.AllSucceeded(): "all workers succeeded",
-    reasons.SignalReceived(2): "SIGINT received",
-    reasons.Replaced(node("n1", 3)): (
+    own.SignalReceived(2): "SIGINT received",
+    own.Replaced(node("n1", 3)): (
         "another agent has joined with this node's id, as n1.3: each node needs its own --node-id"
     ),
-    reasons.DeclaredLost(): "the others have counted this node out",
-    reasons.CutOff(1.5): "no beat of this node was acknowledged for 1.5 s",
-    reasons.StoreLost("refused"): "the journal cannot be reached: refused",
-    reasons.JournalRefused(reasons.Refusal.SECRET, "signed with another secret"): "signed with another secret",
-    reasons.TermsDiffer((("max_nodes", "2", "3"),)): "the job runs on other terms: max_nodes: 2 there, 3 here",
-    reasons.AlreadyFinished(): "the job has already finished",
-    reasons.CannotStop((7, 8)): "processes 7, 8 survive SIGKILL",
+    own.DeclaredLost(): "the others have counted this node out",
+    own.CutOff(1.5): "no beat of this node was acknowledged for 1.5 s",
+    own.StoreLost("refused"): "the journal cannot be reached: refused",
+    own.JournalRefused(reasons.Refusal.SECRET, "signed with another secret"): "signed with another secret",
+    own.TermsDiffer((("max_nodes", "2", "3"),)): "the job runs on other terms: max_nodes: 2 there, 3 here",
+    own.AlreadyFinished(): "the job has already finished",
+    own.CannotStop((7, 8)): "processes 7, 8 survive SIGKILL",
 }
 
 
 @pytest.mark.parametrize("why", SENTENCES, ids=lambda why: type(why).__name__)
-def test_every_reason_has_a_sentence(why: reasons.Reason) -> None:
+def test_every_reason_has_a_sentence(why: own.Reason) -> None:
     """One line each, made in one place."""
     assert reason_text(why) == SENTENCES[why]
     assert "\n" not in reason_text(why)
@@ -234,7 +260,7 @@ def test_every_reason_has_a_sentence(why: reasons.Reason) -> None:
 
 def test_no_reason_is_forgotten() -> None:
     """A new kind needs a sentence here."""
-    assert {type(why) for why in SENTENCES} == set(get_args(reasons.Reason))
+    assert {type(why) for why in SENTENCES} == set(get_args(own.Reason))
 
 
 def test_ends_by_name() -> None:
@@ -257,7 +283,7 @@ COMMANDS: dict[Any, str] = {
     StartWorkers(
         2, Assignment(2, 0, 1, 4, "r", 4, "a", 1, (WorkerRanks(0, 2, 2), WorkerRanks(1, 3, 3)))
     ): "start workers of round 2, ranks 2..3 of 4",
-    StopWorkers(1, 15, 3.0, reasons.SignalReceived(15)): "stop workers of round 1: SIGTERM, 3 s, SIGTERM received",
+    StopWorkers(1, 15, 3.0, own.SignalReceived(15)): "stop workers of round 1: SIGTERM, 3 s, SIGTERM received",
     Beat(node("n0"), (node("n1"), node("n2"))): "beat, watch n1, n2",
     Beat(node("n0"), ()): "beat, watch nobody",
     ReservePort(): "reserve another port",

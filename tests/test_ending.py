@@ -2,20 +2,12 @@
 
 from __future__ import annotations
 
-from reknit.core.agent import Spec
-from reknit.core.commands import Append, Finish, Result, StopWorkers
-from reknit.core.entries import Aborted, Failed, Joined, Leaving, Left, Opened, RestartPolicy, Succeeded, Terms
-from reknit.core.reasons import (
-    AbortedByOperator,
-    AllSucceeded,
-    BudgetSpent,
-    JournalRefused,
-    Refusal,
-    SignalReceived,
-    TermsDiffer,
-    WorkerFailed,
-)
-from reknit.core.states import WorkerState
+from reknit.core.agent.agent import Spec
+from reknit.core.agent.commands import Append, Finish, Result, StopWorkers
+from reknit.core.agent.reasons import JournalRefused, SignalReceived, TermsDiffer
+from reknit.core.agent.states import WorkerState
+from reknit.core.job.entries import Aborted, Failed, Joined, Leaving, Left, Opened, RestartPolicy, Succeeded, Terms
+from reknit.core.job.reasons import AbortedByOperator, AllSucceeded, BudgetSpent, Refusal, WorkerFailed
 
 from .playbook import (
     Placeholder,
@@ -54,7 +46,9 @@ def finishing(playbook: Playbook) -> Result:
 
 def succeeded(**fields: object) -> Playbook:
     """n0 has succeeded, and waits for n1."""
-    playbook = playing("n0", PAIR, joined("n1"), **fields) >> exits(*range(Spec(ME.id, "", **fields).local_world_size))
+    playbook = playing("n0", PAIR, joined("n1"), **fields) >> exits(
+        *range(Spec(ME.id, "n0", **fields).local_world_size)
+    )
     assert playbook << ANY(StopWorkers) << Append(Succeeded(ME, 0)) >> stopped() >> echo()
     return playbook
 
@@ -191,7 +185,7 @@ def test_the_journals_host_may_be_told_to_leave_while_it_waits() -> None:
 
 
 def test_nothing_follows_the_end() -> None:
-    """Rule of `Finish`: the driver has stopped listening."""
+    """Rule of `Finish`: the loop feeds nothing any more."""
     playbook = playing("n0", Terms(restarts=RestartPolicy())) >> exits(0) << ANY(StopWorkers) << ANY(Append) >> echo()
     assert playbook >> stopped() << Append(Left(ME)) >> echo() << ANY(Finish)
     before = playbook.agent

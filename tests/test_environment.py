@@ -1,4 +1,4 @@
-"""What a worker is told: contract 2.1, seen by real workers of the real command."""
+"""What a worker is told: docs/torchelastic.md#environment, seen by real workers of the real command."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from reknit.adapters.orphans import MARK
 from tests.command import run
 
 WRITES = """
@@ -54,7 +55,7 @@ def test_the_whole_table(tmp_path: Path) -> None:
         assert env["RANK"] == env["LOCAL_RANK"] == env["ROLE_RANK"] == str(rank)
         (folder,) = tmp_path.glob("logs/job-7_*")
         assert env["TORCHELASTIC_ERROR_FILE"] == f"{folder}/round_0/{rank}/error.json"
-        assert env.keys() - before.keys() - TABLE.keys() - PER_WORKER <= {*job.base_env, "LC_CTYPE"}
+        assert env.keys() - before.keys() - TABLE.keys() - PER_WORKER <= {*job.base_env, "LC_CTYPE", MARK}
     assert len(ports) == 1
     assert 1024 <= int(ports.pop()) < 65536
 
@@ -90,7 +91,7 @@ def test_an_unnamed_job_has_a_name(tmp_path: Path) -> None:
 
 
 def test_arguments_with_the_local_rank(tmp_path: Path) -> None:
-    """Contract 1.2: `${local_rank}` in arguments; everything else stays as it was typed."""
+    """docs/torchelastic.md#command-line: `${local_rank}` in arguments; everything else stays as it was typed."""
     words = ["${local_rank}", "--x=$local_rank.log", "$HOME", "$$", "${unknown}", "", " a  b ", "ä", "--role"]
     status, _ = run(tmp_path, "--nproc-per-node=2", "w.py", *words, script=WRITES)
     assert status == 0

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from reknit.adapters import errors
-from reknit.core.entries import WorkerFailure
+from reknit.adapters.keeper import errors
+from reknit.core.job.entries import WorkerFailure
 
 FAILURE = WorkerFailure(local_rank=1, rank=5, exitcode=3, message="ValueError: no", traceback="Traceback …\n")
 
@@ -29,7 +29,7 @@ def stderr_of(script: str, *, name: str = "worker.py", tmp_path: Path) -> list[s
 
 
 def test_what_torchelastic_writes_is_read(tmp_path: Path) -> None:
-    """The contract: workers that use torch's own `@record` are understood."""
+    """docs/torchelastic.md#error-file: workers that use torch's own `@record` are understood."""
     path = tmp_path / "error.json"
     script = """
         from torch.distributed.elastic.multiprocessing.errors import record

@@ -14,15 +14,15 @@ from typing import TypeVar
 
 import pytest
 
-from reknit.adapters.envelope import Envelope
-from reknit.adapters.gateway import Watch
-from reknit.adapters.journals.etcd import EtcdJournal
+from reknit.adapters.journals.envelope import Envelope
+from reknit.adapters.journals.etcd.gateway import Watch
+from reknit.adapters.journals.etcd.journal import EtcdJournal
 from reknit.adapters.link import MANY
 from reknit.adapters.ports import Batch, Refused, Unavailable
-from reknit.core.entries import Aborted, Node, NodeId
-from reknit.core.fold import fold_all
-from reknit.core.job import Job
-from reknit.core.reasons import Refusal
+from reknit.core.job.entries import Aborted, Node, NodeId
+from reknit.core.job.fold import fold_all
+from reknit.core.job.job import Job
+from reknit.core.job.reasons import Refusal
 from tests.etcd import Etcd, EtcdCluster, patiently, watch_of
 from tests.waiting import PATIENCE_S, until
 
@@ -33,10 +33,10 @@ ME, PEER = Node(NodeId("me")), Node(NodeId("peer"))
 WRITER = """
 import select
 import sys
-from reknit.adapters.envelope import Envelope
-from reknit.adapters.journals.etcd import EtcdJournal
+from reknit.adapters.journals.envelope import Envelope
+from reknit.adapters.journals.etcd.journal import EtcdJournal
 from reknit.adapters.ports import Unavailable
-from reknit.core.entries import Aborted
+from reknit.core.job.entries import Aborted
 
 job, name, count, *ports = sys.argv[1:]
 journal = EtcdJournal([("127.0.0.1", int(port)) for port in ports], Envelope(job))

@@ -11,15 +11,15 @@ from typing import Any, TypeVar
 
 import pytest
 
-from reknit.adapters.envelope import Envelope
-from reknit.adapters.gateway import Answer, Gateway, put
-from reknit.adapters.journals import etcd
-from reknit.adapters.journals.etcd import EtcdJournal
+from reknit.adapters.journals.envelope import Envelope
+from reknit.adapters.journals.etcd import journal as journal_module
+from reknit.adapters.journals.etcd.gateway import Answer, Gateway, put
+from reknit.adapters.journals.etcd.journal import EtcdJournal
 from reknit.adapters.link import MANY
 from reknit.adapters.ports import Refused, Unavailable
-from reknit.core.entries import Aborted, Opened, Terms
-from reknit.core.fold import fold_all
-from reknit.core.job import Job
+from reknit.core.job.entries import Aborted, Opened, Terms
+from reknit.core.job.fold import fold_all
+from reknit.core.job.job import Job
 from tests.etcd import Etcd, patiently, watch_of
 from tests.waiting import until
 
@@ -30,7 +30,7 @@ Make = Callable[[], EtcdJournal]
 @pytest.fixture
 def journal(server: Etcd, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Make]:
     """One more agent's journal of the test's own job, in short segments."""
-    monkeypatch.setattr(etcd, "_SEGMENT", 3)
+    monkeypatch.setattr(journal_module, "_SEGMENT", 3)
     with ExitStack() as stack:
         envelope = Envelope(request.node.name)
         yield lambda: stack.enter_context(closing(EtcdJournal(server.endpoints, envelope, timeout_s=30.0)))
@@ -138,7 +138,7 @@ def test_who_was_to_begin_the_next_segment_and_died_is_not_missed(
 ) -> None:
     """The next writer does it."""
     with monkeypatch.context() as patch:
-        patch.setattr(etcd, "_SEGMENT", 1000)
+        patch.setattr(journal_module, "_SEGMENT", 1000)
         append(journal(), *"abcde")
     append(journal(), *"fg")
     reader = journal()

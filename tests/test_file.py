@@ -12,13 +12,13 @@ from pathlib import Path
 
 import pytest
 
-from reknit.adapters.envelope import Envelope
 from reknit.adapters.journals import file
+from reknit.adapters.journals.envelope import Envelope
 from reknit.adapters.journals.file import FileJournal, file_name
 from reknit.adapters.ports import Refused, Unavailable
-from reknit.core.entries import Aborted, Filler, Leaving, Node, NodeId, Succeeded
-from reknit.core.job import Job
-from reknit.core.reasons import Refusal
+from reknit.core.job.entries import Aborted, Filler, Leaving, Node, NodeId, Succeeded
+from reknit.core.job.job import Job
+from reknit.core.job.reasons import Refusal
 from tests.alone import ENV, ROOT, command
 from tests.journals import entry, everything, whose
 from tests.waiting import PATIENCE_S, descriptors
@@ -154,7 +154,7 @@ def test_the_next_writer_ends_what_a_dead_one_has_begun(tmp_path: Path, tail: by
 
 DIES = """
 import os, signal, sys
-from reknit.adapters.envelope import Envelope
+from reknit.adapters.journals.envelope import Envelope
 from reknit.adapters.journals.file import FileJournal
 from tests.journals import append, entry
 
@@ -305,7 +305,7 @@ def test_a_full_disk_stops_the_journal_and_not_the_beats(small_disk: Path) -> No
 
 LIMITED = """
 import resource, sys
-from reknit.adapters.envelope import Envelope
+from reknit.adapters.journals.envelope import Envelope
 from reknit.adapters.journals.file import FileJournal
 from reknit.adapters.ports import Unavailable
 from tests.journals import entry

@@ -1,4 +1,4 @@
-"""What the entries of the journal mean: rounds and outcomes. Rule numbers are those of DESIGN's protocol.
+"""What the entries of the journal mean: rounds and outcomes. Rule numbers are those of docs/protocol.md.
 
 Who is in and who is out: `test_fold_membership`.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import pytest
 
-from reknit.core.entries import (
+from reknit.core.job.entries import (
     Aborted,
     Admission,
     Admit,
@@ -21,9 +21,9 @@ from reknit.core.entries import (
     Succeeded,
     Terms,
 )
-from reknit.core.fold import fold, fold_all
-from reknit.core.job import Closed, Gathering, Job, Running, Unopened, Verdict
-from reknit.core.reasons import AbortedByOperator, AllSucceeded, NodesAdmitted, TooFewNodes
+from reknit.core.job.fold import fold, fold_all
+from reknit.core.job.job import Closed, Gathering, Job, Running, Unopened, Verdict
+from reknit.core.job.reasons import AbortedByOperator, AllSucceeded, NodesAdmitted, TooFewNodes
 
 from .playbook import failed, folded, joined, lost, node, running
 

@@ -1,10 +1,10 @@
-"""What the entries of the journal mean: joining, losing and leaving. Rule numbers are those of DESIGN's protocol."""
+"""What the entries of the journal mean: joining, losing and leaving. Rule numbers are those of docs/protocol.md."""
 
 from __future__ import annotations
 
 import pytest
 
-from reknit.core.entries import (
+from reknit.core.job.entries import (
     Entry,
     Leaving,
     Left,
@@ -13,9 +13,9 @@ from reknit.core.entries import (
     Succeeded,
     Terms,
 )
-from reknit.core.fold import fold
-from reknit.core.job import Gathering, Job, Running
-from reknit.core.reasons import NodeGone
+from reknit.core.job.fold import fold
+from reknit.core.job.job import Gathering, Job, Running
+from reknit.core.job.reasons import Departure, NodeGone
 
 from .playbook import failed, folded, joined, lost, node, running
 
@@ -58,7 +58,7 @@ def test_a_higher_incarnation_supersedes_a_member_and_ends_the_round() -> None:
     """Its host was started again, so the old workers are gone; by name alone it would be a member already."""
     job = running(2, PAIR, joined("n1", 1, incarnation=1))
     assert isinstance(job.phase, Gathering)
-    assert job.why == NodeGone(node("n1"), "replaced")
+    assert job.why == NodeGone(node("n1"), Departure.REPLACED)
     assert (job.is_gone(node("n1")), job.is_live(node("n1", 1))) == (True, True)
 
 

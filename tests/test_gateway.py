@@ -4,19 +4,32 @@ from __future__ import annotations
 
 import os
 import socket
-import sys
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
 import pytest
 
-from reknit.adapters.gateway import Answer, Found, Gateway, Range, below, created_after, get, holds, is_created, put
+from reknit.adapters.journals.etcd.gateway import (
+    Answer,
+    Found,
+    Gateway,
+    Range,
+    below,
+    created_after,
+    get,
+    holds,
+    is_created,
+    put,
+)
 from reknit.adapters.ports import Refused, Unavailable
-from reknit.core.reasons import Refusal
+from reknit.core.job.reasons import Refusal
 from tests.etcd import Etcd, make_certificate
+from tests.leaks import nothing_left
+from tests.stores import answering
+from tests.waiting import PATIENCE_S, until
 
 
 @pytest.fixture
@@ -150,14 +163,6 @@ def test_proxies_of_the_environment_are_not_asked(
     assert tried(Gateway(server.endpoints, 30.0)).is_met
 
 
-def test_without_the_client_library_it_is_said_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is an optional dependency: most users have no etcd."""
-    monkeypatch.setitem(sys.modules, "etcd3gw.client", None)
-    with pytest.raises(Refused, match=r"pip install 'reknit\[etcd\]'") as e:
-        tried(Gateway([("127.0.0.1", 1)], 1.0))
-    assert e.value.refusal is Refusal.SETUP
-
-
 def test_tls_checks_both_sides(tmp_path: Path) -> None:
     """Whoever can write into the store runs the job."""
     pair = make_certificate(tmp_path)
@@ -212,3 +217,79 @@ def test_a_watch_that_begins_in_the_compacted_past_is_known_to_be_none(server: E
         assert not watch.take()
         watch.close()
     gateway.close()
+
+
+def test_one_connection_is_used_again_and_replaced_when_the_server_has_closed_it(tmp_path: Path) -> None:
+    """A connection per call is a load on the store; and a server that was restarted is no outage."""
+    with Etcd(tmp_path) as server, closing(Gateway(server.endpoints, 30.0)) as gateway:
+        assert gateway.transact([], [get("/k")], []).is_met
+        first = gateway._servers[0]._socket
+        assert gateway.transact([], [get("/k")], []).is_met
+        assert gateway._servers[0]._socket is first
+        server.kill()
+        server.start()
+        server.wait()
+        assert gateway.transact([], [get("/k")], []).is_met
+        assert gateway._servers[0]._socket is not first
+
+
+def test_closing_ends_a_transaction_that_waits(black_hole: tuple[str, int]) -> None:
+    """An agent that ends must not wait for a server that is silent."""
+    gateway = Gateway([black_hole], 600.0)
+    raised: list[Exception] = []
+
+    def ask() -> None:
+        try:
+            gateway.transact([], [get("/k")], [])
+        except Unavailable as e:
+            raised.append(e)
+
+    with nothing_left():
+        thread = threading.Thread(target=ask)
+        thread.start()
+        until(lambda: gateway._servers[0]._socket, "the connection")
+        gateway.close()
+        thread.join(PATIENCE_S)
+        assert raised
+        assert gateway._servers[0]._socket is None
+
+
+@pytest.mark.parametrize(
+    "reply", [b"", b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\n{", b"SSH-2.0-x\r\n", b"\xff" * 99]
+)
+def test_what_speaks_no_http_or_stops_in_the_middle_is_an_outage(reply: bytes) -> None:
+    """A wrong port, or a server that dies while it answers: in words, and the other servers are still asked."""
+
+    def answer(connection: socket.socket) -> None:
+        connection.recv(1 << 16)
+        connection.sendall(reply)
+
+    with answering(answer) as port, pytest.raises(Unavailable, match=f"http://127.0.0.1:{port}: "):
+        tried(Gateway([("127.0.0.1", port)], PATIENCE_S))
+
+
+def test_a_user_logs_in_and_again_when_the_token_has_expired(tmp_path: Path) -> None:
+    """Whoever can write into the store runs the job, so operators turn etcd's own users on."""
+    with Etcd(tmp_path) as server:
+        server.post("/v3/auth/user/add", {"name": "root", "password": "secret"})
+        server.post("/v3/auth/role/add", {"name": "root"})
+        server.post("/v3/auth/user/grant", {"user": "root", "role": "root"})
+        server.post("/v3/auth/enable", {})
+        with closing(Gateway(server.endpoints, 30.0, user="root", password="secret")) as gateway, pipe() as gate:
+            assert gateway.transact([], [put("/a/k", b"")], []).is_met
+            watch = gateway.watch("/a/", 1)
+            assert watch is not None, "a watch needs the token, too"
+            assert watch.wait(PATIENCE_S, gate)
+            watch.close()
+            gateway._servers[0]._token = "expired"
+            assert gateway.transact([], [get("/a/k")], []).is_met
+        for user, password in (("", ""), ("root", "wrong"), ("nobody", "secret")):
+            with pytest.raises(Refused, match=r"etcd at http://127.0.0.1:.* does not let .* in: ") as e:
+                tried(Gateway(server.endpoints, 30.0, user=user, password=password))
+            assert e.value.refusal is Refusal.SETUP
+
+
+def test_a_user_where_etcd_has_none_is_refused(server: Etcd) -> None:
+    """The operator believes that the store is protected."""
+    with pytest.raises(Refused, match="authentication is not enabled"):
+        tried(Gateway(server.endpoints, 30.0, user="root", password="secret"))

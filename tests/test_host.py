@@ -5,16 +5,18 @@ from __future__ import annotations
 import os
 import signal
 import socket
+import subprocess
 from contextlib import ExitStack
+from pathlib import Path
 
 import pytest
 
+from reknit.adapters.journals.tcpstore import host as host_module
+from reknit.adapters.journals.tcpstore.client import Client
+from reknit.adapters.journals.tcpstore.host import host_store
 from reknit.adapters.ports import Refused
-from reknit.adapters.tcpstore import host as host_module
-from reknit.adapters.tcpstore.client import Client
-from reknit.adapters.tcpstore.host import host_store
-from reknit.core.reasons import Refusal
-from tests.alone import run_alone
+from reknit.core.job.reasons import Refusal
+from tests.alone import ENV, ROOT, command, run_alone
 from tests.stores import HOST, free_port, hosted
 from tests.waiting import PATIENCE_S, is_alive, until
 
@@ -126,25 +128,16 @@ def test_closing_ends_it_and_frees_the_port() -> None:
         host.close()
 
 
-def test_it_outlives_rounds_and_all_that_is_swept_with_them() -> None:
+def test_it_outlives_all_that_is_swept() -> None:
     """Whatever else is a child of the agent was left behind by workers, and is killed; not the store of all agents."""
     script = """
         from reknit.adapters.children import become_subreaper, children, sweep
-        from reknit.adapters.tcpstore.client import Client
+        from reknit.adapters.journals.tcpstore.client import Client
         from tests.stores import hosted
         from tests.processes import *
         assert become_subreaper()
         clock = Clock()
         with hosted() as (host, port):
-            workers = Processes(clock=clock, argv=["sh", "-c", "(sleep 600 &)"], env=dict(os.environ), run_id="job",
-                                own_children=True, spared=[host.pid])
-            for round_ in (0, 1):
-                start(workers, round_=round_)
-                until(lambda: len(children()) == 3)
-                stop(workers, 0.0, round_)
-                drive(workers, clock, WorkersStopped)
-                assert children() == [host.pid], children()
-            workers.close()
             client = Client("127.0.0.1", port, 60.0)
             assert client.add("n", 1) == 1
             client.close()
@@ -167,14 +160,32 @@ def test_a_dead_store_is_reported_by_its_host_and_not_reaped_by_others() -> None
         assert become_subreaper()
         clock = Clock()
         with hosted() as (host, _):
-            workers = Processes(clock=clock, argv=["true"], env={}, run_id="job", own_children=True, spared=[host.pid])
             os.kill(host.pid, signal.SIGTERM)  # of no effect, even in its first moment
             os.kill(host.pid, signal.SIGBUS)
             until(lambda: not is_alive(host.pid))
-            workers.events(clock.now())
             sweep(60.0, [host.pid])
             print(host.failure().split()[-1])
-            workers.close()
         clock.close()
     """
     assert run_alone(script) == "SIGBUS\n"
+
+
+def test_a_fork_of_the_agent_does_not_keep_the_store_alive(tmp_path: Path) -> None:
+    """A data loader of a killed program may live for long. The next agent must find the endpoint free."""
+    script = """
+        import sys
+        from tests.stores import hosted
+        from tests.processes import *
+        with hosted() as (host, port):
+            if os.fork() == 0:
+                signal.pause()
+            print(host.pid, flush=True)
+            os.kill(os.getpid(), signal.SIGKILL)
+    """
+    with subprocess.Popen(command(script), env=ENV, cwd=ROOT, stdout=subprocess.PIPE, start_new_session=True) as agent:
+        assert agent.stdout is not None
+        server = int(agent.stdout.readline())
+        try:
+            until(lambda: not is_alive(server), "the end of the store's server")
+        finally:
+            os.killpg(agent.pid, signal.SIGKILL)

@@ -15,7 +15,7 @@ import pytest
 
 from reknit.adapters.hostlock import MARK, HostLock, Taken, take, take_free
 from reknit.adapters.ports import Refused
-from reknit.core.reasons import Refusal
+from reknit.core.job.reasons import Refusal
 from tests.waiting import PATIENCE_S, is_alive, until
 
 
@@ -265,7 +265,7 @@ def test_orphans_that_do_not_die_are_named() -> None:
 
 def test_awkward_names() -> None:
     """Job ids and names hold anything but NUL, and so may the environment."""
-    for text in ("ä %/../", "a\nb", "x" * 3000, os.fsdecode(b"\xff")):
+    for text in ("ä %/../", "a\nb", "a\r\nb\r", "x" * 3000, os.fsdecode(b"\xff")):
         lock = killed(text, "n")
         with worker(lock.mark):
             assert lock.end_orphans() == 1

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from attrs import evolve
 
-from reknit.core.commands import Append, Finish, ReservePort, StartWorkers, StopWorkers
-from reknit.core.entries import Aborted, Entry, Joined, LastCall, Opened, RestartPolicy, Succeeded, Terms
-from reknit.core.reasons import AlreadyFinished, CutOff, DeclaredLost, Replaced, TermsDiffer
-from reknit.core.states import WorkerState
+from reknit.core.agent.commands import Append, Finish, ReservePort, StartWorkers, StopWorkers
+from reknit.core.agent.reasons import AlreadyFinished, CutOff, DeclaredLost, Replaced, TermsDiffer
+from reknit.core.agent.states import WorkerState
+from reknit.core.job.entries import Aborted, Admission, Entry, Joined, LastCall, Opened, RestartPolicy, Succeeded, Terms
 
 from .playbook import (
     Placeholder,
@@ -148,6 +148,15 @@ def test_other_terms_end_the_agent_before_it_has_said_anything() -> None:
     finish = Placeholder(Finish)
     assert playbook << finish
     assert finish().result.why == TermsDiffer((("max_nodes", "2", "5"),))
+
+
+def test_terms_that_differ_are_shown_as_the_user_writes_them() -> None:
+    """`--admission` takes `never`. `Admission.NEVER` cannot be typed there."""
+    ours = an_agent("n0", evolve(PAIR, admission=Admission.NEVER))
+    playbook = Playbook(ours) >> start() >> read(Opened(PAIR, "x"))
+    finish = Placeholder(Finish)
+    assert playbook << finish
+    assert finish().result.why == TermsDiffer((("admission", "soon", "never"),))
 
 
 def test_the_second_of_two_that_opened_at_once_compares_too() -> None:

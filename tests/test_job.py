@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from attrs import evolve
 
-from reknit.core.entries import Aborted, Admission, Leaving, Succeeded, Terms
-from reknit.core.job import Job, admissible, can_seal, coming, ready, room
+from reknit.core.job.entries import Aborted, Admission, Leaving, Succeeded, Terms
+from reknit.core.job.job import Job, admissible, can_seal, coming, ready, room
 
 from .playbook import failed, folded, joined, lost, node, running
 

@@ -12,9 +12,9 @@ from typing import get_args
 
 import pytest
 
-from reknit.adapters.envelope import Envelope
+from reknit.adapters.journals.envelope import Envelope
 from reknit.adapters.ports import Batch, Journal, Refused, Unavailable
-from reknit.core.entries import (
+from reknit.core.job.entries import (
     Aborted,
     Admission,
     Admit,
@@ -35,9 +35,9 @@ from reknit.core.entries import (
     Terms,
     WorkerFailure,
 )
-from reknit.core.fold import fold_all
-from reknit.core.job import Job
-from reknit.core.reasons import Refusal
+from reknit.core.job.fold import fold_all
+from reknit.core.job.job import Job
+from reknit.core.job.reasons import Refusal
 from tests.journals import (
     KINDS,
     SHARED,

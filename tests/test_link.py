@@ -12,11 +12,11 @@ from reknit.adapters.clock import Clock
 from reknit.adapters.journals.memory import MemoryJournal
 from reknit.adapters.link import MANY, ThreadedLink
 from reknit.adapters.ports import Batch, Refused, Unavailable
-from reknit.core.entries import Aborted, Entry, Node, NodeId
-from reknit.core.events import Counters, EntriesRead, Event, JournalFailed
-from reknit.core.job import Job
-from reknit.core.reasons import Refusal
-from tests.waiting import PATIENCE_S, until
+from reknit.core.agent.events import Counters, EntriesRead, Event, JournalFailed
+from reknit.core.job.entries import Aborted, Entry, Node, NodeId
+from reknit.core.job.job import Job
+from reknit.core.job.reasons import Refusal
+from tests.waiting import PATIENCE_S, descriptors, until
 
 ME, PEER = Node(NodeId("me")), Node(NodeId("peer"))
 FOLD = Job(epoch=5)
@@ -300,22 +300,40 @@ def test_a_bug_in_a_journal_is_raised_where_the_loop_is(agents: Callable[..., Ag
     assert raised()  # and again, as long as somebody asks
 
 
-def test_closing_ends_both_threads_whatever_they_do(agents: Callable[..., Agent]) -> None:
-    """Nothing is left behind: neither in a read, nor waiting for something to say, nor in an outage."""
+@pytest.mark.parametrize("beats_apart", [False, True])
+def test_closing_leaves_no_thread_and_no_descriptor(agents: Callable[..., Agent], beats_apart: bool) -> None:
+    """Whatever the threads do: in a read, with nothing to say, or in the pause between two tries of an outage."""
+    before = set(threading.enumerate()), descriptors()
     journal = Told()
     journal.fails["append"] = Unavailable("no")
-    agent = agents(journal, look_s=0.01)
+    agent = agents(journal, look_s=10 * PATIENCE_S, beats_apart=beats_apart)
     agent.link.append(Aborted("x"))
     agent.until(lambda seen: any(map(is_failed, seen)))
+    del journal.fails["append"]
+    agent.until(lambda _: agent.entries)
+    journal.fails["beat"] = Unavailable("no")
+    agent.link.beat(ME, [])
+    agent.until(lambda seen: sum(map(is_failed, seen)) > 1)
     agent.link.close()
+    agent.link.close()
+    agent.clock.close()
+    assert not set(threading.enumerate()) - before[0]
+    assert not descriptors() - before[1]
 
-    def is_silent() -> bool:
-        while not journal.calls.empty():
-            journal.calls.get()
-        agent.clock.wait(agent.clock.now() + 1.2)  # longer than the longest pause between two tries
-        return journal.calls.empty()
 
-    until(is_silent)
+def test_closing_does_not_wait_for_ever_for_a_call_that_hangs(
+    agents: Callable[..., Agent], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A file system that is gone keeps a thread in the kernel. The agent ends all the same; the thread wakes nobody."""
+    monkeypatch.setattr("reknit.adapters.link._CLOSE_S", 0.05)
+    journal = Told()
+    gate = journal.gates["append"] = threading.Event()
+    agent = agents(journal)
+    agent.link.append(Aborted("x"))
+    until(lambda: journal.said)
+    agent.link.close()
+    agent.clock.close()
+    gate.set()
 
 
 # ---- folds ----

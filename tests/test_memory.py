@@ -2,19 +2,36 @@
 
 from __future__ import annotations
 
+import threading
+
 from reknit.adapters.clock import Clock
 from reknit.adapters.journals.memory import MemoryJournal, MemoryLink
-from reknit.core.entries import Aborted, Node, NodeId
-from reknit.core.events import Counters, EntriesRead
+from reknit.core.agent.events import Counters, EntriesRead
+from reknit.core.job.entries import Aborted, Node, NodeId
+from tests.waiting import PATIENCE_S, until
 
 ME, PEER = Node(NodeId("me")), Node(NodeId("peer"))
 
 
-def test_a_read_that_waits_in_vain_leaves_nothing_behind() -> None:
+def test_a_read_that_waits_in_vain_ends() -> None:
     """Deadlines go on although nobody says anything."""
     journal = MemoryJournal()
     assert journal.read(0, wait_s=0.01).entries == ()
-    assert journal._waiting == []
+
+
+def test_closing_ends_the_reads_that_wait_and_the_others_go_on() -> None:
+    """Agents in several threads share the journal; one of them ends."""
+    journal = MemoryJournal()
+    reader = threading.Thread(target=journal.read, args=(0, 100 * PATIENCE_S), daemon=True)
+    reader.start()
+
+    def has_ended() -> bool:
+        journal.close()  # again: the reader may not have begun to wait
+        return not reader.is_alive()
+
+    until(has_ended)
+    journal.append("t", Aborted("x"))
+    assert journal.read(0, wait_s=0.0).entries == (Aborted("x"),)
 
 
 def test_the_link_tells_of_the_first_read_and_then_of_news_only() -> None:

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from reknit.core.entries import Lost, Succeeded
+from reknit.core.job.entries import Lost, Succeeded
 from tests.etcd import Etcd
 from tests.nodes import BAD, GOOD, UP, Nodes, at_c10d, at_etcd, at_file, ended
-from tests.test_several import free_port
+from tests.stores import free_port
 
 
 def place(tmp_path: Path, backend: str) -> tuple[str, ...]:
@@ -75,7 +75,7 @@ def test_nodes_end_at_different_times(tmp_path: Path, backend: str) -> None:
     """Who is done waits without workers; a signal ends that wait at once; the dead do not prolong it."""
     with Nodes(tmp_path, "--nnodes=4", *place(tmp_path, backend)) as nodes:
         (a,) = nodes.start("a")
-        a.says("meets job")
+        a.says("joins job")
         b, c, d = nodes.start("b", "c", "d")
         nodes.formed(a, b, c, d)
         for run in (a, b, c):

@@ -9,7 +9,7 @@ import pytest
 
 from tests.etcd import Etcd
 from tests.nodes import BAD, CONF, GLOO, GOOD, Nodes, at_c10d, at_etcd, at_file, ended
-from tests.test_several import free_port
+from tests.stores import free_port
 
 
 @pytest.mark.parametrize("backend", ["c10d", "file", "etcd", "static"])
@@ -92,7 +92,7 @@ def test_standbys(tmp_path: Path, backend: str) -> None:
     and that is no failure."""
     with Nodes(tmp_path, "--nnodes=2", *(at_c10d() if backend == "c10d" else at_file(tmp_path))) as nodes:
         (a,) = nodes.start("a")
-        a.says("meets job")  # it is the host of the store, if there is one
+        a.says("joins job")  # it is the host of the store, if there is one
         (b,) = nodes.start("b")
         two = nodes.formed(a, b)
         (c,) = nodes.start("c")

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from reknit.core.entries import Left
+from reknit.core.job.entries import Left
 from tests.nodes import GOOD, UP, Nodes, at_c10d, at_file, ended
 from tests.waiting import is_alive, until
 
@@ -21,7 +21,7 @@ def test_the_rest_regroup(tmp_path: Path, backend: str) -> None:
     # A silence would only be noticed after the patience of this test.
     with Nodes(tmp_path, "--nnodes=1:3", *place, "--rdzv-conf=heartbeat=300,last_call_timeout=9") as nodes:
         (a,) = nodes.start("a")
-        a.says("meets job")
+        a.says("joins job")
         b, c = nodes.start("b", "c")
         three = nodes.formed(a, b, c)
         b.signal(signal.SIGTERM)
@@ -39,7 +39,7 @@ def test_the_host_serves_on(tmp_path: Path) -> None:
     """To preempt the node that happens to host the store must not end the job of all. It ends when they are done."""
     with Nodes(tmp_path, "--nnodes=2:3", *at_c10d()) as nodes:
         (a,) = nodes.start("a")
-        a.says("whose store it hosts")
+        a.says("this node hosts the job's store")
         b, c = nodes.start("b", "c")
         three = nodes.formed(a, b, c)
         a.signal(signal.SIGTERM)
@@ -63,7 +63,7 @@ def test_the_host_is_told_again(tmp_path: Path) -> None:
     """Whoever insists is obeyed, and the others know how to bear it."""
     with Nodes(tmp_path, "--nnodes=1:2", *at_c10d(), "--store-timeout=2") as nodes:
         (a,) = nodes.start("a")
-        a.says("whose store it hosts")
+        a.says("this node hosts the job's store")
         (b,) = nodes.start("b")
         two = nodes.formed(a, b)
         a.signal(signal.SIGTERM)

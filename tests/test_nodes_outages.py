@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from reknit.core.codec import dumps
-from reknit.core.entries import Entry, Failed, Joined, Lost, Succeeded
+from reknit.core.job.entries import Entry, Failed, Joined, Lost, Succeeded
+from reknit.core.text.codec import dumps
 from tests.etcd import EtcdCluster
 from tests.nodes import BAD, GOOD, UP, NodeRun, Nodes, all_alive, at_etcd, at_file, ended
 from tests.waiting import is_alive

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from reknit.core.entries import Joined, Lost
+from reknit.core.job.entries import Joined, Lost
 from tests.etcd import Etcd
 from tests.nodes import CONF, GLOO, GOOD, Nodes, all_alive, at_c10d, at_etcd, at_file, ended
 from tests.waiting import is_alive, until
@@ -23,7 +23,7 @@ def test_the_survivors_regroup(tmp_path: Path, backend: str) -> None:
     """No last call, no restart spent, the old order: with real groups, whose collectives the dead node tears."""
     with Nodes(tmp_path, "--nnodes=2:3", "--max-restarts=0", *place(tmp_path, backend), script=GLOO) as nodes:
         (a,) = nodes.start("a")
-        a.says("meets job")
+        a.says("joins job")
         b, c = nodes.start("b", "c")
         three = nodes.formed(a, b, c)
         b.vanish()
@@ -42,7 +42,7 @@ def test_a_replacement_is_waited_for(tmp_path: Path, backend: str) -> None:
     """Below the minimum nobody can go on, and nobody gives up before the join timeout."""
     with Nodes(tmp_path, "--nnodes=2", *place(tmp_path, backend)) as nodes:
         (a,) = nodes.start("a")
-        a.says("meets job")
+        a.says("joins job")
         (b,) = nodes.start("b")
         two = nodes.formed(a, b)
         b.vanish()
@@ -63,7 +63,10 @@ def test_too_few_for_too_long(tmp_path: Path) -> None:
         nodes.formed(a, b)
         b.vanish()
         assert a.end() == 75
-        assert a.said[-1] == "the job failed: 1 node joined in time, 2 needed"
+        assert a.said[-2:] == [
+            "the job failed: 1 node joined in time, 2 needed",
+            "exit status 75: too few nodes joined in time",
+        ]
 
 
 def test_the_host_of_the_store_vanishes(tmp_path: Path) -> None:
@@ -71,7 +74,7 @@ def test_the_host_of_the_store_vanishes(tmp_path: Path) -> None:
     argv = ("--nnodes=3", *at_c10d(), "--store-timeout=3")
     with Nodes(tmp_path, *argv) as nodes:
         (a,) = nodes.start("a")
-        a.says("whose store it hosts")
+        a.says("this node hosts the job's store")
         b, c = nodes.start("b", "c")
         nodes.formed(a, b, c)
         a.vanish()
@@ -81,7 +84,7 @@ def test_the_host_of_the_store_vanishes(tmp_path: Path) -> None:
         assert ended(b, c) == [74, 74]
         for run in (b, c):
             assert len(run.ups) == 1
-            assert run.said[-1].startswith("this node has given up: the journal cannot be reached: 127.0.0.1:PORT: ")
+            assert run.said[-2].startswith("this node has given up: the journal cannot be reached: 127.0.0.1:PORT: ")
 
 
 def test_any_node_vanishes_at_etcd(tmp_path: Path) -> None:
@@ -103,13 +106,13 @@ def test_a_suspended_node(tmp_path: Path, backend: str, what: str) -> None:
     comes back, and calls nobody lost."""
     with Nodes(tmp_path, "--nnodes=1:2", *place(tmp_path, backend)) as nodes:
         (a,) = nodes.start("a")
-        a.says("meets job")
+        a.says("joins job")
         (b,) = nodes.start("b")
         two = nodes.formed(a, b)
         if what == "the machine":
             b.freeze()
         else:
-            for pid in (b.agent, b.pid):
+            for pid in (b.keeper, b.pid):
                 os.kill(pid, signal.SIGSTOP)
         one = nodes.formed(a, after=two)
         b.thaw()
@@ -123,13 +126,12 @@ def test_a_suspended_node(tmp_path: Path, backend: str, what: str) -> None:
         assert ended(a, b) == [0, 0]
 
 
-@pytest.mark.parametrize("victim", ["agent", "warden"])
-def test_an_agent_is_killed(tmp_path: Path, victim: str) -> None:
-    """Either of its two processes: the other takes the workers away, and the other nodes regroup."""
+def test_an_agent_is_killed(tmp_path: Path) -> None:
+    """Its keeper takes the workers away, and the other nodes regroup."""
     with Nodes(tmp_path, "--nnodes=1:2", *at_file(tmp_path)) as nodes:
         a, b = nodes.start("a", "b")
         two = nodes.formed(a, b)
-        os.kill(b.agent if victim == "agent" else b.pid, signal.SIGKILL)
+        os.kill(b.pid, signal.SIGKILL)
         until(lambda: not b.left_over(), "the end of all of b")
         one = nodes.formed(a, after=two)
         (c,) = nodes.start("b")  # its name is free again, with its old rank
@@ -140,12 +142,26 @@ def test_an_agent_is_killed(tmp_path: Path, victim: str) -> None:
         assert ended(a, c) == [0, 0]
 
 
+def test_a_keeper_is_killed(tmp_path: Path) -> None:
+    """A failure like another: its agent ends what it held, starts a new one, and the whole group restarts."""
+    with Nodes(tmp_path, "--nnodes=2", "--max-restarts=1", *at_file(tmp_path)) as nodes:
+        a, b = nodes.start("a", "b")
+        two = nodes.formed(a, b)
+        os.kill(b.keeper, signal.SIGKILL)
+        b.says("the keeper of this node's workers is lost: killed by SIGKILL")
+        again = nodes.formed(a, b, after=two)
+        assert [up.restart for up in again] == [1, 1]
+        for run in (a, b):
+            run.tell(GOOD)
+        assert ended(a, b) == [0, 0]
+
+
 def test_again_and_again(tmp_path: Path) -> None:
     """Five times a node vanishes and comes back; the budget is untouched, and nothing hangs."""
     argv = ("--nnodes=2:3", "--max-restarts=0", *at_c10d(), "--rdzv-conf=heartbeat=1,last_call_timeout=9,settle=0.1")
     with Nodes(tmp_path, *argv) as nodes:
         (a,) = nodes.start("a")
-        a.says("meets job")
+        a.says("joins job")
         b, c = nodes.start("b", "c")
         ups = nodes.formed(a, b, c)
         for i in range(5):

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from reknit.core.commands import Append, Beat, StartWorkers
-from reknit.core.entries import Joined, Opened, Terms
+from reknit.core.agent.commands import Append, Beat, StartWorkers
+from reknit.core.job.entries import Joined, Opened, Terms
 
 from .playbook import Placeholder, Playbook, an_agent, echo, playing, read, start
 
@@ -25,7 +25,7 @@ def test_a_command_that_never_came_fails() -> None:
 
 
 def test_commands_of_one_step_keep_their_order() -> None:
-    """The driver carries them out in the order given, so the order is behaviour."""
+    """The loop carries them out in the order given, so the order is behaviour."""
     playbook = (
         Playbook(an_agent(terms=Terms(max_nodes=2)), hide=()) >> start() >> read() << Placeholder(Append) >> echo()
     )

@@ -7,17 +7,18 @@ import json
 import os
 import resource
 import signal
+import socket
 import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from reknit.adapters.bootstrap import Reservation
 from reknit.adapters.clock import Clock
-from reknit.adapters.streams import StreamSettings
-from reknit.adapters.workers.environment import arguments
-from reknit.core.events import PortReserved, WorkersExited, WorkersStarted, WorkersStopped
+from reknit.adapters.keeper.bootstrap import Reservation
+from reknit.adapters.keeper.environment import arguments
+from reknit.adapters.keeper.streams import StreamSettings
+from reknit.core.agent.events import PortReserved, WorkersExited, WorkersStarted, WorkersStopped
 from tests.alone import ENV, ROOT, command, run_alone
 from tests.processes import Make, drive, drive_exits, failures, start, stop, stopped
 
@@ -28,10 +29,9 @@ def test_the_start_path_imports_nothing_heavy() -> None:
     """What is imported before the first spawn is time that every job waits."""
     script = """
         import sys
-        import reknit.adapters.warden, reknit.adapters.clock, reknit.adapters.journals.memory
-        import reknit.adapters.workers.processes
-        heavy = "subprocess socket selectors logging tempfile pathlib json shutil argparse multiprocessing asyncio"
-        print(*sorted({*heavy.split(), "ctypes", "_ctypes", "string", "torch", "psutil", "termios"} & set(sys.modules)))
+        import reknit.adapters.keeper.process
+        heavy = "subprocess logging tempfile pathlib shutil argparse multiprocessing asyncio string termios"
+        print(*sorted({*heavy.split(), "torch", "psutil"} & set(sys.modules)))
     """
     assert run_alone(script) == "\n"
 
@@ -50,6 +50,28 @@ def test_workers_run_and_succeed(make: Make, clock: Clock) -> None:
     stop(workers)
     assert stopped(drive(workers, clock, WorkersStopped)).stuck == ()
     assert workers.events(clock.now()) == []
+
+
+def test_a_port_that_was_asked_for_is_that_of_every_round(make: Make, clock: Clock) -> None:
+    """It is never let go of between two rounds, when somebody else might take it."""
+    free = Reservation()
+    port = free.port
+    free.release()
+    workers = make("true", master_port=port)
+    assert workers.reserve_port() == port
+    start(workers, 1)
+    stop(workers)
+    assert stopped(drive(workers, clock, WorkersStopped)).port == port
+    workers.renew_port()
+    assert [event.port for event in workers.events(clock.now()) if isinstance(event, PortReserved)] == [port]
+
+
+def test_a_port_that_is_taken_is_an_error(make: Make) -> None:
+    """The wiring turns it into one line."""
+    with socket.create_server(("", 0)) as other:
+        workers = make("true", master_port=other.getsockname()[1])
+        with pytest.raises(OSError, match="Address already in use"):
+            workers.reserve_port()
 
 
 def test_the_environment_is_torchelastics(make: Make, clock: Clock, tmp_path: Path) -> None:
@@ -372,7 +394,7 @@ def test_torchs_store_binds_over_the_reservation(make: Make, clock: Clock) -> No
 
 def test_no_ipv6_is_no_reason_to_fail(monkeypatch: pytest.MonkeyPatch, make: Make) -> None:
     """Containers often have none."""
-    from reknit.adapters import bootstrap
+    from reknit.adapters.keeper import bootstrap
 
     real = bootstrap._bound
     monkeypatch.setattr(bootstrap, "_bound", lambda family, address: None if ":" in address else real(family, address))

@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import textwrap
 from pathlib import Path
 
 import pytest
 
 from reknit.adapters.clock import Clock
-from reknit.adapters.streams import StreamSettings
-from reknit.core.events import WorkersExited, WorkersStopped
+from reknit.adapters.keeper.streams import StreamSettings
+from reknit.core.agent.events import WorkersExited, WorkersStopped
 from tests.alone import STUBBORN, run_alone
 from tests.processes import FOR_EVER, Make, drive, failures, start, stop, stopped
 from tests.waiting import PATIENCE_S, is_alive, read_pids, until
@@ -46,6 +47,31 @@ def test_a_worker_that_ignores_the_signal_is_killed_after_the_grace(make: Make, 
     assert workers.wakes_at >= before + 0.2
     drive(workers, clock, WorkersStopped)
     assert clock.now() >= before + 0.2
+
+
+MOVES = """
+    import os, signal, sys, time
+    child = os.fork()
+    if child:
+        # Into the group of the process that holds the workers, as a shell with job control does with its jobs.
+        os.setpgid(0, os.getpgid(os.getppid()))
+    else:
+        os.setpgid(0, 0)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN if sys.argv[2] == "ignore" else signal.SIG_DFL)
+    open(sys.argv[1], "a").write(f"{os.getpid()}\\n")
+    while True: signal.pause()
+"""
+
+
+@pytest.mark.parametrize("wish", ["obey", "ignore"])
+def test_a_worker_that_leaves_its_group_is_ended_too(make: Make, clock: Clock, tmp_path: Path, wish: str) -> None:
+    """Its old group is empty: SIGTERM and SIGKILL must reach the worker itself, and what descends from it."""
+    workers = make(sys.executable, "-c", textwrap.dedent(MOVES), str(tmp_path / "pids"), wish)
+    start(workers)
+    pids = read_pids(tmp_path / "pids", 2)
+    stop(workers, 0.0 if wish == "ignore" else FOR_EVER)
+    assert stopped(drive(workers, clock, WorkersStopped)).stuck == ()
+    until(lambda: not any(map(is_alive, pids)), "their end")
 
 
 def test_a_second_stop_only_shortens_the_grace(make: Make, clock: Clock, tmp_path: Path) -> None:
@@ -108,7 +134,7 @@ def test_rounds_follow_each_other_and_leak_nothing(make: Make, clock: Clock, tmp
         drive(workers, clock, WorkersExited)
         stop(workers, round_=round_)
         assert stopped(drive(workers, clock, WorkersStopped)).round == round_
-        assert workers._streams.finish(PATIENCE_S)
+        assert workers._streams.flush(PATIENCE_S)
         counts.append(len(os.listdir("/proc/self/fd")))
     assert counts[-1] == counts[3]
     assert sorted(os.listdir(tmp_path / "logs")) == sorted(f"round_{i}" for i in range(12)), "logs are kept"
@@ -173,7 +199,7 @@ def test_what_survives_sigkill_is_reported_and_left(tmp_path: Path, own_children
     script = """
         from tests.processes import *
         from reknit.adapters.children import become_subreaper
-        from reknit.adapters.workers import leaders, processes, strays
+        from reknit.adapters.keeper import leaders, processes, strays
         become_subreaper()
         clock = Clock()
         pids, own_children = sys.argv[1], sys.argv[2] == "True"

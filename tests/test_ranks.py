@@ -1,11 +1,11 @@
-"""Who gets which rank. The tables A and B are those of torchelastic (its contract, section 4.2), literally."""
+"""Who gets which rank. The tables A and B are those of torchelastic (docs/torchelastic.md#ranks), literally."""
 
 from __future__ import annotations
 
 import pytest
 
-from reknit.core.entries import Joined
-from reknit.core.ranks import assign
+from reknit.core.job.entries import Joined
+from reknit.core.job.ranks import assign
 
 from .playbook import joined, node
 

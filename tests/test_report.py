@@ -9,13 +9,14 @@ from typing import get_args
 
 import pytest
 
-from reknit.app.report import Reporter, exit_status, final_lines
-from reknit.core import reasons
-from reknit.core.agent import Agent, Spec
-from reknit.core.commands import Append, Result
-from reknit.core.entries import Filler, Node, NodeId, WorkerFailure
-from reknit.core.events import Woken
-from reknit.core.states import WorkerState
+from reknit.app.report import Reporter, exit_status, final_lines, origin
+from reknit.core.agent import reasons as own
+from reknit.core.agent.agent import Agent, Spec
+from reknit.core.agent.commands import Append, Result
+from reknit.core.agent.events import Started, Woken
+from reknit.core.agent.states import WorkerState
+from reknit.core.job import reasons
+from reknit.core.job.entries import Filler, Node, NodeId, WorkerFailure
 from tests.command import REKNIT, run
 from tests.waiting import PATIENCE_S, until
 
@@ -46,40 +47,60 @@ def test_the_status_is_the_culprits(exitcode: int, status: int) -> None:
 
 STATUSES = {
     reasons.AllSucceeded(): 0,
-    reasons.AlreadyFinished(): 0,
-    reasons.SignalReceived(signal.SIGTERM): 143,
-    reasons.SignalReceived(signal.SIGINT): 130,
-    reasons.CannotStop((1,)): 71,
-    reasons.StoreLost("x"): 74,
-    reasons.CutOff(3): 74,
+    own.AlreadyFinished(): 0,
+    own.SignalReceived(signal.SIGTERM): 143,
+    own.SignalReceived(signal.SIGINT): 130,
+    own.CannotStop((1,)): 71,
+    own.StoreLost("x"): 74,
     reasons.TooFewNodes(1, 2): 75,
-    reasons.Replaced(N): 76,
-    reasons.JournalRefused(reasons.Refusal.FORMAT, "x"): 65,
-    reasons.JournalRefused(reasons.Refusal.SETUP, "x"): 69,
-    reasons.JournalRefused(reasons.Refusal.IDENTITY, "x"): 72,
-    reasons.JournalRefused(reasons.Refusal.OTHER_JOB, "x"): 73,
-    reasons.JournalRefused(reasons.Refusal.SECRET, "x"): 77,
-    reasons.TermsDiffer(()): 78,
+    own.Replaced(N): 76,
+    own.JournalRefused(reasons.Refusal.FORMAT, "x"): 65,
+    own.JournalRefused(reasons.Refusal.SETUP, "x"): 69,
+    own.JournalRefused(reasons.Refusal.IDENTITY, "x"): 72,
+    own.JournalRefused(reasons.Refusal.OTHER_JOB, "x"): 73,
+    own.JournalRefused(reasons.Refusal.SECRET, "x"): 77,
+    own.TermsDiffer(()): 78,
     reasons.Unstable(3): 1,
     reasons.AbortedByOperator("x"): 1,
-    reasons.DeclaredLost(): 1,
-    reasons.NodeGone(N, "lost"): 1,
-    reasons.NodesAdmitted(()): 1,
-    reasons.WorkerFailed(N, failed()): 1,
     reasons.BudgetSpent(0, reasons.WorkerFailed(N, failed())): 3,
 }
 
 
 @pytest.mark.parametrize("why", STATUSES, ids=lambda why: type(why).__name__)
-def test_every_reason_has_a_status(why: reasons.Reason) -> None:
+def test_every_reason_has_a_status(why: own.RunEnd) -> None:
     """A scheduler tells a job that failed from one that never had a chance (sysexits)."""
     assert exit_status(Result(WorkerState.FAILED, why)) == STATUSES[why]
 
 
 def test_no_reason_is_forgotten() -> None:
     """A new one needs a status, and none but success may be 0."""
-    assert {type(why) for why in STATUSES} == set(get_args(reasons.Reason))
+    assert {type(why) for why in STATUSES} == set(get_args(own.RunEnd))
     assert [type(why).__name__ for why, status in STATUSES.items() if not status] == ["AllSucceeded", "AlreadyFinished"]
+
+
+def test_a_status_that_may_be_anybodys_names_its_origin() -> None:
+    """71 from a script and 71 from a full process table ask for different hands."""
+    assert origin(result(failed(rank=1, exitcode=71))) == "exit status 71: from the worker of rank 1"
+    assert origin(result(failed(exitcode=2))) == "exit status 2: from the worker of rank 0"
+    never_started = WorkerFailure(local_rank=0, rank=3, exitcode=71)
+    assert origin(result(never_started)) == "exit status 71: reknit could not run the worker of rank 3"
+    lost = Result(WorkerState.FAILED, own.StoreLost("x"))
+    assert origin(lost) == "exit status 74: reknit could not reach the job's store"
+
+
+def test_every_status_that_a_worker_may_share_names_its_origin() -> None:
+    """The rule of exit-status.md, for all reasons: 65 to 78 are never left open."""
+    for why, status in STATUSES.items():
+        line = origin(Result(WorkerState.FAILED, why))
+        assert (line is not None) == (65 <= status <= 78)
+        assert line is None or line.startswith(f"exit status {status}: ")
+    assert all(origin(result(failed(exitcode=code))) for code in (2, 65, *range(69, 79)))
+
+
+def test_the_origin_is_the_last_line() -> None:
+    """Scripts look there."""
+    assert report(failed(exitcode=71))[-1] == "exit status 71: from the worker of rank 0"
+    assert not report(failed(exitcode=3))[-1].startswith("exit status")
 
 
 # ---- the report ----
@@ -95,7 +116,7 @@ def test_success_is_one_line() -> None:
 
 def test_a_stop_is_no_failure() -> None:
     """Preempted is not failed."""
-    stopped = Result(WorkerState.STOPPED, reasons.SignalReceived(15))
+    stopped = Result(WorkerState.STOPPED, own.SignalReceived(15))
     assert list(final_lines(stopped, 0)) == ["the job stopped: SIGTERM received"]
 
 
@@ -103,7 +124,7 @@ def test_the_culprit_comes_first_and_others_after_it() -> None:
     """Whoever reads one line reads the right one."""
     lines = report(failed(1, -9), failed(0, 1, message="ConnectionError: reset\nby peer"))
     assert lines == [
-        "the job failed: no restarts are allowed",
+        "the job failed: no restarts are allowed (--max-restarts=0)",
         "  rank 1 failed first (node n, local rank 1, pid 41): killed by SIGKILL",
         "  likewise rank 0 failed: exit code 1, ConnectionError: reset",
     ]
@@ -162,6 +183,16 @@ def test_verbose_says_every_step() -> None:
     assert len(said) == 2, "most steps decide nothing"
 
 
+def test_verbose_marks_what_it_leaves_out() -> None:
+    """A reader must not take a part of an event for the whole event."""
+    said: list[str] = []
+    agent = Agent(Spec(NodeId("n"), "a"))
+    Reporter(said.append, verbose=True)(agent, Started(1.5, "x" * 300, 1), agent, [])
+    (line,) = said
+    shown = line.removeprefix("reknit: 1.500 << ")
+    assert (len(shown), shown[:9], shown[-2:]) == (200, "Started(a", "x…")
+
+
 @pytest.mark.parametrize("where", ["2>&-", "2>/dev/full", "2>&1 >&3 | :", "2>/dev/null"])
 def test_nobody_needs_to_read_it(tmp_path: Path, where: str) -> None:
     """A log collector that dies takes no job with it."""
@@ -209,7 +240,7 @@ def test_a_traceback_without_record(tmp_path: Path) -> None:
         1,
         [
             f"rank 1 failed: {how} (node N); stopping this node's workers (SIGTERM, SIGKILL after 30 s)",
-            "the job failed: no restarts are allowed",
+            "the job failed: no restarts are allowed (--max-restarts=0)",
             f"  rank 1 failed first (node N, local rank 1, pid P): {how}",
             "  its traceback:",
             "    Traceback (most recent call last):",

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from reknit.core.entries import Admit, Failed, Leaving, Left, RestartPolicy, Terms, WorkerFailure
-from reknit.core.job import Closed, Job, Running
-from reknit.core.reasons import BudgetSpent, NodeGone, Unstable, WorkerFailed
-from reknit.core.restart import backoff_s, is_echo, root_cause, root_cause_of
+from reknit.core.job.entries import Admit, Failed, Leaving, Left, RestartPolicy, Terms, WorkerFailure
+from reknit.core.job.job import Closed, Job, Running
+from reknit.core.job.reasons import BudgetSpent, Departure, NodeGone, Unstable, WorkerFailed
+from reknit.core.job.restart import backoff_s, is_echo, root_cause, root_cause_of
 
 from .playbook import failed, failure, joined, lost, node, running
 
@@ -171,4 +171,4 @@ def test_the_reason_of_a_restart_is_the_root_cause_not_the_first_word() -> None:
 def test_an_excuse_is_why_the_round_ended() -> None:
     """Who reads the line of the next round must learn which node went, not what its peers died of."""
     job = running(3, TERMS, failed("n0"), lost("n1", by="n2"), joined("n0", 1), joined("n2", 1))
-    assert (job.round, counted(job), job.why) == (1, (0, 1), NodeGone(node("n1"), "lost", node("n2")))
+    assert (job.round, counted(job), job.why) == (1, (0, 1), NodeGone(node("n1"), Departure.LOST, node("n2")))

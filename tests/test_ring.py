@@ -5,8 +5,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reknit.core.entries import Joined, Node, NodeId
-from reknit.core.ring import after, ring_of, with_node, without
+from reknit.core.job.entries import Joined, Node, NodeId
+from reknit.core.job.ring import after, ring_of, with_node, without
 
 IDS = [NodeId(f"n{i}") for i in range(8)]
 SEATS = st.dictionaries(st.sampled_from(IDS), st.integers(0, 7), max_size=6).map(

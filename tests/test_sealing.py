@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from reknit.core.entries import Joined, LastCall, Node, Terms
+from reknit.core.job.entries import Joined, LastCall, Node, Terms
 
 from .playbook import folded, joined, lost, node, running
 

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from reknit.adapters.tcpstore import server
-from reknit.adapters.tcpstore.client import Client
+from reknit.adapters.journals.tcpstore import server
+from reknit.adapters.journals.tcpstore.client import Client
 from tests.alone import ENV, ROOT, command, run_alone
 from tests.stores import HOST, free_port, hosted
 from tests.waiting import PATIENCE_S, is_alive, until
@@ -41,7 +41,7 @@ def test_it_ends_with_the_agent_however_that_ends() -> None:
     port = free_port()
     script = """
         import sys
-        from reknit.adapters.tcpstore.host import host_store
+        from reknit.adapters.journals.tcpstore.host import host_store
         host = host_store("127.0.0.1", int(sys.argv[1]))
         print(host.pid, flush=True)
         sys.stdin.read()
@@ -106,7 +106,7 @@ def test_a_name_server_is_not_asked_about_those_who_connect() -> None:
     out = run_alone(
         """
         import socket
-        from reknit.adapters.tcpstore import server
+        from reknit.adapters.journals.tcpstore import server
         server._ask_no_name_server()
         try:
             socket.gethostbyaddr("192.0.2.1")

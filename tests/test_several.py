@@ -15,14 +15,16 @@ import pytest
 from reknit.adapters.hostlock import MARK
 from reknit.adapters.journals.memory import MemoryJournal
 from reknit.adapters.ports import Refused, Unavailable
-from reknit.app.config import configure
 from reknit.app.options import parse
+from reknit.app.parsing import asked
 from reknit.app.several import HostedJournal, open_journal
 from reknit.app.wire import SECRETS
-from reknit.core.entries import Filler, Node, NodeId
-from reknit.core.job import Job
-from reknit.core.reasons import Refusal
+from reknit.core.job.entries import Filler, Node, NodeId
+from reknit.core.job.job import Job
+from reknit.core.job.reasons import Refusal
+from tests.alone import STUBBORN
 from tests.command import Run
+from tests.stores import free_port
 from tests.waiting import is_alive, read_pids, until
 
 TELLS = "import os; os.write(1, '{RANK}/{WORLD_SIZE} {GROUP_RANK} {MASTER_ADDR}\\n'.format(**os.environ).encode())"
@@ -36,12 +38,6 @@ GLOO = """
     dist.barrier()
     os._exit(0)  # gloo, torn down, aborts by itself now and then
 """
-
-
-def free_port() -> int:
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        return int(sock.getsockname()[1])
 
 
 @pytest.fixture
@@ -69,12 +65,12 @@ def test_c10d(tmp_path: Path, c10d: tuple[str, ...]) -> None:
     """The usual case, with a real group of real torch; one of them hosts the store, nobody was told who."""
     jobs = pair(tmp_path, GLOO, "--nnodes=2", *c10d)
     assert [job.out for job in jobs] == ["2\n", "2\n"]
-    meets = [line for job in jobs for line in job.err.splitlines() if " meets job " in line]
+    meets = [line for job in jobs for line in job.err.splitlines() if " joins job " in line]
     host, place = os.uname().nodename, c10d[1].partition("=")[2]
     names = {line.split()[2] for line in meets}
     assert names == {host, f"{host}-2"}
-    assert sum("whose store it hosts" in line for line in meets) == 1
-    assert all(f"(127.0.0.1) meets job none at c10d://{place}" in line for line in meets)
+    assert sum("; this node hosts the job's store" in line for line in meets) == 1
+    assert all(f"(127.0.0.1) joins job none at c10d://{place}" in line for line in meets)
     assert all(job.said[-1] == "the job succeeded" for job in jobs)
 
 
@@ -110,9 +106,9 @@ def test_each_backend_has_its_journal(tmp_path: Path) -> None:
         (["--rdzv-backend=file", f"--rdzv-endpoint={tmp_path}/f", "--rdzv-id=j"], "FileJournal"),
         (["--rdzv-backend=etcd", "--rdzv-endpoint=127.0.0.1", "--rdzv-id=j"], "EtcdJournal"),
     ):
-        meeting = configure(parse(["--nnodes=2", *argv, __file__], {}), {}).rendezvous
-        assert meeting is not None
-        journal = open_journal(meeting)
+        settings = asked(parse(["--nnodes=2", *argv, __file__], {}), {}).settings
+        assert settings.meeting is not None
+        journal = open_journal(settings.meeting, settings.run_id)
         assert type(journal).__name__ == name
         journal.close()
 
@@ -127,26 +123,28 @@ def test_a_name_that_is_taken(tmp_path: Path, c10d: tuple[str, ...]) -> None:
         until((tmp_path / "up0").exists)
         with agent(tmp_path, *argv) as second:
             assert second.end() == 76
-        assert second.err == f"reknit: another agent of job J runs on this host as me (pid {first.agent})\n"
+        assert second.err.splitlines() == [
+            f"reknit: another agent of job J runs on this host as me (pid {first.pid})",
+            "reknit: exit status 76: another agent has this node's id",
+        ]
         first.signal(signal.SIGTERM)
         assert first.end() == 128 + signal.SIGTERM
 
 
 def test_what_a_killed_agent_left_is_ended_first(tmp_path: Path, c10d: tuple[str, ...]) -> None:
-    """Warden and agent killed in one instant leave the workers. They hold the devices, and ports of the last round."""
+    """Agent and keeper killed in one instant leave daemons. They hold the devices, and ports of the last round."""
     argv = ("--nnodes=1:2", *c10d, "--rdzv-id=j", "--rdzv-conf=last_call_timeout=0", "--nproc-per-node=2")
-    pids = "import os, signal; print(os.getpid(), file=open('pids', 'a'), flush=True); signal.pause()"
-    with agent(tmp_path, *argv, script=pids) as first:
-        workers = read_pids(tmp_path / "pids", 2)
+    with agent(tmp_path, *argv, STUBBORN, "pids", "grandchild", script="") as first:
+        pids = read_pids(tmp_path / "pids", 4)
         os.kill(first.pid, signal.SIGSTOP)  # else it would sweep before it is killed itself
-        os.kill(first.agent, signal.SIGKILL)
+        os.kill(first.keeper, signal.SIGKILL)
         first.signal(signal.SIGKILL)
         first.process.wait()
         with agent(tmp_path, *argv, script=TELLS) as second:
             assert second.end() == 0, second.err
         # Two, or three with the store's server, which ends by itself.
         assert re.match(r"ended [23] processes that an earlier agent had left behind", second.said[1])
-        assert not any(map(is_alive, workers))
+        assert not any(map(is_alive, pids))
 
 
 def test_a_host_without_torch(tmp_path: Path, c10d: tuple[str, ...]) -> None:
@@ -156,7 +154,7 @@ def test_a_host_without_torch(tmp_path: Path, c10d: tuple[str, ...]) -> None:
     with agent(tmp_path, "--nnodes=2", *c10d, script="pass", env={"PYTHONPATH": str(tmp_path)}) as job:
         status = job.end()
     assert status == 69, job.err
-    assert "torch is needed to host the store (--rdzv-backend=c10d): " in job.said[-1]
+    assert "torch is needed to host the store (--rdzv-backend=c10d): " in job.said[-2]
 
 
 def test_a_port_that_somebody_else_has(tmp_path: Path) -> None:
@@ -172,7 +170,10 @@ def test_a_port_that_somebody_else_has(tmp_path: Path) -> None:
         )
         with agent(tmp_path, *argv, "--rdzv-conf=is_host=true", script="pass") as job:
             assert job.end() == 69
-    assert job.said == ["cannot host the store at 127.0.0.1:PORT: address already in use"]
+    assert job.said == [
+        "cannot host the store at 127.0.0.1:PORT: address already in use",
+        "exit status 69: the job's journal cannot be used as asked",
+    ]
     assert os.listdir(tmp_path / "reknit") == []
 
 
@@ -193,7 +194,7 @@ def test_workers_carry_the_mark_and_no_secret(tmp_path: Path, c10d: tuple[str, .
     argv = ("--nnodes=1:2", *c10d, "--rdzv-conf=last_call_timeout=0", "--node-id=me", "--rdzv-id=J")
     with agent(tmp_path, *argv, script=script, env=dict.fromkeys(SECRETS, "s3cret")) as job:
         assert job.end() == 0, job.err
-    assert re.fullmatch(r"J/me/[0-9a-f]{32} \[\]\n", job.out)
+    assert re.fullmatch(r"J/me/[0-9a-f]{32}/workers \[\]\n", job.out)
     assert "s3cret" not in job.err
 
 

@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reknit.core.codec import CodecError
-from reknit.core.entries import (
+from reknit.core.job.entries import (
     Entry,
     Failed,
     Joined,
@@ -23,9 +22,10 @@ from reknit.core.entries import (
     Terms,
     WorkerFailure,
 )
-from reknit.core.fold import fold_all
-from reknit.core.job import Job
-from reknit.core.snapshot import freeze, thaw
+from reknit.core.job.fold import fold_all
+from reknit.core.job.job import Job
+from reknit.core.text.codec import CodecError
+from reknit.core.text.snapshot import freeze, thaw
 
 NODES = [Node(NodeId(f"n{i}"), k) for i in range(4) for k in range(2)]
 NODE = st.sampled_from(NODES)

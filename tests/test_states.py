@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from reknit.core.states import WorkerState
+from reknit.core.agent.states import WorkerState
 
 
 def test_the_names_are_torchelastics() -> None:

@@ -7,12 +7,13 @@ from typing import get_args
 
 import pytest
 
-from reknit.core import events
-from reknit.core.agent import Agent
-from reknit.core.commands import Append, Finish, StartWorkers, StopWorkers
-from reknit.core.entries import Leaving, RestartPolicy, Terms
-from reknit.core.reasons import NodeGone, Refusal, SignalReceived
-from reknit.core.step import step
+from reknit.core.agent import events
+from reknit.core.agent.agent import Agent
+from reknit.core.agent.commands import Append, Finish, StartWorkers, StopWorkers
+from reknit.core.agent.reasons import SignalReceived
+from reknit.core.agent.step import step
+from reknit.core.job.entries import Leaving, RestartPolicy, Terms
+from reknit.core.job.reasons import Departure, NodeGone, Refusal
 
 from .playbook import (
     Builder,
@@ -133,7 +134,7 @@ def test_a_batch_of_entries_is_decided_on_once() -> None:
     assert (
         playbook
         >> read(lost("n1", by="n2"), joined("n2", 1), failed("n2", 1))
-        << StopWorkers(0, 15, 30.0, NodeGone(N1, "lost", N2))
+        << StopWorkers(0, 15, 30.0, NodeGone(N1, Departure.LOST, N2))
     )
 
 

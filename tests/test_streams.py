@@ -11,86 +11,24 @@ import subprocess
 import sys
 import termios
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from reknit.adapters.streams import STDERR, STDOUT, Streams, StreamSettings, WorkerStreams, last_lines
+from reknit.adapters.keeper.streams import STDERR, STDOUT, Streams, StreamSettings, last_lines
+from tests.streams import Console, finished, open_, spawn, streams_to
 from tests.waiting import PATIENCE_S, descriptors, until
-
-
-class Console:
-    """A pipe in place of the agent's stdout or stderr, read on demand."""
-
-    def __init__(self) -> None:
-        self.read_end, self.fd = os.pipe()
-        self.seen = b""
-
-    def read_until(self, wanted: bytes) -> bytes:
-        os.set_blocking(self.read_end, False)
-
-        def found() -> bool:
-            try:
-                self.seen += os.read(self.read_end, 1 << 20)
-            except BlockingIOError:
-                pass
-            return wanted in self.seen
-
-        until(found, f"{wanted!r} on the console, which has {self.seen!r}")
-        return self.seen
-
-    def close(self) -> None:
-        for fd in (self.read_end, self.fd):
-            try:
-                os.close(fd)
-            except OSError:
-                pass
-
-
-@pytest.fixture
-def out() -> Iterator[Console]:
-    console = Console()
-    yield console
-    console.close()
-
-
-@pytest.fixture
-def err() -> Iterator[Console]:
-    console = Console()
-    yield console
-    console.close()
-
-
-def spawn(streams: WorkerStreams, script: str, *args: str) -> int:
-    """Run a script as a worker would be."""
-    actions = [(os.POSIX_SPAWN_DUP2, ours, theirs) for theirs, ours in streams.ends.items()]
-    pid = os.posix_spawn(sys.executable, ["python", "-c", script, *args], os.environ, file_actions=actions)
-    streams.spawned()
-    return pid
-
-
-def finished(pid: int) -> int:
-    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-
-
-def make(out: Console, err: Console, **settings: object) -> Streams:
-    return Streams(StreamSettings(**settings), stdout=out.fd, stderr=err.fd)  # type: ignore[arg-type]
-
-
-def open_(streams: Streams, folder: Path | str = "", local_rank: int = 0) -> WorkerStreams:
-    return streams.open(local_rank=local_rank, rank=local_rank + 4, role="trainer", folder=str(folder))
 
 
 def test_by_default_stdout_is_inherited_and_stderr_passes_verbatim(out: Console, err: Console) -> None:
     """No copy in the way of stdout; stderr at once, unchanged, and its end is remembered."""
-    streams = make(out, err)
+    streams = streams_to(out, err)
     worker = open_(streams)
     assert finished(spawn(worker, "import os; os.write(1, b'o\\n'); os.write(2, b'a\\xff\\x00\\nb')")) == 0
     assert out.read_until(b"o\n") == b"o\n"
     assert streams.tail(worker, 5) == ("a\\xff\x00", "b")
     streams.release(worker)
-    assert streams.finish(PATIENCE_S)
+    assert streams.flush(PATIENCE_S)
     assert err.read_until(b"b") == b"a\xff\x00\nb"
 
 
@@ -105,7 +43,7 @@ def test_stdout_that_is_descriptor_1_is_not_touched() -> None:
 
 def test_the_tail_is_complete_although_a_grandchild_holds_the_pipe(out: Console, err: Console) -> None:
     """A failure's last words must be there at its exit; end-of-file may be hours away."""
-    streams = make(out, err)
+    streams = streams_to(out, err)
     worker = open_(streams)
     script = """
 import os, subprocess, sys
@@ -124,7 +62,7 @@ print(child.pid)
 
 def test_tail_is_bounded(out: Console, err: Console) -> None:
     """A worker that writes for weeks must not fill the agent's memory."""
-    streams = make(out, err)
+    streams = streams_to(out, err)
     worker = open_(streams)
     reader = threading.Thread(target=err.read_until, args=(b"END",))
     reader.start()
@@ -140,7 +78,7 @@ def test_tail_is_bounded(out: Console, err: Console) -> None:
 
 def test_a_worker_may_close_its_stderr(out: Console, err: Console) -> None:
     """Daemon-like libraries do. The relay must neither spin nor stop."""
-    streams = make(out, err)
+    streams = streams_to(out, err)
     worker, other = open_(streams), open_(streams, local_rank=1)
     assert finished(spawn(worker, "import os; os.write(2, b'bye\\n'); os.close(2); os.close(1)")) == 0
     until(lambda: worker.taps[STDERR].source == -1)
@@ -149,41 +87,41 @@ def test_a_worker_may_close_its_stderr(out: Console, err: Console) -> None:
     assert err.read_until(b"still here\n") == b"bye\nstill here\n"
     for each in (worker, other):
         streams.release(each)
-    assert streams.finish(PATIENCE_S)
+    assert streams.flush(PATIENCE_S)
 
 
 def test_a_blocked_console_blocks_only_who_writes(out: Console, err: Console) -> None:
     """`reknit run … | less`: the agent must go on deciding, and nothing may be lost."""
-    streams = make(out, err)
+    streams = streams_to(out, err)
     worker = open_(streams)
     writer = spawn(worker, "import os\nfor i in range(300000): os.write(2, b'%07d\\n' % i)")
-    until(lambda: not select.select([], [err.fd], [], 0)[1], "the console to be full")
+    until(streams._consoles[STDERR].is_full, "the console and its queue to be full")
     tail = streams.tail(worker, 1)  # the main thread is not held up
     assert len(tail) == 1
-    assert not streams.finish(0.01), "there is something to be written still"
+    assert not streams.flush(0.01), "there is something to be written still"
     assert os.waitpid(writer, os.WNOHANG) == (0, 0), "but the worker waits"
     seen = err.read_until(b"0299999\n")
     assert finished(writer) == 0
     assert seen == b"".join(b"%07d\n" % i for i in range(300000))
     streams.release(worker)
-    assert streams.finish(PATIENCE_S)
+    assert streams.flush(PATIENCE_S)
 
 
 def test_a_console_that_is_gone_does_not_stop_the_workers(out: Console, err: Console) -> None:
     """`reknit run … 2>&1 | head`: training goes on when nobody reads any more."""
-    streams = make(out, err)
+    streams = streams_to(out, err)
     worker = open_(streams)
     os.close(err.read_end)
     assert finished(spawn(worker, "import os\nfor i in range(20000): os.write(2, b'%07d\\n' % i)")) == 0
     assert streams.tail(worker, 1) == ("0019999",)
     streams.release(worker)
-    assert streams.finish(PATIENCE_S)
+    assert streams.flush(PATIENCE_S)
 
 
 def test_a_non_blocking_console_loses_nothing(out: Console, err: Console) -> None:
     """Whoever shares the terminal may have made it non-blocking."""
     os.set_blocking(err.fd, False)
-    streams = make(out, err)
+    streams = streams_to(out, err)
     worker = open_(streams)
     writer = spawn(worker, "import os\nfor i in range(50000): os.write(2, b'%07d\\n' % i)")
     assert err.read_until(b"0049999\n") == b"".join(b"%07d\n" % i for i in range(50000))
@@ -193,7 +131,7 @@ def test_a_non_blocking_console_loses_nothing(out: Console, err: Console) -> Non
 
 def test_redirect_goes_to_the_file_only(tmp_path: Path, out: Console, err: Console) -> None:
     """`-r 3`: nothing on the console, and the tail comes from the file."""
-    streams = make(out, err, redirects=STDOUT + STDERR)
+    streams = streams_to(out, err, redirects=STDOUT + STDERR)
     worker = open_(streams, tmp_path)
     assert finished(spawn(worker, "import os; os.write(1, b'o'); os.write(2, b'a\\nb\\n')")) == 0
     assert (tmp_path / "stdout.log").read_bytes() == b"o"
@@ -202,12 +140,12 @@ def test_redirect_goes_to_the_file_only(tmp_path: Path, out: Console, err: Conso
     assert worker.files
     assert not worker.taps
     streams.release(worker)
-    assert streams.finish(0.0), "no thread was needed"
+    assert streams.flush(0.0), "no thread was needed"
 
 
 def test_masks_by_local_rank(tmp_path: Path, out: Console, err: Console) -> None:
     """`-r 0:1`: a rank that is not named keeps the console."""
-    streams = make(out, err, redirects={0: STDOUT})
+    streams = streams_to(out, err, redirects={0: STDOUT})
     zero, one = open_(streams, tmp_path), open_(streams, tmp_path, local_rank=1)
     assert set(zero.files) == {STDOUT}
     assert not one.files
@@ -218,7 +156,7 @@ def test_masks_by_local_rank(tmp_path: Path, out: Console, err: Console) -> None
 
 def test_tee_writes_the_file_verbatim_and_whole_prefixed_lines(tmp_path: Path, out: Console, err: Console) -> None:
     """`-t 3`: which worker said what, never half a line in another's, and the last one without its end."""
-    streams = make(out, err, tee=STDOUT + STDERR)
+    streams = streams_to(out, err, tee=STDOUT + STDERR)
     worker = open_(streams, tmp_path)
     go_read, go_write = os.pipe()
     os.set_inheritable(go_read, True)
@@ -228,7 +166,7 @@ def test_tee_writes_the_file_verbatim_and_whole_prefixed_lines(tmp_path: Path, o
     os.write(go_write, b"!")
     assert finished(pid) == 0
     streams.release(worker)
-    assert streams.finish(PATIENCE_S)
+    assert streams.flush(PATIENCE_S)
     assert out.read_until(b"thr\n") == b"[trainer0]:one\n[trainer0]:two\n[trainer0]:thr\n"
     assert err.read_until(b"\n") == b"[trainer0]:\xff\n"
     assert (tmp_path / "stdout.log").read_bytes() == b"one\ntwo\nthr"
@@ -239,20 +177,20 @@ def test_tee_writes_the_file_verbatim_and_whole_prefixed_lines(tmp_path: Path, o
 
 def test_tee_of_a_progress_bar(tmp_path: Path, out: Console, err: Console) -> None:
     """tqdm ends its lines with a carriage return: shown as it moves, not at the end of the epoch."""
-    streams = make(out, err, tee=STDERR)
+    streams = streams_to(out, err, tee=STDERR)
     worker = open_(streams, tmp_path)
     assert finished(spawn(worker, "import os; os.write(2, b'1%\\r2%\\r'); os.write(2, b'\\nend\\r\\n')")) == 0
     streams.release(worker)
-    assert streams.finish(PATIENCE_S)
+    assert streams.flush(PATIENCE_S)
     assert err.read_until(b"end\r\n") == b"[trainer0]:1%\r[trainer0]:2%\r\n[trainer0]:end\r\n"
 
 
 def test_the_prefix_is_a_template(out: Console, err: Console) -> None:
     """TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE; what it does not know stays."""
-    streams = make(out, err, tee=STDERR, prefix="${role_name}/${local_rank}/${rank}/${other}> ")
+    streams = streams_to(out, err, tee=STDERR, prefix="${role_name}/${local_rank}/${rank}/${other} ${hostname}> ")
     worker = open_(streams)
     assert finished(spawn(worker, "import os; os.write(2, b'x\\n')")) == 0
-    assert err.read_until(b"\n") == b"trainer/0/4/${other}> x\n"
+    assert err.read_until(b"\n") == b"trainer/0/4/${other} %s> x\n" % os.uname().nodename.encode()
     streams.release(worker)
 
 
@@ -264,18 +202,18 @@ def test_the_template_comes_from_the_environment(out: Console, err: Console) -> 
         worker = open_(streams)
         assert finished(spawn(worker, "import os; os.write(2, b'x\\n')")) == 0
         streams.release(worker)
-        assert streams.finish(PATIENCE_S)
+        assert streams.flush(PATIENCE_S)
     assert err.read_until(b"own:x\n") == b"<4>x\nown:x\n"
 
 
 def test_ranks_that_are_filtered_out(tmp_path: Path, out: Console, err: Console) -> None:
     """`--local-ranks-filter`: files are written all the same, and a failure still shows its last lines."""
-    streams = make(out, err, tee={1: STDOUT}, shown=frozenset({0}))
+    streams = streams_to(out, err, tee={1: STDOUT}, shown=frozenset({0}))
     worker = open_(streams, tmp_path, local_rank=1)
     assert finished(spawn(worker, "import os; os.write(1, b'o'); os.write(2, b'why\\n')")) == 0
     assert streams.tail(worker, 5) == ("why",)
     streams.release(worker)
-    assert streams.finish(PATIENCE_S)
+    assert streams.flush(PATIENCE_S)
     assert (tmp_path / "stdout.log").read_bytes() == b"o"
     other = open_(streams, tmp_path, local_rank=2)
     assert finished(spawn(other, "import os; os.write(1, b'nobody sees it')")) == 0
@@ -285,7 +223,7 @@ def test_ranks_that_are_filtered_out(tmp_path: Path, out: Console, err: Console)
 
 def test_without_a_folder_there_are_no_files(out: Console, err: Console) -> None:
     """`--log-dir /dev/null`: redirected output vanishes, teed output is shown."""
-    streams = make(out, err, redirects=STDOUT, tee=STDERR)
+    streams = streams_to(out, err, redirects=STDOUT, tee=STDERR)
     worker = open_(streams)
     assert finished(spawn(worker, "import os; os.write(1, b'o'); os.write(2, b'e\\n')")) == 0
     assert err.read_until(b"\n") == b"[trainer0]:e\n"
@@ -295,7 +233,7 @@ def test_without_a_folder_there_are_no_files(out: Console, err: Console) -> None
 
 def test_a_folder_that_cannot_be_written_leaves_nothing_open(tmp_path: Path, out: Console, err: Console) -> None:
     """A full disk fails the start; descriptors must not leak at every restart."""
-    streams = make(out, err, redirects=STDERR, tee=STDOUT)
+    streams = streams_to(out, err, redirects=STDERR, tee=STDOUT)
     open_(streams).spawned()  # the relay is running now
     before = descriptors()
     for _ in range(3):
@@ -310,10 +248,10 @@ def test_no_thread_to_be_had_is_an_oserror(monkeypatch: pytest.MonkeyPatch, out:
     def refuse(*_: object) -> int:
         raise RuntimeError("can't start new thread")
 
-    monkeypatch.setattr("_thread.start_new_thread", refuse)
+    monkeypatch.setattr("threading.Thread.start", refuse)
     before = descriptors()
     with pytest.raises(OSError, match="no thread"):
-        open_(make(out, err))
+        open_(streams_to(out, err))
     assert not descriptors() - before
 
 
@@ -327,7 +265,7 @@ def test_a_terminal_stays_one(out: Console) -> None:
     assert finished(spawn(worker, script)) == 0
     assert streams.tail(worker, 2) == ("True", "77")
     streams.release(worker)
-    assert streams.finish(PATIENCE_S)
+    assert streams.flush(PATIENCE_S)
     seen = b""
     while b"77" not in seen:
         seen += os.read(master, 4096)
@@ -336,9 +274,38 @@ def test_a_terminal_stays_one(out: Console) -> None:
     os.close(slave)
 
 
+def test_inherited_output_is_not_touched(out: Console, err: Console) -> None:
+    """`--output=inherit`: the worker writes to the console itself. It costs nothing, and nothing is remembered."""
+    streams = streams_to(out, err, output="inherit", shown=frozenset({0}))
+    worker, hidden = open_(streams), open_(streams, local_rank=1)
+    for each in (worker, hidden):
+        script = "import os; os.write(1, b'%d\\n' % os.fstat(1).st_ino); os.write(2, b'%d\\n' % os.fstat(2).st_ino)"
+        assert finished(spawn(each, script)) == 0
+        assert streams.tail(each, 5) == ()
+        assert not each.taps
+        streams.release(each)
+    assert out.read_until(b"\n") == b"%d\n" % os.fstat(out.fd).st_ino
+    assert err.read_until(b"\n") == b"%d\n" % os.fstat(err.fd).st_ino
+    assert streams.close(0.0), "no thread was needed"
+
+
+def test_after_close_nothing_is_left(tmp_path: Path, err: Console) -> None:
+    """A library opens and closes many agents in one process."""
+    threads, before = threading.active_count(), descriptors()
+    for _ in range(3):
+        streams = streams_to(err, err, tee=STDERR)
+        worker = open_(streams, tmp_path)
+        streams.say("x")
+        assert finished(spawn(worker, "print('o')")) == 0
+        streams.release(worker)
+        assert streams.close(PATIENCE_S)
+        assert descriptors() == before
+        assert threading.active_count() == threads
+
+
 def test_pipes_do_not_leak_into_other_workers(out: Console, err: Console) -> None:
     """A worker that held another's pipe would keep it from its end-of-file."""
-    streams = make(out, err)
+    streams = streams_to(out, err)
     workers = [open_(streams, local_rank=i) for i in range(3)]
     script = "import os; os.write(2, b'%d\\n' % len(os.listdir('/proc/self/fd')))"
     alone = subprocess.run([sys.executable, "-c", script], close_fds=False, stderr=subprocess.PIPE, text=True)
@@ -357,6 +324,7 @@ def test_pipes_do_not_leak_into_other_workers(out: Console, err: Console) -> Non
         (b"a\r\nb\r\n", ("a", "b")),
         (b"1%\r50%\r99%\r", ("99%",)),
         (b"a\x0bb\xe2\x80\xa8c\n", ("a\x0bb\u2028c",)),
+        (b"\x1b[1;31mred\x1b[0m\x1b[K\n\x1b]0;title\x07x\n", ("red", "x")),
     ],
 )
 def test_last_lines(data: bytes, lines: tuple[str, ...]) -> None:
@@ -368,7 +336,8 @@ def test_an_idle_relay_uses_no_processor_time() -> None:
     """An agent that is idle must cost nothing beside the training, nor after a worker closed its stderr."""
     script = """
 import os, resource, subprocess, sys, time
-from reknit.adapters.streams import Streams, StreamSettings
+from reknit.adapters.clock import Clock
+from reknit.adapters.keeper.streams import Streams, StreamSettings
 streams = Streams(StreamSettings())
 one = streams.open(local_rank=0, rank=0, role="r", folder="")
 two = streams.open(local_rank=1, rank=1, role="r", folder="")

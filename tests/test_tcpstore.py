@@ -11,17 +11,17 @@ from typing import Any
 
 import pytest
 
-from reknit.adapters.envelope import Envelope
-from reknit.adapters.journals import tcpstore
-from reknit.adapters.journals.tcpstore import TCPStoreJournal
+from reknit.adapters.journals.envelope import Envelope
+from reknit.adapters.journals.tcpstore import journal as journal_module
+from reknit.adapters.journals.tcpstore.client import Client
+from reknit.adapters.journals.tcpstore.host import host_store
+from reknit.adapters.journals.tcpstore.journal import TCPStoreJournal
 from reknit.adapters.link import MANY
 from reknit.adapters.ports import Batch, Refused, Unavailable
-from reknit.adapters.tcpstore.client import Client
-from reknit.adapters.tcpstore.host import host_store
-from reknit.core.entries import Aborted, Entry, Filler, Joined, Node, NodeId, Opened, Terms
-from reknit.core.fold import fold
-from reknit.core.job import Job
-from reknit.core.reasons import Refusal
+from reknit.core.job.entries import Aborted, Entry, Filler, Joined, Node, NodeId, Opened, Terms
+from reknit.core.job.fold import fold
+from reknit.core.job.job import Job
+from reknit.core.job.reasons import Refusal
 from tests.alone import ENV, ROOT, command
 from tests.stores import HOST, hosted
 from tests.waiting import PATIENCE_S
@@ -84,7 +84,7 @@ def test_a_slot_whose_writer_died_is_plugged_and_the_same_for_all(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A node that dies between two words must neither stop the journal nor be read differently by two."""
-    monkeypatch.setattr(tcpstore, "_HOLE_S", 0.05)
+    monkeypatch.setattr(journal_module, "_HOLE_S", 0.05)
     journal, other = store.journal(), store.journal()
     journal.append("1", Aborted("first"))
     for _ in range(3):
@@ -249,7 +249,7 @@ def test_the_fold_comes_with_the_few_entries_that_follow(store: Store) -> None:
 
 def test_a_fold_that_is_too_large_is_not_published(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     """torch's server hangs up on a value of 8 MiB. Those who wait for it are let go all the same."""
-    monkeypatch.setattr(tcpstore, "_LARGEST", 10)
+    monkeypatch.setattr(journal_module, "_LARGEST", 10)
     journal, entries = store.journal(), many(MANY + 1)
     for i, entry in enumerate(entries):
         journal.append(str(i), entry)
@@ -263,7 +263,7 @@ def test_a_fold_that_is_too_large_is_not_published(store: Store, monkeypatch: py
 
 def test_a_claim_that_is_not_kept_holds_nobody_up(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     """The one who was to read for all has died: the next one does it."""
-    monkeypatch.setattr(tcpstore, "_CLAIM_S", 0.05)
+    monkeypatch.setattr(journal_module, "_CLAIM_S", 0.05)
     journal, entries = store.journal(), many(MANY + 10)
     for i, entry in enumerate(entries):
         journal.append(str(i), entry)
@@ -309,9 +309,9 @@ def test_twenty_agents_that_say_something_at_once_are_all_heard_once(store: Stor
     """All nodes of a job join at once, each from a process of its own."""
     script = """
         import sys
-        from reknit.adapters.envelope import Envelope
-        from reknit.adapters.journals.tcpstore import TCPStoreJournal
-        from reknit.core.entries import Aborted
+        from reknit.adapters.journals.envelope import Envelope
+        from reknit.adapters.journals.tcpstore.journal import TCPStoreJournal
+        from reknit.core.job.entries import Aborted
         port, job, me = sys.argv[1:]
         journal = TCPStoreJournal("127.0.0.1", int(port), Envelope(job), exclusive=False, timeout_s=60.0)
         for i in range(10):

@@ -14,10 +14,10 @@ from pathlib import Path
 import pytest
 from attrs import evolve
 
-from reknit.core.agent import Spec
-from reknit.core.entries import Aborted, Admission, NodeId, RestartPolicy, Terms, WorkerFailure
-from reknit.core.events import StopRequested
-from reknit.core.job import Job
+from reknit.core.agent.agent import Spec
+from reknit.core.agent.events import StopRequested
+from reknit.core.job.entries import Aborted, Admission, NodeId, RestartPolicy, Terms, WorkerFailure
+from reknit.core.job.job import Job
 
 from .cluster import Cluster
 from .playbook import diff
@@ -35,7 +35,7 @@ class Verbs:
 
     def __init__(self) -> None:
         self.cluster = Cluster()
-        self.spec = Spec(NodeId(""), "")
+        self.spec = Spec(NodeId("n"), "n")
 
     def run(self, line: str) -> None:
         verb, *words = line.split()

@@ -13,15 +13,15 @@ from pathlib import Path
 
 import pytest
 
+from reknit.adapters.journals.turn import Turn
 from reknit.adapters.ports import Refused, Unavailable
-from reknit.adapters.turn import Turn
-from reknit.core.reasons import Refusal
+from reknit.core.job.reasons import Refusal
 from tests.alone import ENV, ROOT, command
 from tests.waiting import PATIENCE_S
 
 HOLDER = """
 import sys
-from reknit.adapters.turn import Turn
+from reknit.adapters.journals.turn import Turn
 with Turn(sys.argv[1], 5.0):
     print("held", flush=True)
     sys.stdin.read()
@@ -109,7 +109,7 @@ def test_a_file_system_without_locks_is_refused(tmp_path: Path, monkeypatch: pyt
 
 GREEDY = """
 import sys
-from reknit.adapters.turn import Turn
+from reknit.adapters.journals.turn import Turn
 while True:
     with Turn(sys.argv[1], 60.0):
         print("x" * 50, file=sys.stderr, flush=True)

@@ -5,8 +5,10 @@ from __future__ import annotations
 import pytest
 from attrs import evolve
 
-from reknit.core.commands import Append, Finish, ReservePort, StartWorkers, StopWorkers
-from reknit.core.entries import (
+from reknit.core.agent.commands import Append, Finish, ReservePort, StartWorkers, StopWorkers
+from reknit.core.agent.situation import owed, situation_of
+from reknit.core.agent.wanted import farewell
+from reknit.core.job.entries import (
     Aborted,
     Admit,
     Failed,
@@ -19,7 +21,6 @@ from reknit.core.entries import (
     Succeeded,
     Terms,
 )
-from reknit.core.wanted import farewell, owed
 
 from .playbook import (
     Placeholder,
@@ -75,7 +76,7 @@ def test_joining_tells_all_that_ranks_need() -> None:
 
 
 def test_an_entry_that_does_not_show_up_is_said_again_after_a_while() -> None:
-    """Rule 1: a lost append costs time, never the job."""
+    """A lost append costs time, never the job."""
     playbook = fresh() >> echo() << joining(0)
     assert playbook >> read() >> after(1.9) >> read()
     assert playbook >> after(0.1) << joining(0) >> after(1.0) >> after(1.0) << joining(0)
@@ -212,7 +213,7 @@ def test_the_host_of_the_journal_says_goodbye_last(hosts: bool) -> None:
     playbook = playing("n0", PAIR, joined("n1"), hosts_journal=hosts) >> read(Aborted("x")) << Placeholder(StopWorkers)
     playbook >> stopped()
     assert playbook if hosts else playbook << Append(Left(ME))
-    assert (farewell(playbook.agent) is None) == hosts
+    assert (farewell(playbook.agent, situation_of(playbook.agent)) is None) == hosts
     if hosts:
         assert playbook >> read(Left(node("n1"))) << Append(Left(ME)) >> echo() << Placeholder(Finish)
 

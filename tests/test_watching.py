@@ -5,10 +5,11 @@ from __future__ import annotations
 import pytest
 from attrs import evolve
 
-from reknit.core.commands import Append, Beat, ReservePort, StartWorkers, StopWorkers
-from reknit.core.entries import Joined, LastCall, Lost, Terms
-from reknit.core.events import Counters
-from reknit.core.watching import RETURN_S, is_beating, is_fresh, watched
+from reknit.core.agent.agent import Stage
+from reknit.core.agent.commands import Append, Beat, ReservePort, StartWorkers, StopWorkers
+from reknit.core.agent.events import Counters
+from reknit.core.agent.watching import RETURN_S, is_beating, is_fresh, watched
+from reknit.core.job.entries import Joined, LastCall, Lost, Terms
 
 from .playbook import (
     Placeholder,
@@ -253,7 +254,7 @@ def test_workers_run_through_a_gap() -> None:
 
 def test_a_node_that_was_never_heard_is_not_fresh() -> None:
     """It may have been slow to join, and be counted out by those who saw its `Joined` long ago."""
-    agent = evolve(an_agent(terms=TRIO), job=folded(TRIO), joined=True)
+    agent = evolve(an_agent(terms=TRIO), job=folded(TRIO), stage=Stage.JOINING)
     assert not is_fresh(agent)
 
 

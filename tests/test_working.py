@@ -4,22 +4,19 @@ from __future__ import annotations
 
 import pytest
 
-from reknit.core.commands import Append, Finish, ReservePort, StartWorkers, StopWorkers
-from reknit.core.entries import Aborted, Admit, Failed, Joined, RestartPolicy, Succeeded, Terms
-from reknit.core.reasons import (
+from reknit.core.agent.commands import Append, Finish, ReservePort, StartWorkers, StopWorkers
+from reknit.core.agent.reasons import CannotStop, CutOff, DeclaredLost, JournalRefused, SignalReceived
+from reknit.core.agent.states import WorkerState
+from reknit.core.job.entries import Aborted, Admit, Failed, Joined, RestartPolicy, Succeeded, Terms
+from reknit.core.job.reasons import (
     AbortedByOperator,
     AllSucceeded,
-    CannotStop,
-    CutOff,
-    DeclaredLost,
-    JournalRefused,
+    Departure,
     NodeGone,
     NodesAdmitted,
     Refusal,
-    SignalReceived,
     WorkerFailed,
 )
-from reknit.core.states import WorkerState
 
 from .playbook import (
     Placeholder,
@@ -102,7 +99,7 @@ def test_a_round_is_started_once() -> None:
 def test_the_next_round_starts_only_after_the_last_ones_processes_are_gone() -> None:
     """S2: two rounds on one GPU end in an out-of-memory error that blames the wrong worker."""
     playbook = playing("n0", TRIO, joined("n1"), joined("n2")) >> read(lost("n1", by="n2"))
-    assert playbook << stopping(NodeGone(N1, "lost", node("n2")))
+    assert playbook << stopping(NodeGone(N1, Departure.LOST, node("n2")))
     assert playbook >> read(joined("n2", 1)) >> ack() >> stopped() << joining(1)
     assert playbook >> echo() << Placeholder(StartWorkers, round=1)
 
@@ -214,8 +211,8 @@ def test_a_worker_may_end_before_it_was_said_to_run() -> None:
     ("entry", "why"),
     [
         (failed("n1"), WorkerFailed(N1, failure())),
-        (lost("n1", by="n0"), NodeGone(N1, "lost", ME)),
-        (joined("n1", 1, incarnation=1), NodeGone(N1, "replaced")),
+        (lost("n1", by="n0"), NodeGone(N1, Departure.LOST, ME)),
+        (joined("n1", 1, incarnation=1), NodeGone(N1, Departure.REPLACED)),
         (lost("n0", by="n1"), DeclaredLost()),
         (Aborted("wrong data"), AbortedByOperator("wrong data")),
     ],

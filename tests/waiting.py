@@ -7,14 +7,16 @@ import time
 from collections.abc import Callable
 from typing import TypeVar
 
+import psutil
+
 T = TypeVar("T")
 
 PATIENCE_S = 60.0
-"""A test fails after that long; none passes because of it."""
+"""A test that waits for longer than this fails. No test passes because of this limit. Seconds."""
 
 
 def until(condition: Callable[[], T], what: str = "") -> T:
-    """The first true value of `condition`."""
+    """Wait until `condition` gives a true value. Returns that value."""
     give_up = time.monotonic() + PATIENCE_S
     while not (value := condition()):
         if time.monotonic() > give_up:
@@ -24,22 +26,22 @@ def until(condition: Callable[[], T], what: str = "") -> T:
 
 
 def is_alive(pid: int) -> bool:
-    """Does it run? The dead that nobody has reaped do not."""
+    """Whether the process runs. A dead process that nobody has reaped does not."""
     try:
-        with open(f"/proc/{pid}/stat", "rb") as file:
-            return file.read().rpartition(b")")[2].split()[0] not in (b"Z", b"X")
-    except (FileNotFoundError, ProcessLookupError):
+        return psutil.Process(pid).status() not in (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)
+    except psutil.NoSuchProcess:
         return False
 
 
 def descriptors() -> set[str]:
-    """What is open in this process. Others' threads may close something meanwhile: ask what has come, not how many."""
+    """The descriptors that are open in this process. Other threads may close some meanwhile, so compare which are new
+    and not how many there are."""
     found = set()
     for fd in os.listdir("/proc/self/fd"):
         try:
             found.add(f"{fd} {os.readlink(f'/proc/self/fd/{fd}')}")
         except FileNotFoundError:
-            pass  # the one that listed them
+            pass  # this descriptor was used to list the others
     return found
 
 

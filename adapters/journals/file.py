@@ -1,46 +1,47 @@
 """A journal in a folder on a file system that all nodes share.
 
     PATH/<job>/journal                     the header, then a record per line; a position is an offset in it
-               lock                        locked by whoever writes; names who did so last
+               lock                        locked by the writer; names the process that wrote last
                beats/<node>.<incarnation>  a counter
                fold                        the fold that was published last
 
-1. One writes at a time (`turn`).
-2. What is written is never changed and never cut off again, whatever fails: readers take no lock, and one that looks
-   while bytes are replaced would see a mixture that nobody else sees. They take complete lines only.
-3. A line is ended when all of it is safe, in a second write. So a line that was seen cannot vanish, although NFS tells
-   of a full disk only when it is too late (fsync), and to this host only.
-4. A line without an end is what a dead or failed writer has left. The next writer ends it first: if all of it was
-   there it is an entry (one that was never acknowledged), otherwise a `Filler`, for every reader alike.
-5. A file is opened anew for each look: that is when NFS asks the server. Nothing else tells of news, so readers poll.
-6. Counters are overwritten in place: a full disk does not silence a node.
+1. One process writes at a time (`turn`).
+2. Bytes that were written are never changed and never cut off, because readers take no lock: a reader that looks while
+   bytes are replaced would see a mixture that no other reader sees. Readers take complete lines only.
+3. The writer first writes the line and makes it safe (fsync). Then it writes the end of the line. So a line that a
+   reader has seen cannot vanish. NFS reports a full disk only at the fsync, and only to the host that wrote.
+4. A line without an end was left by a writer that died or failed. The next writer ends that line first. If all of the
+   line was there, it is an entry that was never acknowledged. Otherwise it is a `Filler`. All readers see the same.
+5. A reader opens the file anew for each look, because NFS asks its server at that moment. Nothing tells a reader that
+   there is news, so readers poll.
+6. Counters are overwritten in place. So a node can beat when the disk is full.
 
-A system call that hangs (a hard NFS mount whose server is gone) hangs its thread: nothing can be done about it here.
+A system call may hang, as on a hard NFS mount whose server is gone. It hangs its thread, and this module cannot end it.
 """
 
 from __future__ import annotations
 
-import _thread
 import errno
 import os
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from hashlib import sha256
 from time import monotonic
+from typing import TYPE_CHECKING
 
+from reknit.adapters.journals.turn import Turn
 from reknit.adapters.link import MANY
 from reknit.adapters.ports import Batch, Refused, Unavailable
-from reknit.adapters.turn import Turn
-from reknit.core.reasons import Refusal
-from reknit.core.values import TYPE_CHECKING
+from reknit.core.job.reasons import Refusal
 
 if TYPE_CHECKING:
-    from reknit.adapters.envelope import Envelope
-    from reknit.core.entries import Entry, Node
-    from reknit.core.job import Job
+    from reknit.adapters.journals.envelope import Envelope
+    from reknit.core.job.entries import Entry, Node
+    from reknit.core.job.job import Job
 
 _PLAIN = frozenset(b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_.")
 _LONGEST_NAME = 160
-"""File names may have 255 bytes."""
+"""Bytes. A longer name is cut and gets a digest. File names may have 255 bytes."""
 _FOR_GOOD = {
     errno.ENOENT,
     errno.ENODEV,
@@ -52,14 +53,15 @@ _FOR_GOOD = {
     errno.ENAMETOOLONG,
     errno.ELOOP,
 }
-"""Errors that will not go away by themselves, if the folder cannot be set up for them."""
+"""Errors in setting up the folder that do not go away by themselves."""
 
 
 class FileJournal:
     """Implements `ports.Journal`."""
 
     def __init__(self, path: str, envelope: Envelope, *, poll_s: float = 0.1, timeout_s: float = 5.0) -> None:
-        """`path`: a folder, made if it is missing. `timeout_s`: how long a writer waits for its turn."""
+        """`path`: a folder, made if it is missing. `poll_s`: the pause between two looks of a reader that waits.
+        `timeout_s`: how long a writer waits for its turn."""
         self._path = path
         self._envelope = envelope
         self._poll_s = poll_s
@@ -71,13 +73,13 @@ class FileJournal:
         self._header = b""
         """The first line, as admitted."""
         self._known = 0
-        """The file has been so long; it does not become shorter."""
+        """Bytes that the file had when it was seen last. It never becomes shorter."""
         self._last = ("", 0)
-        """The last entry's token, and how long the file was before it was first tried."""
+        """The token of the last entry, and the length of the file before its first append was tried."""
         self._is_ready = False
-        self._preparing = _thread.allocate_lock()
+        self._preparing = threading.Lock()
         self._is_closed = False
-        self._open_until_closed = _thread.allocate_lock()
+        self._open_until_closed = threading.Lock()
         self._open_until_closed.acquire()
 
     # ---- the writer's side ----
@@ -93,7 +95,7 @@ class FileJournal:
     def beat(self, node: Node, watch: Sequence[Node]) -> Mapping[Node, int]:
         try:
             self._prepare()
-            os.close(self._opened(os.O_RDONLY))  # counters without the journal would tell of another job
+            os.close(self._opened(os.O_RDONLY))  # without the journal the counters may belong to another job
             counts = {node: _raise_count(self._beat_path(node))}
             for other in watch:
                 if other not in counts and (count := _read_count(self._beat_path(other))) is not None:
@@ -108,7 +110,7 @@ class FileJournal:
             with self._turn():
                 _replace(self._fold, record)
         except (OSError, Unavailable):
-            pass  # only an offer: the entries themselves are there
+            pass  # readers find the entries themselves
 
     def close(self) -> None:
         if not self._is_closed:
@@ -120,7 +122,7 @@ class FileJournal:
         try:
             size = os.fstat(fd).st_size
             if os.pread(fd, 1, size - 1) != b"\n":
-                os.fsync(fd)  # rule 3, for a writer that died before it could
+                os.fsync(fd)  # rule 3 above, in the place of the writer that died
                 size = _write(fd, b"\n", size)
                 os.fsync(fd)
             if self._last[0] != token:
@@ -132,7 +134,7 @@ class FileJournal:
             end = _write(fd, b"\n", end)
             os.fsync(fd)
         finally:
-            os.close(fd)  # before the lock is let go: who opens it afterwards sees all of it, on NFS too
+            os.close(fd)  # before the lock is let go: on NFS the next process to open the file then sees all of it
         self._known = max(self._known, end)
 
     def _turn(self) -> Turn:
@@ -163,7 +165,7 @@ class FileJournal:
         try:
             start = after or len(self._header) + 1
             if os.fstat(fd).st_size < start:
-                self._envelope.admit(b"")  # it has lost what was read before
+                self._envelope.admit(b"")  # the file has lost bytes that were read before
             found = [*_lines(fd, start)]
         finally:
             os.close(fd)
@@ -182,13 +184,13 @@ class FileJournal:
             with open(self._fold, "rb") as file:
                 return self._envelope.open_job(file.read())
         except OSError:
-            return None  # none yet, or it is being replaced
+            return None  # there is none yet
 
     # ---- both ----
 
     def _opened(self, flags: int) -> int:
         """The journal's descriptor, its header checked. Raises `Refused`, `OSError`."""
-        known = self._known  # before the look: the other thread may be adding to it
+        known = self._known  # read first: the other thread may make the file longer meanwhile
         try:
             fd = os.open(self._journal, flags | os.O_CLOEXEC)
         except FileNotFoundError:
@@ -207,7 +209,7 @@ class FileJournal:
         return fd
 
     def _prepare(self) -> None:
-        """Make what is missing, once: what is gone later was lost, and must not begin anew."""
+        """Make the missing files, once. A file that is missing later was lost: the journal must not begin anew."""
         with self._preparing:
             if self._is_ready:
                 return
@@ -227,7 +229,7 @@ class FileJournal:
 
 
 def file_name(text: str) -> str:
-    """A file name that stands for this text and no other, and leads nowhere else."""
+    """A file name for this text. No other text has the same name, and it never leads to another folder."""
     data = text.encode(errors="surrogatepass")
     name = "".join(chr(b) if b in _PLAIN else f"%{b:02X}" for b in data)
     if name.startswith("."):
@@ -238,7 +240,7 @@ def file_name(text: str) -> str:
 
 
 def _lines(fd: int, start: int) -> Iterator[tuple[int, bytes]]:
-    """The complete lines from offset `start` on, each with its own."""
+    """The complete lines from offset `start` on, each with its offset."""
     parts = []
     at = start
     while part := os.pread(fd, 1 << 20, at):
@@ -250,13 +252,13 @@ def _lines(fd: int, start: int) -> Iterator[tuple[int, bytes]]:
 
 
 def _first_line(fd: int) -> bytes:
-    """Empty if it has no end."""
+    """Without its end; empty if the end is missing."""
     line, end, _ = os.pread(fd, 1 << 16, 0).partition(b"\n")
     return line if end else b""
 
 
 def _write(fd: int, data: bytes, at: int) -> int:
-    """Write all of it at offset `at`; the offset behind it."""
+    """Write all of `data` at offset `at`. Returns the offset behind it."""
     while data:
         count = os.pwrite(fd, data, at)
         data, at = data[count:], at + count
@@ -264,7 +266,7 @@ def _write(fd: int, data: bytes, at: int) -> int:
 
 
 def _replace(path: str, data: bytes) -> None:
-    """Put a file with this content in its place at once. For whoever has the turn: the file beside it has one name."""
+    """Replace the file at once. Only the process that has the turn may: the new file has the same name for all."""
     beside = f"{path}.new"
     fd = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
     try:
@@ -279,7 +281,7 @@ def _raise_count(path: str) -> int:
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
     try:
         count = (_count(os.pread(fd, 64, 0)) or 0) + 1
-        # Twice: whoever reads while it is written sees two numbers that differ, and not one that never was.
+        # Twice: a reader that looks during the write sees two numbers that differ, and not a number that never was.
         _write(fd, f"{count:020} {count:020}\n".encode(), 0)
     finally:
         os.close(fd)
@@ -287,7 +289,7 @@ def _raise_count(path: str) -> int:
 
 
 def _read_count(path: str) -> int | None:
-    for _ in range(3):  # it may be being written; and then it is not, for a second
+    for _ in range(3):  # the numbers differ while they are written; the next write comes a second later
         try:
             fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         except FileNotFoundError:

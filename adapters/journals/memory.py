@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import _thread
+import threading
 from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
-from reknit.core.events import Counters, EntriesRead, Event
-from reknit.core.values import TYPE_CHECKING
+from reknit.core.agent.events import Counters, EntriesRead, Event
 
 if TYPE_CHECKING:
     from reknit.adapters.ports import Batch, Clock
-    from reknit.core.entries import Entry, Node
-    from reknit.core.job import Job
+    from reknit.core.job.entries import Entry, Node
+    from reknit.core.job.job import Job
 
 
 class MemoryJournal:
@@ -21,43 +21,32 @@ class MemoryJournal:
         self._entries: list[Entry] = []
         self._tokens: set[str] = set()
         self._counts: dict[Node, int] = {}
-        self._lock = _thread.allocate_lock()
-        self._waiting: list[_thread.LockType] = []
+        self._changed = threading.Condition()
 
     def append(self, token: str, entry: Entry) -> None:
-        with self._lock:
+        with self._changed:
             if token in self._tokens:
                 return
             self._tokens.add(token)
             self._entries.append(entry)
-        self._open_gates()
+            self._changed.notify_all()
 
     def read(self, after: int, wait_s: float, least: int = 1) -> Batch:
         from reknit.adapters.ports import Batch
 
-        found = self.since(after)
-        if not found and wait_s > 0:
-            # A condition without `threading`: a lock of our own, held, that the next append opens.
-            gate = _thread.allocate_lock()
-            gate.acquire()
-            with self._lock:
-                self._waiting.append(gate)
-            found = self.since(after)
-            if not found:
-                gate.acquire(timeout=wait_s)
-                found = self.since(after)
-            with self._lock:
-                if gate in self._waiting:
-                    self._waiting.remove(gate)
+        with self._changed:
+            if wait_s > 0 and len(self._entries) <= after:
+                self._changed.wait(wait_s)
+            found = tuple(self._entries[after:])
         return Batch(after + len(found), found)
 
     def since(self, after: int) -> tuple[Entry, ...]:
         """The entries from position `after` on."""
-        with self._lock:
+        with self._changed:
             return tuple(self._entries[after:])
 
     def beat(self, node: Node, watch: Sequence[Node]) -> Mapping[Node, int]:
-        with self._lock:
+        with self._changed:
             self._counts[node] = self._counts.get(node, 0) + 1
             return {n: self._counts[n] for n in (node, *watch) if n in self._counts}
 
@@ -65,13 +54,9 @@ class MemoryJournal:
         """Reading from memory costs nothing that a fold could save."""
 
     def close(self) -> None:
-        self._open_gates()
-
-    def _open_gates(self) -> None:
-        with self._lock:
-            waiting, self._waiting = self._waiting, []
-        for gate in waiting:
-            gate.release()
+        """Ends the reads that wait, of all who share the journal. Otherwise it stays as it is: the others go on."""
+        with self._changed:
+            self._changed.notify_all()
 
 
 class MemoryLink:

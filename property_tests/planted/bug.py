@@ -21,7 +21,7 @@ from attrs import frozen
 class Bug:
     name: str
     rule: int
-    """0: none of the numbered ones, but part of the design."""
+    """Of docs/protocol.md. 0: the bug breaks none of the numbered rules, but an invariant."""
     where: str
     """Module and function within the core."""
     old: str
@@ -37,7 +37,7 @@ class Bug:
 @contextmanager
 def planted(bug: Bug) -> Iterator[None]:
     """The core with this bug in it."""
-    module_name, name = bug.where.split(".")
+    module_name, _, name = bug.where.rpartition(".")
     module = import_module(f"reknit.core.{module_name}")
     original = getattr(module, name)
     source = textwrap.dedent(inspect.getsource(original))

@@ -8,7 +8,7 @@ LATE = (
     Bug(
         "admits-after-a-success",
         10,
-        "job._is_open",
+        "job.job._is_open",
         " or job.succeeded",
         "",
         "S1",
@@ -18,7 +18,7 @@ LATE = (
     Bug(
         "first-finisher-wins",
         10,
-        "fold._succeeded",
+        "job.fold._succeeded",
         "job.succeeded == job.member_nodes",
         "job.succeeded",
         "S5",
@@ -27,7 +27,7 @@ LATE = (
     Bug(
         "lost-success-is-lost",
         10,
-        "fold._departed",
+        "job.fold._departed",
         "leaving=job.leaving - {node},",
         "leaving=job.leaving - {node}, succeeded=job.succeeded - {node},",
         "L1",
@@ -36,7 +36,7 @@ LATE = (
     Bug(
         "never-admits",
         11,
-        "deadlines._conditions",
+        "agent.deadlines._conditions",
         "yield Timer.ADMIT, job.round",
         "pass",
         "L1",
@@ -45,7 +45,7 @@ LATE = (
     Bug(
         "admits-into-a-full-round",
         11,
-        "job._is_open",
+        "job.job._is_open",
         " or len(job.members) >= room(job)",
         "",
         "L1",
@@ -54,7 +54,7 @@ LATE = (
     Bug(
         "leaves-without-a-word",
         11,
-        "wanted._goodbye",
+        "agent.wanted._goodbye",
         "yield Leaving(me)",
         "pass",
         "order",
@@ -63,7 +63,7 @@ LATE = (
     Bug(
         "speaks-for-a-namesake",
         4,
-        "identity._identified",
+        "agent.identity._identified",
         "_renewed(agent) if known is not None and known.node == me else agent",
         "agent",
         "L1",
@@ -72,8 +72,8 @@ LATE = (
     Bug(
         "host-leaves-first",
         12,
-        "ending._has_said_farewell",
-        "    if serves:\n",
+        "agent.ending._has_said_farewell",
+        "    if now.is_serving:\n",
         "    if False:\n",
         "host",
         "setup host=yes budget=0\nstop a",
@@ -81,9 +81,9 @@ LATE = (
     Bug(
         "serving-host-is-deaf",
         12,
-        "watching.is_beating",
-        "serves_on = agent.end is not None and agent.spec.hosts_journal",
-        "serves_on = False",
+        "agent.hosting.must_hear_guests",
+        "agent.end is not None and agent.spec.hosts_journal",
+        "False",
         "L1",
         "setup nodes=2 formed=0 min=1 max=1 budget=0 host=yes\n"
         "other a\nsuspend a\nstart b\nwait 2\nresume a\nwait 2\ncrash b",
@@ -91,7 +91,7 @@ LATE = (
     Bug(
         "replaced-host-takes-its-successor-for-itself",
         12,
-        "ring.after",
+        "job.ring.after",
         "ring[i] == node)",
         "ring[i].id == node.id)",
         "L1",
@@ -100,7 +100,7 @@ LATE = (
     Bug(
         "host-leaves-when-told",
         12,
-        "wanted.is_serving",
+        "agent.hosting.is_serving",
         "return has_guests(agent) and",
         "return request is None and has_guests(agent) and",
         "host",
@@ -109,7 +109,7 @@ LATE = (
     Bug(
         "host-cannot-be-hurried",
         12,
-        "wanted.is_serving",
+        "agent.hosting.is_serving",
         "if is_told_again or",
         "if",
         "L1",
@@ -118,7 +118,7 @@ LATE = (
     Bug(
         "dead-guests-are-served",
         12,
-        "wanted.is_serving",
+        "agent.hosting.is_serving",
         " and not are_guests_dead(agent)",
         "",
         "L1",
@@ -127,7 +127,7 @@ LATE = (
     Bug(
         "starts-on-a-stale-beat",
         13,
-        "working._should_start",
+        "agent.working._should_start",
         "and is_fresh(agent)",
         "",
         "fresh",
@@ -136,16 +136,34 @@ LATE = (
     Bug(
         "no-backoff",
         13,
-        "wanted._joining",
-        "if not is_due(agent, Timer.BACKOFF):",
+        "agent.wanted._joining",
+        "if Timer.BACKOFF not in now.due:",
         "if False:",
         "backoff",
         "setup backoff=1.0\nfail a\nwait 2",
     ),
     Bug(
+        "renewed-as-if-unread",
+        0,
+        "agent.identity._renewed",
+        "Stage.READING if agent.epoch is None else Stage.OUTSIDE",
+        "Stage.STARTING",
+        "stage",
+        "setup nodes=2 formed=2\nsuspend a\nwait 7\nresume a\nwait 2",
+    ),
+    Bug(
+        "no-pause",
+        13,
+        "agent.deadlines.pause_s",
+        "if not agent.quick or",
+        "if True or",
+        "backoff",
+        "setup nodes=1 formed=1 min=1 max=1 budget=3\nfail a\nwait 1\nfail a\nwait 0.4\nfail a\nwait 7",
+    ),
+    Bug(
         "first-failure-is-blamed",
         14,
-        "restart.root_cause_of",
+        "job.restart.root_cause_of",
         "next((f for f in failures if not is_echo(f)), failures[0])",
         "failures[0]",
         "S5",
@@ -154,7 +172,7 @@ LATE = (
     Bug(
         "echo-is-not-held",
         14,
-        "working.is_held",
+        "agent.working.is_held",
         " and len(agent.job.members) == 1",
         "",
         "echo",
@@ -163,7 +181,7 @@ LATE = (
     Bug(
         "no-fence",
         15,
-        "watching.is_fenced",
+        "agent.watching.is_fenced",
         "at is not None and",
         "False and at is not None and",
         "S2",
@@ -172,7 +190,7 @@ LATE = (
     Bug(
         "impatient",
         15,
-        "step._out_of_patience",
+        "agent.step._out_of_patience",
         " or not is_due(agent, Timer.OUTAGE)",
         " or agent.outage is None",
         "outage",
@@ -181,7 +199,7 @@ LATE = (
     Bug(
         "no-patience-ends",
         15,
-        "step._out_of_patience",
+        "agent.step._out_of_patience",
         'return evolve(agent, end=StoreLost(agent.outage or "it does not answer"))',
         "return agent",
         "L1",
@@ -190,8 +208,8 @@ LATE = (
     Bug(
         "replaced-host-leaves",
         12,
-        "ending.drive_end",
-        " or (agent.end is not None and agent.outage is None and is_serving(agent))",
+        "agent.ending.drive_end",
+        " or (agent.end is not None and agent.outage is None and now.is_serving)",
         "",
         "host",
         "setup host=yes\ntwin a",
@@ -199,7 +217,7 @@ LATE = (
     Bug(
         "latecomer-waits",
         16,
-        "identity._taking_part",
+        "agent.identity._taking_part",
         "if job.phase.outcome.verdict is Verdict.SUCCEEDED:",
         "if False:",
         "L1",
@@ -208,7 +226,7 @@ LATE = (
     Bug(
         "no-second-epoch",
         16,
-        "wanted._wanted",
+        "agent.wanted._wanted",
         "epoch=job.epoch + 1",
         "epoch=job.epoch",
         "L3",
@@ -217,7 +235,7 @@ LATE = (
     Bug(
         "another-epochs-word",
         16,
-        "fold.fold",
+        "job.fold.fold",
         "Aborted) and entry.epoch != job.epoch:",
         "Aborted) and False:",
         "S1",
@@ -227,7 +245,7 @@ LATE = (
     Bug(
         "refusal-is-an-outage",
         16,
-        "step._journal_failed",
+        "agent.step._journal_failed",
         "event.refusal is not None and",
         "False and",
         "outage",
@@ -236,7 +254,7 @@ LATE = (
     Bug(
         "any-terms-will-do",
         0,
-        "identity._taking_part",
+        "agent.identity._taking_part",
         "if differences:",
         "if False:",
         "terms",
@@ -245,7 +263,7 @@ LATE = (
     Bug(
         "base-is-not-taken",
         0,
-        "identity.read",
+        "agent.identity.read",
         "agent.job if event.base is None else event.base",
         "agent.job",
         "S1",
@@ -254,7 +272,7 @@ LATE = (
     Bug(
         "closed-twice",
         0,
-        "fold._closed",
+        "job.fold._closed",
         "isinstance(job.phase, Closed)",
         "False",
         "S6",
@@ -263,19 +281,25 @@ LATE = (
     Bug(
         "world-size-counts-nodes",
         0,
-        "ranks.assign",
+        "job.ranks.assign",
         "world_size=sum(sizes)",
         "world_size=len(members)",
         "S1",
         "setup sizes=2",
     ),
     Bug(
-        "role-rank-is-rank", 0, "ranks.assign", "role_rank=role_base + i", "role_rank=base + i", "S1", "setup roles=ts"
+        "role-rank-is-rank",
+        0,
+        "job.ranks.assign",
+        "role_rank=role_base + i",
+        "role_rank=base + i",
+        "S1",
+        "setup roles=ts",
     ),
     Bug(
         "seat-by-arrival",
         0,
-        "sealing.sealed",
+        "job.sealing.sealed",
         "sorted(chosen, key=lambda j: seats[j.node.id])",
         "chosen",
         "S1",
@@ -285,7 +309,7 @@ LATE = (
     Bug(
         "said-once",
         0,
-        "wanted.drive_sayings",
+        "agent.wanted.drive_sayings",
         " or agent.at >= at + agent.spec.resay_s",
         "",
         "L1",
@@ -294,17 +318,17 @@ LATE = (
     Bug(
         "says-it-all-the-time",
         0,
-        "wanted.drive_sayings",
+        "agent.wanted.drive_sayings",
         "agent.at >= at + agent.spec.resay_s",
         "True",
         "wake",
         "setup",
     ),
-    Bug("wakes-in-the-past", 0, "deadlines.next_wake", " and at > agent.at", "", "wake", "setup"),
+    Bug("wakes-in-the-past", 0, "agent.deadlines.next_wake", " and at > agent.at", "", "wake", "setup"),
     Bug(
         "workers-outlive-the-agent",
         0,
-        "ending.drive_end",
+        "agent.ending.drive_end",
         "if agent.workers.alive or",
         "if False or",
         "S7",
@@ -313,7 +337,7 @@ LATE = (
     Bug(
         "port-of-a-round-that-was-passed-over",
         0,
-        "wanted.drive_sayings",
+        "agent.wanted.drive_sayings",
         "is_used = offered not in (None, (entry.node, entry.round))",
         "is_used = False",
         "port",
@@ -322,7 +346,7 @@ LATE = (
     Bug(
         "dice",
         0,
-        "working._start",
+        "agent.working._start",
         "max_restarts=job.terms.restarts.max_restarts",
         "max_restarts=__import__('random').getrandbits(60)",
         "S9",

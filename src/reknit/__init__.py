@@ -1,37 +1,80 @@
 """reknit: an elastic agent for distributed PyTorch.
 
 The front door for those who embed it. Importing it loads nothing else: each name is fetched when it is first asked for,
-so `reknit --version` stays cheap and a launcher pays only for what it uses.
+so `reknit --version` stays cheap, and a program pays only for what it uses.
 
-    from reknit import Agent, Job, fold, step
+    from reknit import Settings, launch       run an agent from a program
+    from reknit import Agent, Job, fold, step judge alone: no process, no thread, no clock
 
 `fold(job, entry)` is the job that all agents share; `step(agent, event)` is one node's agent. See `reknit.core`.
+These names are stable: a version that changes one says so in CHANGELOG.md.
 """
 
 __version__ = "0.1.0"
 
 TYPE_CHECKING = (
-    False  # type checkers take it for true under this name; importing `typing` would cost more than all the rest
+    False  # type checkers take it for true under this name; importing `typing` would cost more than the rest
 )
 if TYPE_CHECKING:
-    from .core.agent import Agent, Spec
-    from .core.commands import Result
-    from .core.fold import fold
-    from .core.job import Job
-    from .core.step import Step, step
+    from .adapters.loop import Loop, Ports
+    from .adapters.ports import CannotStart
+    from .app.launch import Running, launch, launch_async, start
+    from .app.settings import Meeting, Settings
+    from .app.wire import Prevented
+    from .core.agent.agent import Agent, Spec
+    from .core.agent.commands import Result
+    from .core.agent.step import Step, step
+    from .core.job.entries import Admission, RestartPolicy, Terms
+    from .core.job.fold import fold
+    from .core.job.job import Job
 
-__all__ = ["Agent", "Job", "Result", "Spec", "Step", "__version__", "fold", "step"]
+__all__ = [
+    "Admission",
+    "Agent",
+    "CannotStart",
+    "Job",
+    "Loop",
+    "Meeting",
+    "Ports",
+    "Prevented",
+    "RestartPolicy",
+    "Result",
+    "Running",
+    "Settings",
+    "Spec",
+    "Step",
+    "Terms",
+    "__version__",
+    "fold",
+    "launch",
+    "launch_async",
+    "start",
+    "step",
+]
 
 _HOME = {
-    "Agent": "agent",
-    "Job": "job",
-    "Result": "commands",
-    "Spec": "agent",
-    "Step": "step",
-    "fold": "fold",
-    "step": "step",
+    "Admission": "core.job.entries",
+    "Agent": "core.agent.agent",
+    "CannotStart": "adapters.ports",
+    "Job": "core.job.job",
+    "Loop": "adapters.loop",
+    "Meeting": "app.settings",
+    "Ports": "adapters.loop",
+    "Prevented": "app.wire",
+    "RestartPolicy": "core.job.entries",
+    "Result": "core.agent.commands",
+    "Running": "app.launch",
+    "Settings": "app.settings",
+    "Spec": "core.agent.agent",
+    "Step": "core.agent.step",
+    "Terms": "core.job.entries",
+    "fold": "core.job.fold",
+    "launch": "app.launch",
+    "launch_async": "app.launch",
+    "start": "app.launch",
+    "step": "core.agent.step",
 }
-"""In which module of `reknit.core` a name lives."""
+"""In which module of `reknit` a name lives."""
 
 
 def __getattr__(name: str) -> object:
@@ -39,7 +82,7 @@ def __getattr__(name: str) -> object:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from importlib import import_module
 
-    value = getattr(import_module(f"{__name__}.core.{_HOME[name]}"), name)
+    value = getattr(import_module(f"{__name__}.{_HOME[name]}"), name)
     globals()[name] = value  # the next look goes past this function
     return value
 

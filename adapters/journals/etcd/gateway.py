@@ -1,0 +1,295 @@
+"""etcd's JSON gateway, version 3.4 or newer: transactions, and a stream that says when to look again.
+
+etcd speaks gRPC. Each server takes the same requests as JSON over HTTP, for which the standard library is enough.
+
+1. A transaction is tried once on each server. The server that answered last comes first.
+2. A transaction that failed may have been carried out all the same. So callers write transactions that do no harm
+   when they are repeated.
+3. One thread at a time uses a `Gateway`. Only `close` may come from another thread.
+"""
+
+from __future__ import annotations
+
+import json
+import ssl
+from base64 import b64decode, b64encode
+from collections.abc import Iterator, Sequence
+from http.client import HTTPException
+from time import monotonic
+from typing import TYPE_CHECKING
+
+from attrs import frozen
+
+from reknit.adapters.journals.etcd.connection import Server, readable, tls_context, why
+from reknit.adapters.ports import Unavailable
+
+if TYPE_CHECKING:
+    from typing import Any
+
+    Json = dict[str, Any]
+
+
+@frozen
+class Found:
+    """A key that is there."""
+
+    key: str
+    value: bytes
+    created: int
+    """The revision at which it was put first."""
+    version: int
+    """How many times it was put."""
+
+
+@frozen
+class Range:
+    found: tuple[Found, ...] = ()
+    has_more: bool = False
+    count: int = 0
+    """Number of all keys in the range, also of those that are not in `found`."""
+
+
+@frozen
+class Answer:
+    is_met: bool
+    """True: the comparisons held, and `ranges` answers the operations in `then`. False: those in `otherwise`."""
+    revision: int
+    """The revision of the store."""
+    ranges: tuple[Range, ...]
+    """One for each operation. The one of a put is empty."""
+
+
+_PART_BYTES = 1 << 16
+
+
+# ---- what transactions are made of ----
+
+
+def put(key: str, value: bytes) -> Json:
+    return {"request_put": {"key": _b64(key), "value": _b64(value)}}
+
+
+def get(key: str) -> Json:
+    return {"request_range": {"key": _b64(key)}}
+
+
+def below(prefix: str) -> Json:
+    """All keys that begin with `prefix`."""
+    return {"request_range": {"key": _b64(prefix), "range_end": _b64(_end(prefix))}}
+
+
+def below_from(prefix: str, key: str) -> Json:
+    """All keys that begin with `prefix`, from `key` on."""
+    return {"request_range": {**below(prefix)["request_range"], "key": _b64(key)}}
+
+
+def count(prefix: str) -> Json:
+    """The number of keys that begin with `prefix`."""
+    return {"request_range": {**below(prefix)["request_range"], "count_only": True}}
+
+
+def created_after(prefix: str, revision: int, limit: int) -> Json:
+    """The first `limit` of the keys that begin with `prefix` and are younger than `revision`, the oldest first."""
+    wanted = {"min_create_revision": str(revision + 1), "sort_target": "CREATE", "limit": str(limit)}
+    return {"request_range": {**below(prefix)["request_range"], **wanted}}
+
+
+def is_created(key: str, revision: int) -> Json:
+    """The key was created at `revision`. 0: the key is not there."""
+    return {"key": _b64(key), "target": "CREATE", "create_revision": str(revision)}
+
+
+def is_there(key: str) -> Json:
+    return {"key": _b64(key), "target": "CREATE", "result": "GREATER", "create_revision": "0"}
+
+
+def holds(key: str, value: bytes) -> Json:
+    return {"key": _b64(key), "target": "VALUE", "value": _b64(value)}
+
+
+# ---- servers ----
+
+
+class Gateway:
+    """The members of a cluster, as one thread sees them."""
+
+    def __init__(
+        self,
+        endpoints: Sequence[tuple[str, int]],
+        timeout_s: float,
+        protocol: str = "http",
+        ca_cert: str | None = None,
+        cert_cert: str | None = None,
+        cert_key: str | None = None,
+        *,
+        user: str = "",
+        password: str = "",
+    ) -> None:
+        """Does not connect yet.
+
+        `timeout_s` is shared by the endpoints: a server that is silent costs its part. The certificates are files in
+        PEM and count with the protocol `https` only. An empty `user`: etcd asks for none."""
+        self._timeout_s = timeout_s / len(endpoints)
+        self._files = ca_cert, cert_cert, cert_key or cert_cert  # the key may lie in the same file
+        self._context: ssl.SSLContext | None = None
+        tls = self._tls if protocol == "https" else None
+        self._servers = [Server(host, port, self._timeout_s, tls, user, password) for host, port in endpoints]
+        self._current = 0
+        """Index of the server that answered last."""
+        self._is_closed = False
+
+    def transact(self, compare: Sequence[Json], then: Sequence[Json], otherwise: Sequence[Json]) -> Answer:
+        """Raises `Unavailable` with what each server said, and `Refused` if no server will ever answer this client."""
+        reasons = []
+        request = {"compare": compare, "success": then, "failure": otherwise}
+        for _ in self._servers:
+            if self._is_closed:
+                raise Unavailable("the connection to etcd was closed here")
+            server = self._servers[self._current]
+            try:
+                return _answer(server.ask("/v3/kv/txn", request))
+            except (OSError, HTTPException, ValueError) as e:
+                reasons.append(f"{server.url}: {why(e)}")
+                self._current = (self._current + 1) % len(self._servers)
+        raise Unavailable(f"etcd does not answer within {self._timeout_s:g} s each: {'; '.join(reasons)}")
+
+    def watch(self, prefix: str, revision: int) -> Watch | None:
+        """Watch the keys below `prefix` from `revision` on, on the server that answered last. None if that fails: the
+        next transaction finds out why."""
+        try:
+            return Watch(self._servers[self._current], prefix, revision)
+        except (OSError, HTTPException, ValueError):
+            return None
+
+    def is_at(self, watch: Watch) -> bool:
+        """True if the watch is on the server that answered last."""
+        return watch.server is self._servers[self._current]
+
+    def close(self) -> None:
+        """From any thread, and more than once: a transaction that waits ends with `Unavailable`."""
+        self._is_closed = True
+        for server in self._servers:
+            server.close()
+
+    def _tls(self) -> ssl.SSLContext:
+        """Made for the first connection and kept: the files are read once."""
+        if self._context is None:
+            self._context = tls_context(*self._files)
+        return self._context
+
+
+class Watch:
+    """A stream on which something arrives when a key has changed.
+
+    The answer to a range holds every change that had arrived before the range was asked for. So the reader needs to
+    know only that something has arrived, and not what."""
+
+    def __init__(self, server: Server, prefix: str, revision: int) -> None:
+        """Opens a connection of its own and waits for etcd to say that the watch is created. Raises OSError,
+        HTTPException or ValueError."""
+        self.server = server
+        wanted = {"key": _b64(prefix), "range_end": _b64(_end(prefix)), "start_revision": str(revision)}
+        self._socket = server.opened("/v3/watch", {"create_request": wanted})
+        self._stream = _Stream()
+        try:
+            give_up = monotonic() + server.timeout_s
+            while not self._stream.has_begun:
+                left_s = give_up - monotonic()
+                if left_s <= 0 or not self.take():
+                    raise ValueError(f"no watch at {server.url}")
+                if not self._stream.has_begun:
+                    readable((self._socket.fileno(),), left_s)
+        except BaseException:
+            self._socket.close()
+            raise
+
+    def wait(self, wait_s: float, gate: int) -> bool:
+        """Wait until something has arrived or the descriptor `gate` can be read. False if neither happened."""
+        return bool(readable((self._socket.fileno(), gate), wait_s))
+
+    def take(self) -> bool:
+        """Take in all that has arrived, without waiting. False if nothing more will arrive: etcd has cancelled the
+        watch, as after a compaction, or the connection is gone."""
+        try:
+            self._socket.settimeout(0)
+            while data := self._socket.recv(_PART_BYTES):
+                if not self._stream.takes(data):
+                    return False
+        except (BlockingIOError, ssl.SSLWantReadError):
+            return True  # all is taken in
+        except (OSError, ValueError):
+            pass
+        return False
+
+    def close(self) -> None:
+        self._socket.close()
+
+
+class _Stream:
+    """The answer to a watch: HTTP in chunks, in which each line is a message in JSON."""
+
+    def __init__(self) -> None:
+        self._data = b""
+        """What has arrived and is not decoded: the head of the answer, or the begin of a chunk."""
+        self._line = b""
+        """The begin of a message whose end has not arrived."""
+        self._has_head = False
+        self.has_begun = False
+        """The first message has arrived: the watch is created."""
+
+    def takes(self, data: bytes) -> bool:
+        """False if this is the end of the watch. Raises ValueError if it is no answer of etcd."""
+        self._data += data
+        if not self._has_head:
+            head, end, rest = self._data.partition(b"\r\n\r\n")
+            if not end:
+                return True
+            if head.split(b" ", 2)[1:2] != [b"200"] or b"transfer-encoding: chunked" not in head.lower():
+                raise ValueError("no stream")
+            self._has_head, self._data = True, rest
+        *lines, self._line = (self._line + b"".join(self._chunks())).split(b"\n")
+        for line in lines:
+            if not line.startswith(b'{"result"') or b'"canceled":true' in line:
+                return False
+            self.has_begun = True
+        return True
+
+    def _chunks(self) -> Iterator[bytes]:
+        """The content of the chunks that have arrived whole."""
+        while True:
+            size, end, rest = self._data.partition(b"\r\n")
+            length = int(size.partition(b";")[0], 16) if end else 0
+            if not end or len(rest) < length + 2:
+                return
+            yield rest[:length]
+            self._data = rest[length + 2 :]
+
+
+# ---- JSON ----
+
+
+def _answer(data: Any) -> Answer:
+    """Raises ValueError if this is no answer of etcd: something else listens there."""
+    try:
+        ranges = tuple(_range(next(iter(a.values()))) for a in data.get("responses", ()))
+        return Answer(data.get("succeeded", False), int(data["header"]["revision"]), ranges)
+    except (AttributeError, KeyError, StopIteration, TypeError) as e:
+        raise ValueError(f"not an answer of etcd: {json.dumps(data)[:100]}") from e
+
+
+def _range(data: Json) -> Range:
+    return Range(tuple(map(_found, data.get("kvs", ()))), data.get("more", False), int(data.get("count", 0)))
+
+
+def _found(data: Json) -> Found:
+    value = b64decode(data.get("value", ""))
+    return Found(b64decode(data["key"]).decode(), value, int(data["create_revision"]), int(data["version"]))
+
+
+def _b64(data: str | bytes) -> str:
+    return b64encode(data.encode() if isinstance(data, str) else data).decode()
+
+
+def _end(prefix: str) -> str:
+    """The first key after all that begin with `prefix`."""
+    return prefix[:-1] + chr(ord(prefix[-1]) + 1)

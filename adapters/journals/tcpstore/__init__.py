@@ -1,0 +1,1 @@
+"""A journal in a TCPStore: torch's server, our client."""

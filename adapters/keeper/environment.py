@@ -1,0 +1,74 @@
+"""What a worker is told: torchelastic's environment variables (docs/torchelastic.md#environment)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from reknit.core.job.ranks import Assignment, WorkerRanks
+
+
+def environment(
+    base: Mapping[str, str],
+    assignment: Assignment,
+    worker: WorkerRanks,
+    *,
+    run_id: str,
+    error_file: str,
+    virtual_local_rank: bool = False,
+) -> dict[str, str]:
+    """The whole environment of one worker: the variables in `base`, and those of its ranks.
+
+    `error_file`: the value of TORCHELASTIC_ERROR_FILE. Empty: the worker has no such variable. (torch takes an empty
+    value for a file name, and writes `.<pid>` into the working directory.) The value in `base` is never handed down.
+
+    `virtual_local_rank`: the worker sees one GPU, as its device 0. Raises `ValueError` if CUDA_VISIBLE_DEVICES in
+    `base` names too few devices.
+    """
+    error = {"TORCHELASTIC_ERROR_FILE": error_file} if error_file else {}
+    return {
+        **{name: value for name, value in base.items() if name != "TORCHELASTIC_ERROR_FILE"},
+        **error,
+        **_device(base, worker.local_rank, virtual=virtual_local_rank),
+        "RANK": str(worker.rank),
+        "WORLD_SIZE": str(assignment.world_size),
+        "LOCAL_WORLD_SIZE": str(len(assignment.workers)),
+        "GROUP_RANK": str(assignment.group_rank),
+        "GROUP_WORLD_SIZE": str(assignment.group_world_size),
+        "ROLE_RANK": str(worker.role_rank),
+        "ROLE_WORLD_SIZE": str(assignment.role_world_size),
+        "ROLE_NAME": assignment.role,
+        "MASTER_ADDR": assignment.master_addr,
+        "MASTER_PORT": str(assignment.master_port),
+        "TORCHELASTIC_RESTART_COUNT": str(assignment.restart_count),
+        "TORCHELASTIC_MAX_RESTARTS": str(assignment.max_restarts),
+        "TORCHELASTIC_RUN_ID": run_id,
+        # The worker with rank 0 hosts the workers' store. So each round has a new one, which no earlier round has used.
+        "TORCHELASTIC_USE_AGENT_STORE": "False",
+        "TORCH_NCCL_ASYNC_ERROR_HANDLING": base.get("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1"),
+        "REKNIT_ROUND": str(assignment.round),
+    }
+
+
+def _device(base: Mapping[str, str], local_rank: int, *, virtual: bool) -> dict[str, str]:
+    if not virtual:
+        return {"LOCAL_RANK": str(local_rank)}
+    listed = base.get("CUDA_VISIBLE_DEVICES")
+    devices = listed.split(",") if listed is not None else [str(rank) for rank in range(local_rank + 1)]
+    if local_rank >= len(devices):
+        raise ValueError(f"CUDA_VISIBLE_DEVICES={listed} has no device for local rank {local_rank}")
+    return {"LOCAL_RANK": "0", "CUDA_VISIBLE_DEVICES": devices[local_rank].strip()}
+
+
+def arguments(argv: Sequence[str], local_rank: int) -> list[str]:
+    """The command line of one worker. `${local_rank}` is replaced in its arguments, but not in the program's name."""
+    return [*argv[:1], *(_substitute(arg, local_rank) for arg in argv[1:])]
+
+
+def _substitute(arg: str, local_rank: int) -> str:
+    # torchelastic sends every argument through Template, which also turns `$$` into `$`. Here other arguments stay as
+    # they are.
+    if "$" not in arg or "local_rank" not in arg:
+        return arg
+    from string import Template
+
+    return Template(arg).safe_substitute(local_rank=local_rank)

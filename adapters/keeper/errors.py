@@ -1,0 +1,134 @@
+"""Why a worker failed, in its own words: from torchelastic's error file, or from the traceback on its stderr.
+
+Reading never raises. A worker may die while it writes the file, or write anything into it.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+
+from reknit.core.job.entries import WorkerFailure
+
+_LARGEST_FILE = 4 << 20
+_LONGEST_MESSAGE = 4_000
+_LONGEST_TRACEBACK = 32_000
+"""Bytes as JSON, for both limits. Message and traceback go into the journal, and every agent reads the journal."""
+
+
+def explain(path: str, lines: Sequence[str]) -> tuple[str, str]:
+    """Message and traceback of a failed worker. They come from its error file at `path` if that can be understood, else
+    from `lines`, the end of its stderr. Both are empty if neither has them."""
+    message, traceback, sound = _parse(path)
+    if sound:
+        return message, traceback
+    told = from_stderr(lines)
+    return told if any(told) else (message, "")
+
+
+def read(path: str) -> tuple[str, str]:
+    """Message and traceback from a torchelastic error file. Both are empty if there is no file. If the file cannot be
+    understood, the message says so."""
+    message, traceback, _ = _parse(path)
+    return message, traceback
+
+
+def _parse(path: str) -> tuple[str, str, bool]:
+    try:
+        raw = _contents(path)
+    except FileNotFoundError:
+        return "", "", False
+    except OSError as error:
+        return f"the error file {path} cannot be read: {error.strerror}", "", False
+    import json
+
+    try:
+        # Bytes that are not UTF-8 are shown as escapes.
+        document = json.loads(raw.decode("utf-8", "backslashreplace"))
+    except (ValueError, RecursionError) as error:
+        why = "it is empty" if not raw else "it is too large" if len(raw) > _LARGEST_FILE else str(error)
+        return f"the error file {path} cannot be understood: {_clean(why)}", "", False
+    found = _from_document(document)
+    if found is None:
+        return f"the error file {path} cannot be understood: it is not of torchelastic's form", "", False
+    return _shorten(found[0], _LONGEST_MESSAGE), _shorten(found[1], _LONGEST_TRACEBACK), True
+
+
+def _contents(path: str) -> bytes:
+    if not path:
+        raise FileNotFoundError
+    # O_NONBLOCK, because the worker may have put a FIFO there.
+    fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        parts, left = [], _LARGEST_FILE + 1
+        while left > 0 and (part := os.read(fd, min(left, 1 << 20))):
+            parts.append(part)
+            left -= len(part)
+        return b"".join(parts)
+    finally:
+        os.close(fd)
+
+
+def _from_document(document: object) -> tuple[str, str] | None:
+    """`{"message": {"message": text, "extraInfo": {"py_callstack": text}}}`, or the older `{"message": text}`."""
+    message = document.get("message") if isinstance(document, dict) else None
+    if isinstance(message, str):
+        return message, ""
+    if not isinstance(message, dict):
+        return None
+    text, extra = message.get("message"), message.get("extraInfo")
+    stack = extra.get("py_callstack") if isinstance(extra, dict) else None
+    if not isinstance(text, str) and not isinstance(stack, str):
+        return None
+    return text if isinstance(text, str) else "", stack if isinstance(stack, str) else ""
+
+
+def _shorten(text: str, longest: int) -> str:
+    import json
+
+    text = _clean(text)
+    if len(text) <= longest and len(json.dumps(text)) <= longest + len('""'):
+        return text
+    half = longest // 2
+    while len(json.dumps(text[:half] + text[-half:])) > longest:
+        half -= max(1, half // 8)  # a character may take twelve bytes as JSON
+    return f"{text[:half]}\n[… {len(text) - 2 * half} characters left out …]\n{text[-half:]}"
+
+
+def _clean(text: str) -> str:
+    """The text without lone surrogates. JSON can hold them and UTF-8 cannot."""
+    return text.encode("utf-8", "backslashreplace").decode()
+
+
+def write(path: str, failure: WorkerFailure, exitcode: int) -> bool:
+    """Write `failure` as torchelastic's error file, for the program that runs this agent. False if that fails."""
+    import json
+    import time
+
+    message: dict[str, object] = {
+        "message": failure.message or f"worker of rank {failure.rank} failed with exit code {failure.exitcode}",
+        "extraInfo": {"py_callstack": failure.traceback, "timestamp": str(int(time.time()))},
+    }
+    if exitcode:
+        message["errorCode"] = exitcode
+    beside = f"{path}.{os.getpid()}"
+    try:
+        fd = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666)
+        with open(fd, "w", encoding="utf-8") as file:
+            json.dump({"message": message}, file)
+        os.replace(beside, path)  # so that a reader sees the whole file or none
+    except (OSError, ValueError):
+        try:
+            os.unlink(beside)
+        except (OSError, ValueError):
+            pass  # the file was not made
+        return False
+    return True
+
+
+def from_stderr(lines: Sequence[str]) -> tuple[str, str]:
+    """Message and traceback of the last exception on a worker's stderr. The worker has probably died of it."""
+    from .tracebacks import last_traceback
+
+    message, traceback = last_traceback(lines)
+    return _shorten(message, _LONGEST_MESSAGE), _shorten(traceback, _LONGEST_TRACEBACK)

@@ -1,0 +1,131 @@
+"""One running keeper, seen from its agent: what it says, whether it lives, and how it is ended."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import time
+
+from reknit.adapters.children import reap
+from reknit.adapters.ports import Clock
+
+from .start import Keeping, Start
+from .wire import Broken, Ended, Shutdown
+
+_END_S = 0.1
+_KILL_S = 10.0
+
+
+class Line:
+    """The connection to one keeper. Wakes the clock when the keeper has said something, and when it ends."""
+
+    def __init__(self, clock: Clock, start: Start) -> None:
+        """Starts a keeper. Raises `OSError`."""
+        keeping: Keeping = start()
+        self._clock = clock
+        self._stream, self.pid, self._fd = keeping.stream, keeping.pid, keeping.fd
+        clock.watch(self._stream.source)
+        if self._fd >= 0:
+            clock.watch(self._fd)
+        self._stream.wants_to_write = self._watch_sink
+
+    def send(self, message: object) -> None:
+        """Never waits."""
+        self._stream.send(message)
+
+    @property
+    def unsent(self) -> int:
+        """Bytes that the keeper has not taken yet."""
+        return self._stream.unsent
+
+    def listen(self, now: float) -> list[object]:
+        """What the keeper has said since the last call. Events get the time `now`. Raises `Broken` when the keeper is
+        dead or has sent something that is no message, once all earlier messages were returned."""
+        # In this order: if the keeper is dead now, everything that it has ever said is read below.
+        is_dead = self._fd >= 0 and is_readable(self._fd, 0)
+        self._stream.flush()
+        messages = self._stream.receive(now)
+        if is_dead and not messages:
+            raise Ended("it has ended")
+        return messages
+
+    def wait(self, seconds: float) -> None:
+        """Wait until the keeper says something, for so many seconds at most."""
+        is_readable(self._stream.source, seconds)
+
+    def shut_down(self, deadline_s: float) -> bool:
+        """Tell the keeper to end its workers and itself, and wait for that. False if the keeper was killed before it
+        could do so."""
+        self._stream.send(Shutdown())
+        give_up = time.monotonic() + deadline_s
+        while (left_s := give_up - time.monotonic()) > 0:
+            self._stream.flush()
+            self.wait(min(left_s, 0.1) if self._stream.unsent else left_s)
+            try:
+                self._stream.receive(0.0)
+            except Broken:
+                break
+        # The stream ends a moment before the process does.
+        if self._fd >= 0:
+            is_readable(self._fd, max(0.0, give_up - time.monotonic()))
+        else:
+            reap([self.pid], max(0.0, give_up - time.monotonic()))
+        return not self.end().startswith("killed")
+
+    def end(self) -> str:
+        """Kill the keeper if it lives, and close everything. Returns how the keeper had ended by itself. Empty: it was
+        alive, or how it ended is not known."""
+        self._stream.wants_to_write = _nothing
+        for fd in (self._stream.source, self._stream.sink, self._fd):
+            self._clock.unwatch(fd)
+        self._stream.close()
+        if self._fd >= 0:
+            is_readable(self._fd, _END_S)
+        how = _reaped(self.pid)
+        if how is None:
+            try:
+                os.kill(self.pid, signal.SIGKILL)
+            except ProcessLookupError:
+                pass  # other code of this process has waited for it
+            reap([self.pid], _KILL_S)
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+        return how or ""
+
+    def abandon(self) -> None:
+        """In a forked child: close its copies of the descriptors. The keeper goes on."""
+        self._stream.close()
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+    def _watch_sink(self, is_wanted: bool) -> None:
+        if is_wanted:
+            self._clock.watch_writable(self._stream.sink)
+        else:
+            self._clock.unwatch(self._stream.sink)
+
+
+def is_readable(fd: int, wait_s: float) -> bool:
+    """Wait up to `wait_s` seconds. True if there is something to read, or the end of the stream."""
+    poll = select.poll()
+    poll.register(fd, select.POLLIN)
+    return bool(poll.poll(max(0.0, wait_s) * 1000))
+
+
+def _reaped(pid: int) -> str | None:
+    """How this child has ended. None: it lives. Empty: other code of this process has waited for it."""
+    try:
+        found, status = os.waitpid(pid, os.WNOHANG)
+    except ChildProcessError:
+        return ""
+    if not found:
+        return None
+    code = os.waitstatus_to_exitcode(status)
+    return f"killed by {signal.Signals(-code).name}" if code < 0 else f"it has ended with status {code}"
+
+
+def _nothing(is_wanted: bool) -> None:
+    """The stream is closed: nothing waits to be written any more."""

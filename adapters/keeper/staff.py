@@ -1,0 +1,43 @@
+"""The workers of one round, as far as the agent's side has been told of them."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Sequence
+
+from reknit.core.agent.commands import StartWorkers, StopWorkers
+from reknit.core.agent.events import WorkerExit
+from reknit.core.job.entries import WorkerFailure
+from reknit.core.job.ranks import WorkerRanks
+
+_OS_ERROR = 71  # EX_OSERR of sysexits: a shell has no exit code for this
+
+
+class Staff:
+    def __init__(self, command: StartWorkers) -> None:
+        self.number = command.round
+        self.running: dict[int, WorkerRanks] = {w.local_rank: w for w in command.assignment.workers}
+        """By local rank: the workers whose exit was not reported yet."""
+        self.stop: StopWorkers | None = None
+        """The latest request to stop. None: there was none."""
+        self.answer_by: float | None = None
+        """When the keeper must have answered the stop, on the clock's time. None: no answer is awaited."""
+
+    def ended(self, exits: Sequence[WorkerExit]) -> None:
+        """These exits are reported."""
+        for exit_ in exits:
+            self.running.pop(exit_.local_rank, None)
+
+    def failed(self, why: str, *, only_first: bool, is_limit: bool) -> tuple[WorkerExit, ...]:
+        """The workers that ran are gone with their keeper: one exit for each.
+
+        `only_first`: none of them was started, and one failure says so. `is_limit`: the keeper has met a limit of the
+        machine, which is what the operator must know, and not that its workers were killed.
+        """
+        exitcode = _OS_ERROR if only_first or is_limit else -signal.SIGKILL
+        exits = tuple(
+            WorkerExit(local_rank, WorkerFailure(local_rank, worker.rank, exitcode, message=why))
+            for local_rank, worker in sorted(self.running.items())
+        )
+        self.running.clear()
+        return exits[:1] if only_first else exits

@@ -1,0 +1,144 @@
+"""The loop between the core and the world: the one interpreter of commands.
+
+    agent, commands = step(agent, event);  carry out each command;  tell every observer
+
+1. One event is one step. All commands of a step are carried out, in order, before the next event is fed.
+2. The loop decides nothing, never waits, and owns no thread. A shell (`shells`) calls `turn` and waits in between.
+3. Observers change nothing. They are told of a step after its commands were carried out. So a line about a start of
+   workers does not come before the start, and does not delay it.
+4. An observer that raises an error has a bug. The other observers are told all the same. Then `feed` raises the error.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, assert_never
+
+from attrs import evolve, frozen
+
+from reknit.core.agent.agent import Agent
+from reknit.core.agent.commands import Append, Beat, Command, Finish, ReservePort, Result, StartWorkers, StopWorkers
+from reknit.core.agent.events import EntriesRead, Event, StopRequested, Woken
+from reknit.core.agent.reasons import SignalReceived
+from reknit.core.agent.states import WorkerState
+from reknit.core.agent.step import step
+
+if TYPE_CHECKING:
+    from reknit.adapters.ports import Clock, Link, Requests, Workers
+
+Observer = Callable[[Agent, Event, Agent, Sequence[Command]], None]
+"""Called after every step with the agent before it, the event, the agent after it, and the commands."""
+
+
+@frozen
+class Ports:
+    """The ports of one agent. The caller that makes the ports closes them. The loop does not."""
+
+    clock: Clock
+    link: Link
+    workers: Workers
+    requests: Requests
+
+
+class Loop:
+    """One agent and its ports. Only one thread may call the loop. Other threads may call `ports.clock.wake()`."""
+
+    def __init__(self, agent: Agent, ports: Ports, observers: Iterable[Observer] = ()) -> None:
+        """`agent`: usually a new one, `Agent(spec)`. It begins with the event `Started` of `ports.workers`."""
+        self.agent = agent
+        self.ports = ports
+        self._observers = tuple(observers)
+        self._inbox: deque[Event] = deque()
+        """Events that the ports have told and that were not fed yet. If a step raises an error, the next turn feeds the
+        rest."""
+
+    @property
+    def result(self) -> Result | None:
+        """How the agent has ended. None while it runs."""
+        return self.agent.result
+
+    @property
+    def wakes_at(self) -> float | None:
+        """When `turn` must be called at the latest, on the clock of the ports. None: only news can change something."""
+        times = self.agent.wakes_at, self.ports.workers.wakes_at
+        return min((at for at in times if at is not None), default=None)
+
+    def turn(self, now: float | None = None) -> bool:
+        """Take what the ports have to tell, and feed it. If they have nothing, feed `Woken` if the agent's deadline has
+        passed.
+
+        `now`: the time. None: the clock is asked.
+        Returns True if something was fed, or the agent has ended. Then call `turn` again before waiting: the ports may
+        have more to tell that does not wake the clock, for example the agent's own entry in a journal in memory.
+        """
+        if now is None:
+            now = self.ports.clock.now()
+        self._take_news(now)
+        if not self._inbox and self.agent.wakes_at is not None and self.agent.wakes_at <= now:
+            self._inbox.append(Woken(now))
+        has_news = bool(self._inbox)
+        while self._inbox:
+            self.feed(self._inbox.popleft())
+        return has_news or self.agent.result is not None
+
+    def feed(self, event: Event) -> None:
+        """Make one step, and carry out its commands. Does nothing if the agent has its result."""
+        before = self.agent
+        if before.result is not None:
+            return
+        after = step(before, event)
+        self.agent = after.agent
+        for command in after.commands:
+            self._carry_out(command)
+        if isinstance(event, EntriesRead):
+            self.ports.link.folded(after.agent.job)
+        if self._observers:
+            self._tell(before, event, after.commands)
+
+    def _take_news(self, now: float) -> None:
+        ports, inbox = self.ports, self._inbox
+        if not self.agent.nonce:
+            # `Started` comes first. Before it the agent has no nonce, and can neither read nor say anything.
+            inbox.extend(ports.workers.events(now))
+            if not inbox:
+                self._end_before_it_begins(ports.requests.taken())
+                return
+        for signal in ports.requests.taken():
+            inbox.append(StopRequested(now, signal))
+        inbox.extend(ports.workers.events(now))
+        inbox.extend(ports.link.events(now))
+
+    def _end_before_it_begins(self, requests: Sequence[int]) -> None:
+        """The node is told to leave while its keeper is not ready. There is no worker to stop, and nobody to tell."""
+        if requests:
+            self.agent = evolve(self.agent, result=Result(WorkerState.STOPPED, SignalReceived(requests[0])))
+
+    def _carry_out(self, command: Command) -> None:
+        match command:
+            case Append(entry):
+                self.ports.link.append(entry)
+            case Beat(node, watch):
+                self.ports.link.beat(node, watch)
+            case StartWorkers():
+                self.ports.workers.start(command)
+            case StopWorkers():
+                self.ports.workers.stop(command)
+            case ReservePort():
+                self.ports.workers.renew_port()
+            case Finish():
+                pass  # the agent holds its result
+            case _:
+                assert_never(command)
+
+    def _tell(self, before: Agent, event: Event, commands: Sequence[Command]) -> None:
+        errors: list[Exception] = []
+        for observer in self._observers:
+            try:
+                observer(before, event, self.agent, commands)
+            except Exception as error:
+                errors.append(error)
+        if len(errors) > 1:
+            raise ExceptionGroup("several observers have failed", errors)
+        if errors:
+            raise errors[0]

@@ -1,0 +1,1 @@
+"""Observers of a loop: each is told of every step, and changes nothing."""

@@ -1,0 +1,111 @@
+"""The ports of one simulated agent: what its loop tells them is done by the world, after the step."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import TYPE_CHECKING
+
+from . import staff, store
+
+if TYPE_CHECKING:
+    from reknit.core.agent.commands import StartWorkers, StopWorkers
+    from reknit.core.agent.events import Event
+    from reknit.core.job.entries import Entry, Node
+    from reknit.core.job.job import Job
+
+    from .hosts import Inputs, Proc
+    from .world import World
+
+
+class SimulatedClock:
+    """Implements `ports.Clock`. Time passes in `World.run_for` alone, so nobody may wait here."""
+
+    def __init__(self, world: World, skew: float) -> None:
+        self._world = world
+        self._skew = skew
+
+    def now(self) -> float:
+        return self._world.now + self._skew
+
+    def wait(self, until: float | None) -> None:
+        raise RuntimeError("nothing waits in a simulated world: `World.run_for` lets its time pass")
+
+    def wake(self) -> None:
+        """The world turns a loop whenever it has news for it."""
+
+    def fileno(self) -> int:
+        raise OSError("a simulated clock has no descriptor")
+
+    def watch(self, fd: int) -> None: ...
+
+    def watch_writable(self, fd: int) -> None: ...
+
+    def unwatch(self, fd: int) -> None: ...
+
+
+class SimulatedLink:
+    """Implements `ports.Link`."""
+
+    def __init__(self, world: World, proc: Proc) -> None:
+        self._world = world
+        self._proc = proc
+        self._inputs = proc.inputs
+
+    def append(self, entry: Entry) -> None:
+        self._world.later(partial(store.say, self._world, self._proc, entry))
+
+    def beat(self, node: Node, watch: Sequence[Node]) -> None:
+        self._world.later(partial(store.send_beat, self._world, self._proc, node, watch))
+
+    def events(self, now: float) -> list[Event]:
+        news = self._inputs.link
+        if news:
+            self._inputs.link = []
+        return news
+
+    def folded(self, job: Job) -> None:
+        """Reading costs nothing here, so nobody needs the fold."""
+
+    def close(self) -> None: ...
+
+
+class SimulatedWorkers:
+    """Implements `ports.Workers`."""
+
+    wakes_at = None
+
+    def __init__(self, world: World, proc: Proc) -> None:
+        self._world = world
+        self._proc = proc
+        self._inputs = proc.inputs
+
+    def start(self, command: StartWorkers) -> None:
+        self._world.later(partial(staff.start, self._world, self._proc, command))
+
+    def stop(self, command: StopWorkers) -> None:
+        self._world.later(partial(staff.stop, self._world, self._proc, command))
+
+    def renew_port(self) -> None:
+        self._world.later(partial(staff.renew_port, self._world, self._proc))
+
+    def events(self, now: float) -> list[Event]:
+        news = self._inputs.workers
+        if news:
+            self._inputs.workers = []
+        return news
+
+    def close(self) -> None: ...
+
+
+class SimulatedRequests:
+    """Implements `ports.Requests`."""
+
+    def __init__(self, inputs: Inputs) -> None:
+        self._inputs = inputs
+
+    def taken(self) -> Sequence[int]:
+        signals = self._inputs.signals
+        if signals:
+            self._inputs.signals = []
+        return signals

@@ -1,0 +1,132 @@
+"""The workers of the simulated world: what starts, dies, drags its peers along, and will not stop.
+
+Workers of one round hang on each other: when one dies, the collectives of its peers crash a little later.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING
+
+from reknit.core.agent.commands import StartWorkers, StopWorkers
+from reknit.core.agent.events import PortReserved, WorkerExit, WorkersExited, WorkersStarted, WorkersStopped
+
+from .hosts import Group, Proc
+
+if TYPE_CHECKING:
+    from .world import World
+
+ECHO = "RuntimeError: Connection closed by peer [10.0.0.2]:4242"
+"""How a worker dies of another's death."""
+OWN = "ValueError: my own"
+"""How a worker dies all by itself."""
+LOOK_S = 0.03
+"""From a worker's end to the agent's noticing it."""
+
+
+def start(world: World, proc: Proc, command: StartWorkers) -> None:
+    ranks = {w.local_rank for w in command.assignment.workers}
+    group = Group(proc.agent.job.epoch, proc.agent.me, command, ranks)
+    proc.group = group
+    world.groups.append(group)
+    delay = 0.1 + 0.3 * world.luck("start", 4)
+    world.tell(proc, delay, lambda at: WorkersStarted(at, command.round))
+    if world.finishing:
+        world.after(delay + 1.0, lambda: succeed(world, proc, group))
+
+
+def fail(world: World, proc: Proc) -> None:
+    """One worker raises, all by itself."""
+    group = proc.group
+    if group is None or not group.running or group.gone_at is not None:
+        return
+    local = sorted(group.running)[world.luck("local", len(group.running))]
+    world.blows.append(group)
+    _die(world, proc, group, [local], OWN)
+
+
+def succeed(world: World, proc: Proc, group: Group | None, most: int | None = None) -> None:
+    """Workers exit with 0."""
+    if group is None or not group.running or group.gone_at is not None:
+        return
+    locals_ = sorted(group.running)[:most]
+    group.running -= set(locals_)
+    group.exited |= set(locals_)
+    exits = tuple(WorkerExit(i) for i in locals_)
+    round = group.command.round
+    world.tell(proc, LOOK_S + 0.1 * world.luck("look", 3), lambda at: WorkersExited(at, round, exits))
+
+
+def die(world: World, proc: Proc) -> None:
+    """The agent is gone, and nothing can be reported: its workers go too, unless they cannot."""
+    group = proc.group
+    if group is not None and group.running and proc.host not in world.stuck:
+        group.running.clear()
+        _drag(world, group)
+
+
+def _die(world: World, proc: Proc, group: Group, ranks: list[int], message: str) -> None:
+    group.running -= set(ranks)
+    exits = tuple(WorkerExit(i, group.failure(i, 1, message)) for i in ranks)
+    round = group.command.round
+    delay = LOOK_S + 0.1 * world.luck("look", 3)
+    if len(exits) > 1 and world.luck("looks", 2):
+        world.tell(proc, delay, lambda at: WorkersExited(at, round, exits[:1]))
+        world.tell(proc, delay + 0.2, lambda at: WorkersExited(at, round, exits[1:]))
+    else:
+        world.tell(proc, delay, lambda at: WorkersExited(at, round, exits))
+    _drag(world, group)
+
+
+def _drag(world: World, dead: Group) -> None:
+    """The peers of a dead worker notice, sooner or later."""
+    if not world.echo:
+        return
+    for proc in world.procs:
+        group = proc.group
+        if group is not None and group.running and group.key == dead.key and group.gone_at is None:
+            delay = 0.1 + 0.4 * world.luck("echo", 5)
+            world.after(delay, partial(_echo, world, proc, group))
+
+
+def _echo(world: World, proc: Proc, group: Group) -> None:
+    if group.running and not group.is_stuck and not proc.dead:
+        _die(world, proc, group, sorted(group.running), ECHO)
+
+
+def stop(world: World, proc: Proc, command: StopWorkers) -> None:
+    group = proc.group
+    if group is None or group.command.round != command.round:
+        return
+    is_slow, is_stuck = proc.host in world.slow, proc.host in world.stuck and group.running
+    takes = 0.1 + 0.4 * world.luck("stop", 4)
+    killed = command.grace_s + 0.05
+    takes = killed if is_slow or is_stuck else min(takes, killed)
+    at = world.now + takes + 1.0 * bool(is_stuck)
+    if group.gone_at is not None and group.gone_at <= at:
+        return
+    group.gone_at = at
+    world.after(at - world.now, lambda: _gone(world, proc, group, at))
+
+
+def _gone(world: World, proc: Proc, group: Group, at: float) -> None:
+    if group.gone_at != at or not proc.up:
+        return
+    if proc.suspended and proc.host in world.slow and group.running:
+        proc.inbox.append(lambda: _gone(world, proc, group, at))  # nobody is there to kill them
+        return
+    stuck: tuple[int, ...] = ()
+    round = group.command.round
+    if proc.host in world.stuck and group.running:
+        stuck = tuple(1000 + i for i in sorted(group.running))
+        group.is_stuck = True
+    elif group.running:
+        group.running.clear()
+        _drag(world, group)
+    port = world.free_port()
+    world.tell(proc, 0.01, lambda at: WorkersStopped(at, round, port, stuck))
+
+
+def renew_port(world: World, proc: Proc) -> None:
+    port = world.free_port()
+    world.tell(proc, 0.01, lambda at: PortReserved(at, port))

@@ -1,1 +1,0 @@
-"""torch's TCPStore without torch in this process: a client of its wire protocol, and a server in a child process."""

@@ -1,1 +1,0 @@
-"""The ways to run a node's workers."""

@@ -1,0 +1,211 @@
+"""Running agents from a program: in a thread of their own, or in an asyncio event loop.
+
+    result = launch(Settings(command=("python", "train.py"), local_world_size=2))
+
+    with start(settings) as running:  # a notebook or a server: the agent lives in a thread
+        running.leave()               # what SIGTERM is to `reknit run`
+        result = running.join()
+
+    result = await launch_async(settings)
+
+1. reknit takes no signal, does not write `os.environ`, and waits for no child process of the program.
+2. A child process, the keeper, holds the workers. If the program dies, however it dies, the keeper ends them and
+   itself.
+3. A program may run any number of agents, of one job or of several jobs.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable, Iterable, Mapping
+from types import TracebackType
+from typing import TYPE_CHECKING, Self
+
+from reknit.adapters import shells
+from reknit.adapters.clock import Clock
+from reknit.adapters.loop import Loop, Observer
+from reknit.adapters.ports import CannotStart
+from reknit.core.agent.agent import Agent
+from reknit.core.agent.commands import Result
+
+from .report import PREFIX, Reporter
+from .settings import Settings
+from .wire import World, wire
+
+if TYPE_CHECKING:
+    from asyncio import Future
+
+
+class Running:
+    """One agent with its ports and its keeper. The function `start` makes one and lets its agent run. Close it, or use
+    `with`."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        *,
+        environ: Mapping[str, str] | None = None,
+        say: Callable[[str], None] | None = None,
+        observers: Iterable[Observer] = (),
+    ) -> None:
+        """Opens everything. The agent does not run yet.
+
+        `environ`: the variables with which the workers' environment begins. None: a copy of `os.environ`.
+        `say`: called with each line of reknit's own, in the thread that runs the agent. None: the keeper writes these
+        lines to this program's stderr.
+        `observers`: called after every step, in the thread that runs the agent.
+
+        For a job with several nodes, this may wait some seconds for the store. Raises `Prevented` if the agent cannot
+        begin, and `CannotStart` if no keeper can be started.
+        """
+        self._owner = os.getpid()
+        self._thread: shells.LoopThread | None = None
+        self._is_closed = False
+        self._clock = Clock()
+        self._wishes = shells.Wishes(self._clock)
+        world = World(
+            clock=self._clock,
+            requests=self._wishes,
+            environ=dict(os.environ if environ is None else environ),
+            say=say or _drop,
+        )
+        try:
+            self._wired = wired = wire(settings, world, os.urandom(8).hex())
+        except BaseException:
+            self._clock.close()
+            raise
+        try:
+            for note in wired.notes:
+                (say or wired.keeper.say)(PREFIX + note)
+            reporter = Reporter(say or wired.keeper.say, verbose=settings.verbose)
+            self.loop = Loop(Agent(wired.spec), wired.ports, [reporter, *observers])
+            """For reading only: `loop.agent` is the agent as it is now, and `loop.agent.job` is the job."""
+        except BaseException:
+            self._let_go()
+            raise
+
+    def start(self) -> None:
+        """Run the agent in a thread of its own. Raises `CannotStart`, and closes everything, if there is no thread to
+        be had."""
+        if self._thread is not None or self._is_closed:
+            raise RuntimeError("an agent is started once, and not after it was closed")
+        self._thread = thread = shells.LoopThread(self.loop)
+        try:
+            thread.start()
+        except RuntimeError as error:  # how Python says that no further thread can be started
+            self._thread = None
+            self.close()
+            raise CannotStart(f"no thread for the agent: {error}") from None
+
+    def join(self, timeout_s: float | None = None) -> Result | None:
+        """Wait until the agent has ended. None: it has not ended within `timeout_s` seconds. Raises what the agent's
+        thread has raised: `CannotStart` if the first keeper has failed, or a bug of reknit or of an observer."""
+        if self._thread is None or os.getpid() != self._owner:
+            raise RuntimeError("the agent was not started by this process")
+        return self._thread.join(timeout_s)
+
+    async def run_async(self) -> Result:
+        """Run the agent in the event loop that calls this. Raises as `join` does. If this coroutine is cancelled, the
+        workers run on. Then call `leave` and run it again, or call `close`."""
+        return await shells.run_async(self.loop)
+
+    def leave(self, signum: int = signal.SIGTERM) -> None:
+        """Ask the node to leave. Its workers get the signal, and `Settings.grace_s` to end. Another call shortens that
+        time."""
+        if os.getpid() == self._owner:
+            self._wishes.ask(signum)
+
+    def close(self) -> None:
+        """Kill the workers that still run, end the keeper and all threads, and close all descriptors. May be repeated.
+
+        In a forked child of the program this does nothing: the agent is its parent's.
+        """
+        if self._is_closed or os.getpid() != self._owner:
+            return
+        try:
+            if self.loop.result is None and self._thread is not None:
+                self._wishes.ask(signal.SIGKILL)
+                self._thread.wait(_END_S)
+        finally:
+            self._let_go()
+
+    def _let_go(self) -> None:
+        self._is_closed = True
+        try:
+            self._wired.close()
+        finally:
+            self._clock.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        self.close()
+
+
+_END_S = 15.0
+
+
+def start(
+    settings: Settings,
+    *,
+    environ: Mapping[str, str] | None = None,
+    say: Callable[[str], None] | None = None,
+    observers: Iterable[Observer] = (),
+) -> Running:
+    """Run an agent in a thread of its own, and return at once. Arguments and errors are those of `Running`."""
+    running = Running(settings, environ=environ, say=say, observers=observers)
+    running.start()
+    return running
+
+
+def launch(
+    settings: Settings,
+    *,
+    environ: Mapping[str, str] | None = None,
+    say: Callable[[str], None] | None = None,
+    observers: Iterable[Observer] = (),
+) -> Result:
+    """Run an agent until it has ended, and close it. Arguments and errors are those of `Running`.
+
+    An exception in the calling thread, for example KeyboardInterrupt, ends the workers and is raised.
+    """
+    with start(settings, environ=environ, say=say, observers=observers) as running:
+        result = running.join()
+    if result is None:
+        raise AssertionError("a join without a timeout waits for the result")
+    return result
+
+
+async def launch_async(
+    settings: Settings,
+    *,
+    environ: Mapping[str, str] | None = None,
+    say: Callable[[str], None] | None = None,
+    observers: Iterable[Observer] = (),
+) -> Result:
+    """`launch` as a coroutine, which never blocks the event loop. If it is cancelled, the workers are ended."""
+    import asyncio  # slow to import, and loaded already where this is called
+
+    opening = asyncio.ensure_future(asyncio.to_thread(Running, settings, environ=environ, say=say, observers=observers))
+    try:
+        running = await asyncio.shield(opening)
+    except asyncio.CancelledError:
+        # The thread goes on opening. What it opens must be closed, whoever has lost interest.
+        opening.add_done_callback(_close_opened)
+        await asyncio.wait([opening])
+        raise
+    try:
+        return await running.run_async()
+    finally:
+        await asyncio.shield(asyncio.to_thread(running.close))
+
+
+def _close_opened(opening: Future[Running]) -> None:
+    if not opening.cancelled() and opening.exception() is None:
+        opening.result().close()
+
+
+def _drop(line: str) -> None:
+    """Does nothing with a line that comes while there is no keeper: the program has not asked for lines."""

@@ -1,0 +1,152 @@
+"""From the text of one option to its value. A reader raises `ValueError`, whose text says what is expected."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable, Mapping
+
+MOST_PORTS = 65535
+DEVICES = ("cpu", "gpu", "xpu", "auto")
+"""Words that stand for a number of workers. See `devices`."""
+
+
+def text(value: str) -> str:
+    return value
+
+
+def whole(least: int, most: int | None = None) -> Callable[[str], int]:
+    """A whole number from `least` to `most`."""
+
+    def read(value: str) -> int:
+        try:
+            number = int(value)
+        except ValueError:
+            raise ValueError("a whole number expected") from None
+        return _within(number, least, most)
+
+    return read
+
+
+def _within(number: int, least: int, most: int | None) -> int:
+    if number < least:
+        raise ValueError(f"at least {least}")
+    if most is not None and number > most:
+        raise ValueError(f"at most {most}")
+    return number
+
+
+def optional(read: Callable[[str], float | int]) -> Callable[[str], float | int | None]:
+    """Like `read`, and None for an empty text, the default of an option without a default value."""
+    return lambda value: read(value) if value else None
+
+
+def workers(most: int) -> Callable[[str], int | str]:
+    """A number of workers, or one of `DEVICES`."""
+
+    def read(value: str) -> int | str:
+        if value in DEVICES:
+            return value
+        try:
+            number = int(value)
+        except ValueError:
+            raise ValueError("a number, cpu, gpu, xpu or auto") from None
+        return _within(number, 1, most)
+
+    return read
+
+
+def nodes(value: str) -> tuple[int, int]:
+    """The smallest and the largest number of nodes, from `N` or `MIN:MAX`."""
+    low, colon, high = value.partition(":")
+    try:
+        least, most = int(low), int(high if colon else low)
+    except ValueError:
+        raise ValueError("a number, or MIN:MAX") from None
+    if not 0 < least <= most:
+        raise ValueError("MIN:MAX with 0 < MIN <= MAX")
+    return least, most
+
+
+def seconds(value: str) -> float:
+    try:
+        number = float(value)
+    except ValueError:
+        raise ValueError("a number of seconds expected") from None
+    if not 0 <= number < float("inf"):
+        raise ValueError("zero or more seconds")
+    return number
+
+
+def seconds_from(least: float) -> Callable[[str], float]:
+    def read(value: str) -> float:
+        number = seconds(value)
+        if number < least:
+            raise ValueError(f"at least {least} seconds")
+        return number
+
+    return read
+
+
+def port(value: str) -> int:
+    """A port number. 0 is allowed and means any free port."""
+    if not (value.isdecimal() and len(value) <= len(str(MOST_PORTS)) and int(value) <= MOST_PORTS):
+        raise ValueError(f"a port is a number up to {MOST_PORTS}")
+    return int(value)
+
+
+def one_of(*words: str) -> Callable[[str], str]:
+    def read(value: str) -> str:
+        if value not in words:
+            raise ValueError(" or ".join(filter(None, (", ".join(words[:-1]), words[-1]))))
+        return value
+
+    return read
+
+
+def truth(value: str) -> bool:
+    """A truth value as torchelastic reads it in `--rdzv-conf`."""
+    if value.lower() in ("1", "true", "t", "yes", "y"):
+        return True
+    if value.lower() in ("0", "false", "f", "no", "n"):
+        return False
+    raise ValueError("true or false")
+
+
+def masks(value: str) -> int | Mapping[int, int]:
+    """One mask for all workers (`3`), or masks by local rank (`0:1,1:3`). In a mask 1 is stdout and 2 is stderr.
+
+    torchrun takes only local ranks of one digit. Here they may have more digits.
+    """
+    try:
+        if ":" not in value:
+            return _mask(int(value))
+        pairs = [pair.split(":") for pair in value.split(",")]
+        return {int(rank): _mask(int(mask)) for rank, mask in pairs}
+    except ValueError:
+        raise ValueError("0, 1, 2 or 3, or RANK:N,RANK:N with such N") from None
+
+
+def _mask(number: int) -> int:
+    if number not in (0, 1, 2, 3):
+        raise ValueError(number)
+    return number
+
+
+def ranks(value: str) -> frozenset[int]:
+    try:
+        return frozenset(int(rank) for rank in value.split(",")) if value else frozenset()
+    except ValueError:
+        raise ValueError("numbers, separated by commas") from None
+
+
+def signals(value: str) -> tuple[int, ...]:
+    """Numbers of the named signals. SIGKILL and SIGSTOP are refused: no process can handle them."""
+    numbers = []
+    for name in filter(None, (word.strip() for word in value.split(","))):
+        number = getattr(signal, name, None)
+        if not isinstance(number, signal.Signals):
+            raise ValueError(f"{name} is no signal of this system")
+        if number in (signal.SIGKILL, signal.SIGSTOP):
+            raise ValueError(f"{name} cannot be handled")
+        numbers.append(int(number))
+    return tuple(numbers)

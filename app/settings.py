@@ -1,0 +1,257 @@
+"""What one agent is to do, as one typed value: `Settings`. The command line and the functions for programs make it, and
+`wire` reads nothing else.
+
+1. A field is a number, a name or a typed value. No field is a text that must still be parsed.
+2. Nonsense raises `ValueError` where the value is made. The message names class, field and value.
+3. Times are in seconds.
+
+    Settings(command=("python", "train.py"), local_world_size=2)
+
+    Settings(
+        command=("python", "train.py"),
+        local_world_size=8,
+        terms=Terms(min_nodes=2, max_nodes=4, restarts=RestartPolicy(max_restarts=3)),
+        meeting=Meeting("c10d", endpoints=(("node0", 29400),)),
+        run_id="job42",
+    )
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from attrs import Attribute, Factory, field, frozen
+
+from reknit.adapters.keeper.streams import StreamSettings
+from reknit.core.job.entries import Terms
+
+MOST_WORKERS = 10_000
+"""Limit for the workers on one node. No host can run more. A larger number is a typing error, and would fill the
+memory.
+"""
+LONGEST_NAME = 1000
+"""Limit for a name that becomes part of a key in the store, in bytes. torch's server cuts the connection at a key of
+8 KiB."""
+BACKENDS = ("c10d", "file", "etcd")
+DEFAULT_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
+
+Validator = Callable[[Any, "Attribute[Any]", Any], None]
+
+
+# ---- what fields refuse ----
+
+
+def _refuse(instance: object, name: str, value: object, wanted: str) -> None:
+    raise ValueError(f"{type(instance).__name__}.{name} must be {wanted}, not {value!r:.100}")
+
+
+def _whole(least: int, most: int) -> Validator:
+    def check(instance: object, attribute: Attribute[Any], value: object) -> None:
+        if type(value) is not int or not least <= value <= most:
+            _refuse(instance, attribute.name, value, f"a whole number from {least} to {most}")
+
+    return check
+
+
+def _seconds(instance: object, attribute: Attribute[Any], value: Any) -> None:
+    if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value < float("inf"):
+        _refuse(instance, attribute.name, value, "a number of seconds, 0 or more")
+
+
+def _name(least: int) -> Validator:
+    def check(instance: object, attribute: Attribute[Any], value: object) -> None:
+        # The name of a host may hold bytes that are not UTF-8. In a Python text they are lone surrogates.
+        if not isinstance(value, str) or not least <= len(value.encode(errors="surrogatepass")) <= LONGEST_NAME:
+            _refuse(instance, attribute.name, value, f"a name of {least} to {LONGEST_NAME} bytes")
+
+    return check
+
+
+def _one_of(*words: str) -> Validator:
+    def check(instance: object, attribute: Attribute[Any], value: object) -> None:
+        if value not in words:
+            _refuse(instance, attribute.name, value, f"one of {', '.join(words)}")
+
+    return check
+
+
+def _a(kind: type) -> Validator:
+    def check(instance: object, attribute: Attribute[Any], value: object) -> None:
+        if not isinstance(value, kind):
+            _refuse(instance, attribute.name, value, f"a {kind.__name__}")
+
+    return check
+
+
+def _words(value: Any) -> Any:
+    """A list becomes a tuple. A text stays a text, and is refused later."""
+    return value if isinstance(value, str | bytes) else tuple(value)
+
+
+def _pairs(value: Any) -> tuple[tuple[str, int], ...]:
+    return tuple(tuple(pair) for pair in value)
+
+
+# ---- the values ----
+
+
+@frozen
+class Meeting:
+    """The store at which the nodes of a job meet. All nodes must have the same values, except `is_host`."""
+
+    backend: str = field(validator=_one_of(*BACKENDS))
+    """`c10d`: a TCPStore that one of the agents hosts. `file`: a folder that all nodes share. `etcd`: etcd v3."""
+    endpoints: tuple[tuple[str, int], ...] = field(default=(), converter=_pairs)
+    """Pairs of host and port. c10d: exactly one. etcd: one or more servers of a cluster. file: none."""
+    folder: str = ""
+    """file: the folder of the journal. Other backends: empty."""
+    secret: str = field(default="", repr=False)
+    """Signs what agents write into the journal. Empty: nothing is signed."""
+    is_host: bool | None = None
+    """c10d: whether this agent hosts the store. None: every agent tries, and the first that succeeds is the host."""
+    protocol: str = field(default="http", validator=_one_of("http", "https"))
+    """etcd: the protocol of its servers."""
+    ca_cert: str | None = None
+    """etcd: file with the certificate of the authority that has signed the servers' certificates."""
+    ssl_cert: str | None = None
+    """etcd: file with the certificate of this client. It needs `ssl_cert_key`."""
+    ssl_cert_key: str | None = None
+    """etcd: file with the private key for `ssl_cert`."""
+
+    @endpoints.validator
+    def _suits_the_backend(self, attribute: Attribute[Any], value: tuple[Any, ...]) -> None:
+        for pair in value:
+            host, port = pair if len(pair) == 2 else ("", 0)
+            if not (isinstance(host, str) and host and type(port) is int and 0 < port <= 65535):
+                _refuse(self, "endpoints", value, "pairs of a host and a port from 1 to 65535")
+        if self.backend == "c10d" and len(value) != 1:
+            _refuse(self, "endpoints", value, "one endpoint for c10d")
+        if self.backend == "etcd" and not value:
+            _refuse(self, "endpoints", value, "at least one endpoint for etcd")
+        if self.backend == "file" and value:
+            _refuse(self, "endpoints", value, "empty for file")
+
+    def __attrs_post_init__(self) -> None:
+        if (self.backend == "file") != bool(self.folder):
+            _refuse(self, "folder", self.folder, "a folder for the backend file, and empty for others")
+        if (self.ssl_cert is None) != (self.ssl_cert_key is None):
+            _refuse(self, "ssl_cert", self.ssl_cert, "given together with ssl_cert_key")
+
+    @property
+    def place(self) -> str:
+        """The store as one text. It is shown in messages, and names the lock on this host."""
+        hosts = (f"[{host}]:{port}" if ":" in host else f"{host}:{port}" for host, port in self.endpoints)
+        return f"{self.backend}://{self.folder or ','.join(hosts)}"
+
+
+@frozen(kw_only=True)
+class Settings:
+    """What one agent is to do."""
+
+    # The workers.
+    command: tuple[str, ...] = field(converter=_words)
+    """The workers' command line: the program and its arguments. `${local_rank}` in an argument is replaced by the
+    worker's local rank."""
+    stdin: bytes | None = field(default=None, repr=False)
+    """What each worker reads from its standard input. None: the worker inherits the agent's standard input."""
+    env: Mapping[str, str] = field(default=Factory(dict))
+    """Variables for the workers besides the environment with which they begin (`Running`)."""
+    local_world_size: int = field(default=1, validator=_whole(1, MOST_WORKERS))
+    """Number of workers on this node."""
+    virtual_local_rank: bool = False
+    """Each worker sees one GPU, as its device 0: LOCAL_RANK is 0, and CUDA_VISIBLE_DEVICES names that GPU alone."""
+    role: str = field(default="default", validator=_name(0))
+    """The role of this node's workers, as in torchelastic. Workers of one role have ranks of their own within it."""
+    # The job, and where its nodes meet.
+    terms: Terms = field(default=Terms(), validator=_a(Terms))
+    """Number of nodes, number of restarts, and everything else that must be equal on all nodes."""
+    meeting: Meeting | None = field(default=None)
+    """Where the nodes meet. None: the job has one node."""
+    run_id: str = field(validator=_name(1))
+    """Name of the job. Without a meeting the default is a random name. With a meeting it must be given, the same on all
+    nodes."""
+    store_timeout_s: float = field(default=300.0, validator=_seconds)
+    """When the store cannot be reached for so long, the agent ends, and its workers with it."""
+
+    # This node.
+    node_id: str = field(default="", validator=_name(0))
+    """Name of this node, the same each time when its agent is started. Empty: the name of the host."""
+    address: str = field(default="", validator=_name(0))
+    """The address at which other nodes reach this one. Empty: the address from which this node reaches the store."""
+    rank_hint: int | None = field(default=None)
+    """Wished group rank in the first round, from 0. None: no wish."""
+    master_port: int = field(default=0, validator=_whole(0, 65535))
+    """MASTER_PORT of every round, for a job with one node. 0: each round gets another free port."""
+
+    # The end.
+    signals: tuple[int, ...] = field(default=DEFAULT_SIGNALS, converter=_words)
+    """Signals that end `reknit run` in order, and are forwarded to its workers. An agent that a program runs itself
+    takes no signals."""
+    grace_s: float = field(default=30.0, validator=_seconds)
+    """Time between the signal that stops workers and SIGKILL."""
+
+    # What is shown, and what is kept.
+    streams: StreamSettings = field(default=StreamSettings(), validator=_a(StreamSettings))
+    log_dir: str = field(default="", converter=os.fspath, validator=_a(str))
+    """The folder in which the folder of this run is made. Empty: the host's folder for temporary files, and the folder
+    of this run is removed at the end unless `streams` writes files. `/dev/null`: there are no files."""
+    verbose: bool = field(default=False, validator=_a(bool))
+    """Show every event and command of the agent."""
+
+    @env.validator
+    def _are_variables(self, attribute: Attribute[Any], value: Any) -> None:
+        """No system can hold another variable: it would be found out by a round that fails."""
+        items = value.items() if isinstance(value, Mapping) else [(None, None)]
+        for name, text in items:
+            if not (isinstance(name, str) and isinstance(text, str) and name) or "=" in name or "\0" in name + text:
+                _refuse(self, "env", value, "a mapping from the names of variables to texts")
+
+    @run_id.default
+    def _random(self) -> str:
+        return os.urandom(8).hex() if self.meeting is None else ""
+
+    @command.validator
+    def _is_a_command_line(self, attribute: Attribute[Any], value: Any) -> None:
+        if not isinstance(value, tuple) or not value or not all(isinstance(word, str) for word in value):
+            _refuse(self, "command", value, "a program and its arguments, each a text of its own")
+        if not value[0]:
+            _refuse(self, "command", value, "the name of a program first")
+
+    @stdin.validator
+    def _is_bytes(self, attribute: Attribute[Any], value: object) -> None:
+        if value is not None and not isinstance(value, bytes):
+            _refuse(self, "stdin", value, "bytes, or None")
+
+    @meeting.validator
+    def _is_there_for_several(self, attribute: Attribute[Any], value: object) -> None:
+        if value is not None and not isinstance(value, Meeting):
+            _refuse(self, "meeting", value, "a Meeting, or None")
+        if value is None and self.terms.max_nodes > 1:
+            _refuse(self, "meeting", value, f"given for a job of up to {self.terms.max_nodes} nodes")
+        if value is not None and self.master_port:
+            _refuse(self, "master_port", self.master_port, "0 with a meeting: each round has a port of its own")
+
+    @rank_hint.validator
+    def _is_a_rank(self, attribute: Attribute[Any], value: object) -> None:
+        if value is not None and (type(value) is not int or value < 0):
+            _refuse(self, "rank_hint", value, "a whole number of at least 0, or None")
+
+    @signals.validator
+    def _can_be_handled(self, attribute: Attribute[Any], value: Any) -> None:
+        handled = signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}
+        if not isinstance(value, tuple) or not all(isinstance(number, int) and number in handled for number in value):
+            _refuse(self, "signals", value, "numbers of signals that a process can handle")
+
+    @streams.validator
+    def _name_workers_that_exist(self, attribute: Attribute[Any], value: StreamSettings) -> None:
+        for name, masks in (("redirects", value.redirects), ("tee", value.tee)):
+            used = {masks} if isinstance(masks, int) else set(masks.values())
+            if not used <= {0, 1, 2, 3}:
+                _refuse(value, name, masks, "masks from 0 to 3")
+        if value.output not in ("relay", "inherit"):
+            _refuse(value, "output", value.output, "relay or inherit")
+        if not value.shown <= set(range(self.local_world_size)):
+            _refuse(value, "shown", sorted(value.shown), f"local ranks from 0 to {self.local_world_size - 1}")

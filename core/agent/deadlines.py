@@ -1,0 +1,148 @@
+"""What the agent waits for, as data: which timers run, and when the next one is due.
+
+A timer runs while its condition holds and is forgotten when it does not: nothing is ever cancelled, and early, late or
+repeated wake-ups change nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from itertools import islice
+
+from attrs import evolve
+
+from reknit.core.job.entries import Admission
+from reknit.core.job.job import Closed, Gathering, Running, Unopened, can_seal, coming, has_admissible
+from reknit.core.job.reasons import WorkerFailed
+from reknit.core.job.restart import backoff_s
+
+from .agent import Agent, Timer
+from .states import WorkerState
+from .watching import beat_at, fence_at, is_beating
+
+FOREVER = float("inf")
+STAGGER_S = 0.2
+ECHO_S = 1.0
+"""How long a failure that looks like an echo waits for its cause. The cause is usually dead within 30 ms, but some
+workers upload their logs first."""
+STAGGERED = 4
+"""Deadlines that any agent may announce are staggered over the first live nodes, so that usually one speaks."""
+PAUSE_S = 0.2
+"""The pause after one quick failure. It doubles with each further one in a row."""
+LONGEST_PAUSE_S = 5.0
+
+
+def pause_s(agent: Agent) -> float:
+    """How long this node waits after a quick failure of its workers before it joins again. 0 after any other end.
+
+    There is no time in the fold, so each agent counts its own quick failures. A round is sealed when the last member is
+    back. So all nodes wait for the node with the longest pause.
+    """
+    job = agent.job
+    if not agent.quick or agent.workers.state is not WorkerState.FAILED:
+        return 0.0
+    if isinstance(job.why, WorkerFailed) and job.spent >= job.terms.restarts.max_restarts:
+        return 0.0  # no restart is left: the end of the job must not be told late
+    # The exponent is capped, so that no number of failures overflows a float.
+    return float(min(PAUSE_S * 2 ** min(agent.quick - 1, 64), LONGEST_PAUSE_S))
+
+
+def run_timers(agent: Agent) -> Agent:
+    """Start the timers whose condition has come to hold, forget the others."""
+    since = {key: agent.since.get(key, agent.at) for key in _conditions(agent)}
+    return agent if since == agent.since else evolve(agent, since=since)
+
+
+def is_due(agent: Agent, timer: Timer) -> bool:
+    """Whether the timer runs and has run out."""
+    at = _due_at(agent, timer)
+    return at is not None and agent.at >= at
+
+
+def deadlines(agent: Agent) -> dict[Timer, float]:
+    """When each timer runs out, of those that run since this step or before."""
+    return {timer: since + _delay_s(agent, timer) for (timer, _), since in agent.since.items()}
+
+
+def next_wake(agent: Agent, timers: Iterable[float]) -> float | None:
+    """When the agent must be woken at the latest. None: only an event can change anything.
+
+    `timers`: the deadlines of the running timers.
+    """
+    if agent.result is not None:
+        return None
+    times: list[float | None] = [*timers, *(at + agent.spec.resay_s for at in agent.said.values())]
+    if is_beating(agent):
+        times += [beat_at(agent), fence_at(agent)]
+    # A deadline that has passed without effect, because something else holds it back, must not make the loop spin.
+    # Nor can anybody sleep until an infinite deadline: it stands for "never".
+    return min((at for at in times if at is not None and at > agent.at and at < FOREVER), default=None)
+
+
+def _conditions(agent: Agent) -> Iterator[tuple[Timer, int]]:
+    job = agent.job
+    if agent.outage is not None or agent.pulse.gap or not agent.was_read:
+        yield Timer.OUTAGE, 0  # also if no adapter reports an outage: a call into a hung file system does not even fail
+    if agent.was_read and isinstance(job.phase, Unopened):
+        yield Timer.OPEN, 0
+    if agent.is_departing and not agent.workers.alive:
+        yield Timer.LINGER, int(agent.outcome is not None)
+    if agent.workers.state is WorkerState.FAILED and agent.workers.alive:
+        yield Timer.ECHO, agent.workers.round
+    if agent.epoch is None and isinstance(job.phase, Closed):
+        yield Timer.REOPEN, 0
+    if agent.epoch != job.epoch:
+        return
+    if isinstance(job.phase, Gathering):
+        if coming(job) < job.terms.min_nodes:
+            yield Timer.GIVE_UP, job.round
+        elif can_seal(job):
+            yield Timer.LAST_CALL, job.round
+        if job.is_expected(agent.me):
+            yield Timer.BACKOFF, job.round
+    elif isinstance(job.phase, Running) and job.terms.admission is Admission.SOON and has_admissible(job):
+        yield Timer.ADMIT, job.round
+
+
+def _due_at(agent: Agent, timer: Timer) -> float | None:
+    match timer:
+        case Timer.OUTAGE | Timer.OPEN | Timer.REOPEN:
+            round = 0
+        case Timer.LINGER:
+            round = int(agent.outcome is not None)  # once the job is closed all nodes end: that wait is another one
+        case Timer.ECHO:
+            round = agent.workers.round
+        case _:
+            round = agent.job.round
+    since = agent.since.get((timer, round))
+    return None if since is None else since + _delay_s(agent, timer)
+
+
+def _delay_s(agent: Agent, timer: Timer) -> float:
+    terms = agent.job.terms
+    match timer:
+        case Timer.LAST_CALL:
+            return terms.last_call_s + _stagger_s(agent)
+        case Timer.GIVE_UP:
+            return terms.join_timeout_s + _stagger_s(agent)
+        case Timer.ADMIT:
+            return terms.settle_s + _stagger_s(agent)
+        case Timer.BACKOFF:
+            return max(backoff_s(agent.job), pause_s(agent))
+        case Timer.ECHO:
+            return ECHO_S
+        case Timer.OPEN:
+            return agent.spec.opens_after_s
+        case Timer.REOPEN:
+            # The nodes of the epoch before may still be stopping their workers. A dead one will say nothing more.
+            others = agent.job.live.keys() - {agent.me.id}  # an earlier agent of this host is gone
+            return agent.spec.grace_s + terms.silence_s if others else 0.0
+        case Timer.OUTAGE if not agent.was_read:
+            return agent.spec.terms.join_timeout_s  # the host of the store may not be up yet
+        case Timer.OUTAGE | Timer.LINGER:
+            return agent.spec.store_timeout_s
+
+
+def _stagger_s(agent: Agent) -> float:
+    first = islice(agent.job.live, STAGGERED)
+    return STAGGER_S * next((i for i, node_id in enumerate(first) if node_id == agent.me.id), STAGGERED)

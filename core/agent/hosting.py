@@ -1,0 +1,65 @@
+"""The agent that hosts the store: when it must stay for the sake of the other nodes.
+
+The journal ends with the process that hosts its store. Its guests are the other nodes that are live in that journal.
+
+1. A host whose own part is over stays while it has guests. Its part is over when the job has ended, or when this node
+   was told to leave, or cannot stop its workers.
+2. A host that has no part in the job stays likewise: its terms differ, or another agent took its node id.
+3. It stays until the guests have left or are dead, or until it is told again to stop.
+4. A host that must end at once ends without a goodbye.
+"""
+
+from __future__ import annotations
+
+from .agent import Agent, Timer
+from .commands import SIGKILL
+from .reasons import Replaced, TermsDiffer
+
+DEAD = 3
+"""A guest that was silent for this many silence limits is dead. By then any other node has called it lost."""
+
+
+def has_guests(agent: Agent) -> bool:
+    """This agent hosts the journal, and other nodes are live in it."""
+    return agent.spec.hosts_journal and len(agent.job.live) > agent.job.is_live(agent.me)
+
+
+def is_serving(agent: Agent) -> bool:
+    """The agent's own work is over, and it stays because other nodes use its store.
+
+    A host that is told to leave says goodbye like any node. The others then regroup, and need the journal for that.
+    Two kinds of stop request end the agent at once: a second one, and one that comes while the agent only waits for the
+    other nodes to end.
+    """
+    request, waits_since = agent.leaving, agent.since.get((Timer.LINGER, 1))
+    is_out = isinstance(agent.end, Replaced | TermsDiffer)
+    if agent.end is not None and not is_out:
+        return False
+    if request is not None:
+        is_told_again = is_out or request.count > 1 or request.latest == SIGKILL
+        if is_told_again or (waits_since is not None and request.at >= waits_since):
+            return False
+    return has_guests(agent) and (agent.is_departing or is_out) and not are_guests_dead(agent)
+
+
+def is_abandoning(agent: Agent) -> bool:
+    """The host was told to end at once while other nodes live. It ends without a goodbye.
+
+    After a goodbye the others would stop good workers to regroup, and there is no journal left to regroup in. Without
+    it their workers run on for as long as their agents bear an outage.
+    """
+    return agent.leaving is not None and agent.leaving.latest == SIGKILL and has_guests(agent)
+
+
+def must_hear_guests(agent: Agent) -> bool:
+    """A host that must end whatever the job does goes on beating: the answers show whether its guests still live."""
+    return agent.end is not None and agent.spec.hosts_journal
+
+
+def are_guests_dead(agent: Agent) -> bool:
+    """Every watched guest has been silent for `DEAD` silence limits.
+
+    The last live nodes can die unnoticed: nobody is left to call them lost. A host that has said goodbye may not do it.
+    """
+    silences = [silent_s for node, (_, silent_s) in agent.pulse.heard.items() if agent.job.is_live(node)]
+    return bool(silences) and min(silences) >= DEAD * agent.job.terms.silence_s

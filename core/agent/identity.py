@@ -1,0 +1,131 @@
+"""Which incarnation this agent speaks as.
+
+1. The first read of the journal decides: one more than the highest ever seen of this node.
+2. An agent that sees itself counted out comes back as a new incarnation, once its workers are gone. The old one is
+   gone for ever, so a `Lost` of it that is still on its way, or said again, harms nobody.
+3. An agent that was in, and sees another nonce in its place, ends: two agents have one id, and the newer has it.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+
+from attrs import evolve
+
+from reknit.core.job.entries import Node
+from reknit.core.job.fold import fold_all
+from reknit.core.job.job import Closed, Running, Unopened, Verdict
+
+from .agent import Agent, Pulse, Stage, Timer
+from .events import EntriesRead
+from .reasons import AlreadyFinished, Replaced, TermsDiffer
+from .situation import owed
+from .states import WorkerState
+from .watching import spared_until
+
+
+def read(agent: Agent, event: EntriesRead) -> Agent:
+    """Take in a fresh read of the journal: fold the whole batch, then see where this agent stands in it."""
+    job, me = fold_all(agent.job if event.base is None else event.base, event.entries), agent.me
+    stage = agent.stage
+    if stage is Stage.STARTING:
+        me, stage = Node(me.id, job.highest_incarnation(me.id) + 1), Stage.READING
+    # Patience with a store that is silent counts from the last time that it was read.
+    since = {key: at for key, at in agent.since.items() if key[0] is not Timer.OUTAGE}
+    pulse, silent_since = agent.pulse, agent.since.get((Timer.OUTAGE, 0))
+    if silent_since is not None and pulse.acked_at is None:  # else the next read of the counters shows it
+        pulse = evolve(pulse, spares_until=spared_until(agent, agent.at - silent_since))
+    agent = evolve(agent, job=job, me=me, stage=stage, outage=None, since=since, pulse=pulse)
+    agent = _after_gap(_taking_part(agent))
+    return _identified(agent)
+
+
+def after_private_loss(agent: Agent) -> Agent:
+    """Take a new incarnation if this node's workers are gone for a reason that the journal does not show."""
+    job, workers = agent.job, agent.workers
+    if workers.alive or workers.state is not WorkerState.STOPPED or agent.leaving is not None or agent.end is not None:
+        return agent
+    same_round = isinstance(job.phase, Running) and (workers.epoch, workers.round) == (job.epoch, job.round)
+    return _renewed(agent) if same_round and workers.node == agent.me else agent
+
+
+def _taking_part(agent: Agent) -> Agent:
+    """Accept the terms, once; or find that there is nothing to take part in."""
+    job = agent.job
+    if agent.epoch is not None or isinstance(job.phase, Unopened):
+        return agent
+    if isinstance(job.phase, Closed):
+        if job.phase.outcome.verdict is Verdict.SUCCEEDED:
+            return evolve(agent, end=AlreadyFinished())
+        return agent  # the next epoch is opened, by this agent or another
+    differences = _differences(agent)
+    if differences:
+        return evolve(agent, end=TermsDiffer(differences))
+    return evolve(agent, epoch=job.epoch, stage=Stage.OUTSIDE)
+
+
+def _differences(agent: Agent) -> tuple[tuple[str, str, str], ...]:
+    theirs, ours = agent.job.terms, agent.spec.terms
+    if theirs == ours:
+        return ()
+    from attrs import fields  # slow to import, and needed here alone
+
+    pairs = [
+        (a.name, getattr(there, a.name), getattr(here, a.name))
+        for there, here in ((theirs, ours), (theirs.restarts, ours.restarts))
+        for a in fields(type(there))
+        if a.name != "restarts"
+    ]
+    return tuple((name, _text(a), _text(b)) for name, a, b in pairs if a != b)
+
+
+def _text(value: object) -> str:
+    """A term as the user writes it: `soon`, not `Admission.SOON`."""
+    return str(value.value if isinstance(value, Enum) else value)
+
+
+def _identified(agent: Agent) -> Agent:
+    job, me = agent.job, agent.me
+    known = job.live.get(me.id)
+    if known is not None and known.node == me and known.nonce == agent.nonce:
+        return agent if agent.was_live else evolve(agent, stage=Stage.LIVE)
+    if _is_over(agent):
+        # The host of the store may stay for its guests. It must neither speak nor beat for a second agent that has
+        # taken this incarnation: (1) a is declared lost. (2) It is told to leave, and serves as a.1, which has not
+        # joined. (3) A second agent with the id a joins as a.1.
+        return _renewed(agent) if known is not None and known.node == me else agent
+    if known is not None and known.node.incarnation >= me.incarnation:
+        if agent.was_live:
+            return evolve(agent, end=Replaced(known.node))
+        return _renewed(agent)
+    return _renewed(agent) if job.is_gone(me) else agent
+
+
+def _after_gap(agent: Agent) -> Agent:
+    """The read that ends a gap in this node's beats.
+
+    An agent without workers takes a new incarnation: a `Lost` of the old one may be on its way, and must not meet
+    workers that were started meanwhile. An agent with workers stays the same: an outage of the store is nobody's
+    failure, and if the others have declared this node lost, the journal says so.
+    """
+    pulse = agent.pulse
+    if not pulse.gap or pulse.proven_at is None or agent.at - pulse.proven_at > agent.job.terms.silence_s:
+        return agent
+    agent = evolve(agent, pulse=evolve(pulse, gap=False))
+    if agent.workers.alive or _is_over(agent) or agent.job.is_expected(agent.me) or owed(agent) is not None:
+        return agent  # an expected node comes back as the same incarnation, so that its failure counts as its own
+    return _renewed(agent)
+
+
+def _is_over(agent: Agent) -> bool:
+    """This agent is about to end. That the journal shows it as gone is what it wants."""
+    return agent.is_departing or agent.end is not None
+
+
+def _renewed(agent: Agent) -> Agent:
+    # A `Joined` of this agent that is still on its way may have a higher incarnation than the journal shows.
+    own = agent.me.incarnation + agent.has_joined
+    me = Node(agent.me.id, max(agent.job.highest_incarnation(agent.me.id) + 1, own))
+    pulse = Pulse(spares_until=agent.pulse.spares_until)
+    stage = Stage.READING if agent.epoch is None else Stage.OUTSIDE
+    return evolve(agent, me=me, stage=stage, is_renewed=True, said={}, pulse=pulse)

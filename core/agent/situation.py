@@ -1,0 +1,83 @@
+"""What is true of an agent in one step: derived once, and read by every driver that comes after it.
+
+It is derived after the workers were driven and the timers run. What the later drivers change (what was said, the beats)
+changes none of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from attrs import evolve, frozen
+
+from reknit.core.job.entries import Failed, Succeeded, WorkerFailure
+from reknit.core.job.job import Gathering, Running
+from reknit.core.job.restart import root_cause_of
+
+from .agent import Agent, Timer
+from .deadlines import deadlines
+from .hosting import is_serving
+from .states import WorkerState
+from .working import failures, is_held
+
+TOLD = 16_000
+"""Characters of tracebacks and last lines that a node journals beside the story of the failure to blame."""
+
+
+@frozen
+class Situation:
+    deadlines: Mapping[Timer, float]
+    """When each running timer runs out, in seconds of the agent's clock."""
+    due: frozenset[Timer]
+    """The timers that have run out."""
+    owed: Failed | Succeeded | None
+    """The report on its last round that this node still owes the others."""
+    is_serving: bool
+    """This agent stays for the nodes that use its store (see `hosting`)."""
+
+
+def situation_of(agent: Agent) -> Situation:
+    """The situation of an agent whose timers were run in this step."""
+    running = deadlines(agent)
+    return Situation(
+        deadlines=running,
+        due=frozenset(timer for timer, at in running.items() if agent.at >= at),
+        owed=owed(agent),
+        is_serving=agent.spec.hosts_journal and is_serving(agent),
+    )
+
+
+def owed(agent: Agent) -> Failed | Succeeded | None:
+    """The report on its last round that this node still owes the others."""
+    job, workers, me = agent.job, agent.workers, agent.me
+    if workers.node != me or workers.epoch != job.epoch or not job.is_live(me) or me in job.succeeded:
+        return None
+    phase = job.phase
+    if isinstance(phase, Running):
+        in_time = phase.round == workers.round
+    else:
+        in_time = job.is_expected(me) and job.round - 1 == workers.round
+    if not in_time:
+        return None
+    if workers.state is WorkerState.SUCCEEDED:
+        return Succeeded(me, workers.round)
+    failed = failures(workers)
+    if not failed or is_held(agent) or (isinstance(phase, Gathering) and any(f.node == me for f in phase.ledger)):
+        return None
+    return Failed(me, workers.round, _brief(failed))
+
+
+def _brief(failures: tuple[WorkerFailure, ...]) -> tuple[WorkerFailure, ...]:
+    """These failures with the whole story of the one to blame, and of others while there is room.
+
+    The stories of a hundred workers would fit into no journal.
+    """
+    root, left, brief = root_cause_of(failures), TOLD, []
+    for f in failures:
+        size = 0 if f is root else len(f.message) + len(f.traceback) + sum(map(len, f.stderr))
+        if size > left:
+            f = evolve(f, message=f.message[:200], traceback="", stderr=())
+        else:
+            left -= size
+        brief.append(f)
+    return tuple(brief)

@@ -1,0 +1,140 @@
+"""step(agent, event) -> Step(agent, commands): one node's whole judgement.
+
+    observe   take the event into the state: fold entries, note exits, silences, requests
+    drive     compare what should be with what is: stop or start workers, say what is owed, beat, finish
+
+1. Pure and total: the same agent and event make the same step, on every machine, and nothing raises.
+2. `observe` issues no commands and `drive` does not look at the event, so it does not matter how a state was reached:
+   what is wanted is derived anew at every step, and what got lost on the way is still wanted. There is one exception:
+   whom to call lost is known in the step of a fresh read only.
+3. A batch of entries is folded whole, then decided on once: no round that is over already is ever started.
+4. A step may issue several commands, but starts or stops workers at most once.
+"""
+
+from __future__ import annotations
+
+from typing import assert_never
+
+from attrs import evolve, frozen
+
+from reknit.core.job.entries import Lost, Node
+
+from .agent import Agent, StopRequest, Timer
+from .commands import SIGKILL, Command
+from .deadlines import is_due, next_wake, run_timers
+from .ending import drive_end
+from .events import (
+    Counters,
+    EntriesRead,
+    Event,
+    JournalFailed,
+    PortReserved,
+    Started,
+    StopRequested,
+    Woken,
+    WorkersExited,
+    WorkersStarted,
+    WorkersStopped,
+)
+from .identity import after_private_loss, read
+from .reasons import JournalRefused, StoreLost
+from .situation import situation_of
+from .wanted import drive_sayings
+from .watching import accusations, drive_beats, heard, noticed_gap
+from .working import drive_workers, exited, reserved, started, stopped
+
+REPEAT_S = 0.5
+"""The same signal again within this many seconds is the same request: schedulers signal an agent and its parent."""
+HURRY_S = 5.0
+"""Seconds that a second request leaves of the grace. A third leaves nothing."""
+
+
+@frozen
+class Step:
+    agent: Agent
+    commands: tuple[Command, ...] = ()
+
+
+def step(agent: Agent, event: Event) -> Step:
+    """The agent after `event`, and what it wants done."""
+    if agent.result is not None:
+        return Step(agent)
+    # The order matters. What the workers do decides which timers run. The timers decide what is said. The end comes
+    # last.
+    agent = _observed(noticed_gap(_at(agent, event.at)), event)
+    agent = after_private_loss(_out_of_patience(agent))
+    agent, commands = drive_workers(agent)
+    agent = run_timers(agent)
+    now = situation_of(agent)
+    agent, sayings = drive_sayings(agent, now, _accusations(agent, event))
+    agent, beats = drive_beats(agent)
+    agent, end = drive_end(agent, now)
+    wakes_at = next_wake(agent, now.deadlines.values())
+    if wakes_at != agent.wakes_at:
+        agent = evolve(agent, wakes_at=wakes_at)
+    return Step(agent, (*commands, *sayings, *beats, *end))
+
+
+def _at(agent: Agent, at: float) -> Agent:
+    # The adapters' clock is monotonic. Events from two adapters may still overtake each other by a little.
+    return evolve(agent, at=at) if at > agent.at else agent
+
+
+def _observed(agent: Agent, event: Event) -> Agent:
+    match event:
+        case Started():
+            me = Node(agent.spec.node_id)
+            return evolve(agent, nonce=event.nonce, port=event.port, me=me)
+        case EntriesRead():
+            return read(agent, event)
+        case Counters():
+            return heard(agent, event)
+        case JournalFailed():
+            return _journal_failed(agent, event)
+        case WorkersStarted():
+            return started(agent, event)
+        case WorkersExited():
+            return exited(agent, event)
+        case WorkersStopped():
+            return stopped(agent, event)
+        case PortReserved():
+            return reserved(agent, event)
+        case StopRequested():
+            return _asked_to_stop(agent, event)
+        case Woken():
+            return agent
+        case _:
+            assert_never(event)
+
+
+def _journal_failed(agent: Agent, event: JournalFailed) -> Agent:
+    if event.refusal is not None and agent.outcome is None:
+        return evolve(agent, end=JournalRefused(event.refusal, event.why))
+    return evolve(agent, outage=event.why)
+
+
+def _out_of_patience(agent: Agent) -> Agent:
+    """An outage that has lasted too long ends this agent. The job may go on: other nodes may reach the journal."""
+    if agent.end is not None or agent.outcome is not None or not is_due(agent, Timer.OUTAGE):
+        return agent
+    return evolve(agent, end=StoreLost(agent.outage or "it does not answer"))
+
+
+def _asked_to_stop(agent: Agent, event: StopRequested) -> Agent:
+    """Each further request shortens the grace. None makes it longer. SIGKILL stands for no grace at all."""
+    before = agent.leaving
+    if before is None:
+        grace_s = 0.0 if event.signal == SIGKILL else agent.spec.grace_s
+        request = StopRequest(event.signal, event.signal, agent.at, 1, agent.at + grace_s)
+    elif event.signal == before.latest and agent.at - before.at < REPEAT_S:
+        return agent
+    else:
+        left_s = HURRY_S if before.count == 1 and event.signal != SIGKILL else 0.0
+        kill_at = min(before.kill_at, agent.at + left_s)
+        request = StopRequest(before.signal, event.signal, agent.at, before.count + 1, kill_at)
+    return evolve(agent, leaving=request)
+
+
+def _accusations(agent: Agent, event: Event) -> tuple[Lost, ...]:
+    is_fresh_read = isinstance(event, Counters) and agent.pulse.acked_at == agent.at
+    return tuple(accusations(agent)) if is_fresh_read else ()

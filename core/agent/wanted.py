@@ -1,0 +1,147 @@
+"""What this agent wants to have said: derived from its state at every step and compared with what the journal shows.
+
+1. Nothing remembers "already said" as a fact: an entry is wanted until the journal shows its effect, and said again
+   if it does not within `Spec.resay_s`. So a lost append costs time, never the job.
+2. One thing at a time where order matters: `Failed` and `Succeeded` must be seen before the next `Joined` is said.
+3. `Joined` promises that no worker runs on this host.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from attrs import evolve
+
+from reknit.core.job.entries import (
+    Admit,
+    Entry,
+    GaveUp,
+    Joined,
+    LastCall,
+    Leaving,
+    Left,
+    Lost,
+    Opened,
+)
+from reknit.core.job.job import Closed, Running, Verdict
+
+from .agent import Agent, Stage, Timer
+from .commands import Append, Command, ReservePort
+from .hosting import is_abandoning
+from .situation import Situation
+from .watching import is_fresh
+
+
+def drive_sayings(agent: Agent, now: Situation, accusations: tuple[Lost, ...]) -> tuple[Agent, list[Command]]:
+    """Say what is wanted and was not said lately."""
+    if not agent.was_read or agent.pulse.gap:
+        return agent, []
+    # An accusation is wanted in the step of a fresh read only. What was said of it must be remembered until the next.
+    recent = agent.at - agent.spec.resay_s
+    said: dict[Entry, float] = {e: at for e, at in agent.said.items() if isinstance(e, Lost) and at > recent}
+    commands: list[Command] = []
+    offered, is_used = agent.offered, False
+    for entry in (*_wanted(agent, now), *accusations):
+        if isinstance(entry, Joined):
+            # An offered port must not be offered for another round: (1) a and b join round 0. (2) The round is sealed
+            # and ended. (3) a reads all that at once and starts nothing. (4) The workers of b dial the port of a, where
+            # the store of round 1 must not answer.
+            is_used = offered not in (None, (entry.node, entry.round))
+            if is_used:
+                continue
+            offered = entry.node, entry.round
+        at = agent.said.get(entry)
+        if at is None or agent.at >= at + agent.spec.resay_s:
+            at = agent.at
+            commands.append(Append(entry))
+        said[entry] = at
+    if is_used:
+        agent = evolve(agent, port=None)
+        commands.append(ReservePort())
+    if said == agent.said:
+        return agent, commands
+    stage = agent.stage
+    if stage is Stage.OUTSIDE and any(isinstance(e, Joined) for e in said):
+        stage = Stage.JOINING
+    return evolve(agent, said=said, stage=stage, offered=offered), commands
+
+
+def farewell(agent: Agent, now: Situation) -> Left | None:
+    """This node's goodbye, if it owes one. After it the others neither wait for this node nor watch it."""
+    job, me = agent.job, agent.me
+    if agent.workers.alive or job.is_gone(me) or not agent.has_joined or is_abandoning(agent):
+        return None
+    if isinstance(job.phase, Closed):
+        # A `Joined` that is still on its way is ignored now, so an unseen node owes nothing.
+        if not job.is_live(me) or now.is_serving:
+            return None
+    return Left(me, agent.workers.stuck)
+
+
+def _wanted(agent: Agent, now: Situation) -> Iterator[Entry]:
+    job = agent.job
+    if agent.end is not None:
+        return
+    if agent.is_departing:
+        yield from _goodbye(agent, now)
+        return
+    if Timer.OPEN in now.due:
+        yield Opened(agent.spec.terms, agent.nonce)
+    elif Timer.REOPEN in now.due and job.outcome is not None and job.outcome.verdict is not Verdict.SUCCEEDED:
+        yield Opened(agent.spec.terms, agent.nonce, epoch=job.epoch + 1)
+    if agent.epoch is None or agent.epoch != job.epoch:
+        return
+    if now.owed is not None:
+        yield now.owed
+    else:
+        yield from _joining(agent, now)
+    if agent.was_live and now.due:
+        yield from _announcements(agent, now)
+
+
+def _goodbye(agent: Agent, now: Situation) -> Iterator[Entry]:
+    job, me = agent.job, agent.me
+    if is_abandoning(agent):
+        return
+    if now.owed is not None:
+        yield now.owed  # what this node knew of its workers before it was told to leave
+    if agent.leaving is not None and agent.outcome is None and job.is_live(me) and me not in job.leaving:
+        yield Leaving(me)
+    last = farewell(agent, now)
+    if last is not None and now.owed is None:
+        yield last
+
+
+def _joining(agent: Agent, now: Situation) -> Iterator[Joined]:
+    job, me = agent.job, agent.me
+    if agent.workers.alive or agent.port is None or job.is_gone(me):
+        return
+    if agent.is_renewed and not is_fresh(agent):
+        return  # a node that reads but cannot be heard would be declared lost and join again, for ever
+    if job.is_expected(me):
+        if Timer.BACKOFF not in now.due:
+            return
+    elif job.is_live(me):
+        return
+    spec = agent.spec
+    yield Joined(
+        node=me,
+        nonce=agent.nonce,
+        round=job.round + isinstance(job.phase, Running),
+        address=spec.address,
+        port=agent.port,
+        role=spec.role,
+        local_world_size=spec.local_world_size,
+        rank_hint=spec.rank_hint,
+    )
+
+
+def _announcements(agent: Agent, now: Situation) -> Iterator[Entry]:
+    """The job's deadlines that have passed on this agent's clock."""
+    job, round = agent.job, agent.job.round
+    if Timer.LAST_CALL in now.due:
+        yield LastCall(round, job.epoch)
+    if Timer.GIVE_UP in now.due:
+        yield GaveUp(round, job.epoch)
+    if Timer.ADMIT in now.due:
+        yield Admit(round + 1, job.epoch)

@@ -1,0 +1,180 @@
+"""What this node's workers should do: derived from the state at every step, never remembered.
+
+1. Workers run for the sealed round that this incarnation is a member of, once, and for nothing else.
+2. The next round's workers start only after `WorkersStopped`.
+3. When there are several reasons to stop, the first below is given.
+4. A failure stops the other workers at once, unless it looks like the echo of a failure that is still to come.
+"""
+
+from __future__ import annotations
+
+from attrs import evolve
+
+from reknit.core.job.entries import WorkerFailure
+from reknit.core.job.job import Running
+from reknit.core.job.ranks import assign
+from reknit.core.job.reasons import AllSucceeded, WorkerFailed
+from reknit.core.job.restart import are_echoes, root_cause_of
+
+from .agent import Agent, Timer, Workers
+from .commands import SIGKILL, SIGTERM, Command, StartWorkers, StopWorkers
+from .deadlines import is_due
+from .events import PortReserved, WorkersExited, WorkersStarted, WorkersStopped
+from .reasons import CutOff, DeclaredLost, SignalReceived, StopReason
+from .states import WorkerState
+from .watching import is_fenced, is_fresh
+
+QUICK_S = 1.0
+"""Workers that fail within this of their start, or before all of them ran, count as a quick failure."""
+
+
+def started(agent: Agent, event: WorkersStarted) -> Agent:
+    workers = agent.workers
+    if event.round != workers.round or workers.state is not WorkerState.INIT:
+        return agent
+    return evolve(agent, workers=evolve(workers, state=WorkerState.HEALTHY, up_at=agent.at))
+
+
+def exited(agent: Agent, event: WorkersExited) -> Agent:
+    """Take in workers that ended by themselves, before the stop or during it. The adapter leaves out the others."""
+    workers = agent.workers
+    if event.round != workers.round or not workers.alive:
+        return agent
+    exits = dict(workers.exits) | {e.local_rank: e for e in event.exits}
+    quick = agent.quick
+    if any(e.failure for e in exits.values()):
+        state = WorkerState.FAILED
+        if workers.state is not WorkerState.FAILED:
+            quick = 0 if _have_lasted(agent) else quick + 1
+    elif len(exits) == agent.spec.local_world_size:
+        state = WorkerState.SUCCEEDED
+    else:
+        state = workers.state
+    return evolve(agent, workers=evolve(workers, exits=exits, state=state), quick=quick)
+
+
+def stopped(agent: Agent, event: WorkersStopped) -> Agent:
+    workers = agent.workers
+    if event.round != workers.round or not workers.alive:
+        return agent
+    state = workers.state
+    if event.stuck:
+        state = WorkerState.UNHEALTHY
+    elif state not in (WorkerState.FAILED, WorkerState.SUCCEEDED):
+        state = WorkerState.STOPPED
+    quick = 0 if state is not WorkerState.FAILED and _have_lasted(agent) else agent.quick
+    workers = evolve(workers, alive=False, stopping=None, state=state, stuck=event.stuck)
+    return evolve(agent, workers=workers, port=event.port, offered=None, quick=quick)
+
+
+def reserved(agent: Agent, event: PortReserved) -> Agent:
+    if agent.workers.alive or agent.port is not None:
+        return agent  # a late answer: this node has had another port since it asked
+    return evolve(agent, port=event.port, offered=None)
+
+
+def _have_lasted(agent: Agent) -> bool:
+    """The workers have run for `QUICK_S`. They have not if some could not be started."""
+    up_at = agent.workers.up_at
+    return up_at is not None and agent.at - up_at >= QUICK_S
+
+
+def failures(workers: Workers) -> tuple[WorkerFailure, ...]:
+    return tuple(e.failure for _, e in sorted(workers.exits.items()) if e.failure is not None)
+
+
+def is_held(agent: Agent) -> bool:
+    """All failures so far look like echoes, and their cause may still come. Until then nothing is done about them.
+
+    The cause can be a worker that lives, here or on another node. With DDP: (1) rank 1 raises and leaves through
+    `destroy_process_group`. (2) Rank 0 sees its connection reset. (3) Rank 0 is dead before rank 1.
+    """
+    workers = agent.workers
+    if not workers.alive or workers.stopping is not None:
+        return False  # their end is awaited anyway
+    if len(workers.exits) == agent.spec.local_world_size and len(agent.job.members) == 1:
+        return False  # no worker is left that could be the cause
+    return are_echoes(failures(workers)) and not is_due(agent, Timer.ECHO)
+
+
+def drive_workers(agent: Agent) -> tuple[Agent, list[Command]]:
+    """Bring the workers closer to what they should do, by at most one command."""
+    if agent.workers.alive:
+        return _stop(agent)
+    if _should_start(agent):
+        return _start(agent)
+    return agent, []
+
+
+def _should_start(agent: Agent) -> bool:
+    job, workers = agent.job, agent.workers
+    return (
+        isinstance(job.phase, Running)
+        and job.epoch == agent.epoch
+        and agent.me in job.member_nodes
+        and agent.me not in job.succeeded
+        and (workers.node, workers.epoch, workers.round) != (agent.me, job.epoch, job.round)
+        and agent.leaving is None
+        and agent.end is None
+        and is_fresh(agent)
+    )
+
+
+def _start(agent: Agent) -> tuple[Agent, list[Command]]:
+    job = agent.job
+    assignment = assign(
+        job.members,
+        agent.me,
+        round=job.round,
+        restart_count=job.spent,
+        max_restarts=job.terms.restarts.max_restarts,
+    )
+    workers = Workers(node=agent.me, epoch=job.epoch, round=job.round, alive=True, assignment=assignment)
+    # The port is in use from now on; `WorkersStopped` brings a fresh one.
+    return evolve(agent, workers=workers, port=None), [StartWorkers(job.round, assignment)]
+
+
+def _stop(agent: Agent) -> tuple[Agent, list[Command]]:
+    workers, request = agent.workers, agent.leaving
+    why = workers.stopping or _why_stop(agent)
+    if why is None:
+        return agent, []
+    signal = request.signal if request is not None else SIGTERM
+    kill_at = request.kill_at if request is not None else agent.at + agent.spec.grace_s
+    if _must_be_gone(agent, why):
+        signal, kill_at = SIGKILL, agent.at
+    if workers.stopping is not None and kill_at >= workers.kill_at:
+        return agent, []  # being stopped already; another reason can only shorten the grace
+    workers = evolve(workers, stopping=why, kill_at=kill_at)
+    command = StopWorkers(workers.round, signal, max(0.0, kill_at - agent.at), why)
+    return evolve(agent, workers=workers), [command]
+
+
+def _must_be_gone(agent: Agent, why: StopReason) -> bool:
+    """The workers get no grace: with a fence, the others start without this node before a grace would be over."""
+    counted_out = isinstance(why, DeclaredLost) and agent.job.terms.fence_s is not None
+    return counted_out or is_fenced(agent)
+
+
+def _why_stop(agent: Agent) -> StopReason | None:
+    """Why the workers must be stopped. None: they should run on."""
+    job, workers = agent.job, agent.workers
+    if workers.node is None:
+        raise AssertionError("workers are alive, but no node has started them")
+    if agent.end is not None:
+        return agent.end
+    if workers.state is WorkerState.FAILED and not is_held(agent):
+        return WorkerFailed(workers.node, root_cause_of(failures(workers)))
+    if workers.state is WorkerState.SUCCEEDED:
+        return AllSucceeded()  # the workers are gone, but processes that they have started may live
+    if agent.leaving is not None:
+        return SignalReceived(agent.leaving.signal)
+    if agent.outcome is not None:
+        return agent.outcome.why
+    if job.is_gone(workers.node):
+        return DeclaredLost()
+    if is_fenced(agent):
+        return CutOff(job.terms.fence_s or 0.0)
+    if not isinstance(job.phase, Running) or job.round != workers.round:
+        return job.why
+    return None

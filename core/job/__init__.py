@@ -1,0 +1,1 @@
+"""The job that all agents share: its journal's entries, and what they mean."""

@@ -1,0 +1,267 @@
+"""fold(job, entry) -> job: what an entry of the journal means.
+
+1. Total: it never raises. What is stale, repeated or said by the gone returns the same job, with a comment that says
+   why that is sound.
+2. Every test of membership compares incarnations. Only seats go by the stable id. A node that comes back is another
+   node in an old seat. Compared by name alone it would be a member, and would run a round a second time.
+3. Nobody is sealed while anyone is expected: the maximum being reached, or a last call, must not start a round over
+   members whose workers still run.
+4. There is no time here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from functools import reduce
+from typing import assert_never
+
+from attrs import evolve
+
+from .entries import (
+    Aborted,
+    Admit,
+    Entry,
+    Failed,
+    Filler,
+    GaveUp,
+    Joined,
+    LastCall,
+    Leaving,
+    Left,
+    Lost,
+    Node,
+    Opened,
+    Succeeded,
+)
+from .job import Closed, Gathering, Job, Outcome, Running, Unopened, Verdict, admissible, can_seal, coming, room
+from .reasons import AbortedByOperator, AllSucceeded, Departure, JobEnd, NodeGone, NodesAdmitted, RoundEnd, TooFewNodes
+from .restart import judge, root_cause
+from .ring import with_node, without
+from .sealing import sealed
+
+
+def fold(job: Job, entry: Entry) -> Job:  # noqa: C901  # a dispatcher: one arm per entry
+    """The job after one more entry."""
+    if isinstance(entry, Opened):
+        return _opened(job, entry)
+    if isinstance(job.phase, Unopened):
+        return job  # said before the terms were fixed: the node joins again after it has read them
+    if isinstance(entry, LastCall | Admit | GaveUp | Aborted) and entry.epoch != job.epoch:
+        return job  # a late copy, meant for an epoch that is over
+    match entry:
+        case Joined():
+            job = _joined(job, entry)
+        case LastCall():
+            # A last call counts only if nobody is expected and there are enough nodes. Otherwise it is said again.
+            return sealed(job) if entry.round == job.round and can_seal(job) else job
+        case Admit():
+            job = _admitted(job, entry)
+        case GaveUp():
+            job = _given_up(job, entry)
+        case Failed():
+            job = _failed(job, entry)
+        case Succeeded():
+            job = _succeeded(job, entry)
+        case Lost():
+            # The gone accuse nobody: of two that accuse each other, the first in the journal stays.
+            if job.is_live(entry.by) and entry.by != entry.node:
+                job = _departed(job, entry.node, NodeGone(entry.node, Departure.LOST, entry.by))
+        case Leaving():
+            job = _leaving(job, entry.node)
+        case Left():
+            job = _departed(job, entry.node, NodeGone(entry.node, Departure.LEFT))
+        case Aborted():
+            job = _closed(job, Verdict.ABORTED, AbortedByOperator(entry.why))
+        case Filler():
+            return job
+        case _:
+            assert_never(entry)
+    return _settled(job)
+
+
+def fold_all(job: Job, entries: Iterable[Entry]) -> Job:
+    return reduce(fold, entries, job)
+
+
+def _opened(job: Job, entry: Opened) -> Job:
+    first = isinstance(job.phase, Unopened) and entry.epoch == 0
+    outcome = job.outcome
+    again = outcome is not None and outcome.verdict is not Verdict.SUCCEEDED and entry.epoch == job.epoch + 1
+    if not (first or again):
+        return job  # two agents opened at once, or a late copy: each agent compares the terms with its own
+    gone = dict(job.gone) | {node_id: joined.node.incarnation for node_id, joined in job.live.items()}
+    return Job(
+        phase=Gathering(round=0, judged=True, short=True),
+        terms=entry.terms,
+        journal=job.journal or entry.journal,
+        epoch=entry.epoch,
+        past=job.past if outcome is None else (*job.past, outcome),
+        gone=gone,
+    )
+
+
+def _joined(job: Job, entry: Joined) -> Job:
+    if isinstance(job.phase, Closed) or job.is_gone(entry.node):
+        return job  # the job is over; or the incarnation is gone for ever: its agent sees that and takes another
+    if entry.local_world_size < 1:
+        return job  # no rank would be its own
+    known = job.live.get(entry.node.id)
+    if known is None:
+        return _with_new(job, entry)
+    if entry.node.incarnation > known.node.incarnation:
+        # The host has a new agent. It ended the workers of the old agent before it said its first `Joined`.
+        job = _departed(job, known.node, NodeGone(known.node, Departure.REPLACED))
+        return _with_new(job, entry)
+    phase = job.phase
+    if (
+        entry.node == known.node
+        and entry.nonce == known.nonce
+        and isinstance(phase, Gathering)
+        and entry.round == phase.round
+        and entry.node in phase.expected
+    ):
+        phase = evolve(phase, expected=phase.expected - {entry.node})
+        return evolve(job, phase=phase, live={**job.live, entry.node.id: entry})
+    return job  # a repetition; or a second agent with that id: it sees that it is not in, and takes over or ends
+
+
+def _with_new(job: Job, entry: Joined) -> Job:
+    ring = with_node(job.ring, entry.node, job.seats)
+    return evolve(job, live={**job.live, entry.node.id: entry}, ring=ring)
+
+
+def _admitted(job: Job, entry: Admit) -> Job:
+    nodes = admissible(job)
+    if not nodes or entry.round != job.round + 1:
+        return job  # the standbys are gone, or another round has taken them in meanwhile
+    return _ended(job, NodesAdmitted(nodes))
+
+
+def _given_up(job: Job, entry: GaveUp) -> Job:
+    phase = job.phase
+    if not isinstance(phase, Gathering) or entry.round != phase.round:
+        return job  # the round was sealed after all
+    have = coming(job)
+    if have >= job.terms.min_nodes:
+        return job  # the missing node joined while this was on its way
+    return _closed(job, Verdict.FAILED, TooFewNodes(have=have, need=job.terms.min_nodes), phase.ledger)
+
+
+def _failed(job: Job, entry: Failed) -> Job:
+    phase = job.phase
+    if not entry.failures or not job.is_live(entry.node):
+        return job  # a node that is gone reports nothing
+    if isinstance(phase, Running) and entry.round == phase.round and _is_working(job, entry.node):
+        return _ended(job, root_cause((entry,)), ledger=(entry,))
+    if isinstance(phase, Gathering) and entry.round == phase.round - 1 and entry.node in phase.expected:
+        if _has_failed(phase, entry.node):
+            return job  # a repetition
+        return evolve(job, phase=evolve(phase, ledger=(*phase.ledger, entry)))
+    return job  # of a round whose end is judged already
+
+
+def _succeeded(job: Job, entry: Succeeded) -> Job:
+    phase = job.phase
+    last = phase.round if isinstance(phase, Running) else phase.round - 1 if isinstance(phase, Gathering) else None
+    if entry.round != last or entry.node not in job.member_nodes or not job.is_live(entry.node):
+        return job  # about another round, or from a node that is gone
+    if isinstance(phase, Gathering) and (entry.node not in phase.expected or _has_failed(phase, entry.node)):
+        return job  # a late copy: the node has joined the next round, or has said before that it failed
+    job = evolve(job, succeeded=job.succeeded | {entry.node})
+    if job.succeeded == job.member_nodes:
+        return _closed(job, Verdict.SUCCEEDED, AllSucceeded())
+    return job
+
+
+def _leaving(job: Job, node: Node) -> Job:
+    if not job.is_live(node) or node in job.leaving:
+        return job  # gone already, or a repetition
+    working = _is_working(job, node)
+    job = evolve(job, leaving=job.leaving | {node})
+    match job.phase:
+        case Running() if working:
+            # The node stays expected: its workers may be in their grace, and only `Left` says that they are gone.
+            return _ended(job, NodeGone(node, Departure.LEAVING))
+        case Gathering() as phase if node in phase.expected:
+            return evolve(job, phase=_excused(phase, NodeGone(node, Departure.LEAVING)))
+        case _:
+            return job  # a standby, or a node whose work is done: no round changes
+
+
+def _departed(job: Job, node: Node, why: NodeGone) -> Job:
+    """`node` is gone for ever. Its `Joined` may not have been seen yet: then it counts no more."""
+    if job.is_gone(node):
+        return job  # a repetition, or another entry has said the same
+    if not job.is_live(node):
+        known = job.live.get(node.id)
+        if why.how is not Departure.LEFT or (known is not None and known.node.incarnation > node.incarnation):
+            return job  # nobody knows this node, or a newer incarnation has replaced it
+        if known is not None:
+            # `node` came to replace the known incarnation, which is gone then. It left before its `Joined` was seen.
+            job = _departed(job, known.node, NodeGone(known.node, Departure.REPLACED))
+        return evolve(job, gone={**job.gone, node.id: node.incarnation})
+    working = _is_working(job, node)
+    job = evolve(
+        job,
+        live={k: v for k, v in job.live.items() if k != node.id},
+        gone={**job.gone, node.id: node.incarnation},
+        leaving=job.leaving - {node},
+        ring=without(job.ring, node, job.seats),
+    )
+    match job.phase:
+        case Running() if working:
+            return _ended(job, why)
+        case Gathering() as phase if node in phase.expected:
+            return evolve(job, phase=evolve(_excused(phase, why), expected=phase.expected - {node}))
+        case _:
+            return job
+
+
+def _excused(phase: Gathering, why: NodeGone) -> Gathering:
+    """A member that goes without having failed itself excuses what its peers fail of."""
+    if phase.excuse is not None or _has_failed(phase, why.node):
+        return phase
+    return evolve(phase, excuse=why)
+
+
+def _ended(job: Job, why: RoundEnd, *, ledger: tuple[Failed, ...] = ()) -> Job:
+    """The running round is over; its live members are expected back."""
+    expected = frozenset(m.node for m in job.members if job.is_live(m.node))
+    phase = Gathering(round=job.round + 1, expected=expected, ledger=ledger)
+    return evolve(job, phase=phase, why=why)
+
+
+def _settled(job: Job) -> Job:
+    """Draw the conclusions of an entry while gathering: too few? judge? seal?"""
+    phase = job.phase
+    if not isinstance(phase, Gathering):
+        return job  # nothing is gathered
+    if not phase.short and coming(job) < job.terms.min_nodes:
+        phase = evolve(phase, short=True)
+        job = evolve(job, phase=phase)
+    if phase.expected:
+        return job
+    if not phase.judged:
+        verdict = judge(job, phase)
+        if not isinstance(verdict, Job):
+            return _closed(job, Verdict.FAILED, verdict, phase.ledger)
+        job = verdict
+    count = coming(job)
+    if count >= room(job) or (not phase.short and count >= job.terms.min_nodes):
+        return sealed(job)
+    return job
+
+
+def _closed(job: Job, verdict: Verdict, why: JobEnd, failures: tuple[Failed, ...] = ()) -> Job:
+    if isinstance(job.phase, Closed):
+        return job  # closed is for ever
+    return evolve(job, phase=Closed(round=job.round, outcome=Outcome(verdict, why, failures)))
+
+
+def _is_working(job: Job, node: Node) -> bool:
+    """A member of the running round that has not succeeded: without it the round cannot go on."""
+    return isinstance(job.phase, Running) and node in job.member_nodes and node not in job.succeeded
+
+
+def _has_failed(phase: Gathering, node: Node) -> bool:
+    return any(f.node == node for f in phase.ledger)

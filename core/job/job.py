@@ -1,0 +1,180 @@
+"""The job: what every agent knows after folding the same journal. `fold` in `fold.py` is its only author.
+
+    Unopened -> Gathering(0) -> Running(0) -> Gathering(1) -> Running(1) … -> Closed
+                                                                                └-> Gathering(0) of the next epoch
+
+A *live* node has joined and is not gone. In a running round the live nodes are members or standbys; while
+gathering they are *expected* (members of the last round that have not come back) or *ready*.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import Enum
+from types import MappingProxyType
+from typing import Any
+
+from attrs import frozen
+
+from .entries import Admission, Failed, Joined, Node, NodeId, Terms
+from .reasons import JobEnd, NodeGone, RoundEnd
+
+EMPTY: Mapping[Any, Any] = MappingProxyType({})
+"""The default of every field that is a mapping. It cannot be changed, so all values may share it."""
+
+
+class Verdict(Enum):
+    SUCCEEDED = "succeeded"
+    FAILED = "failed"
+    ABORTED = "aborted"
+
+
+@frozen
+class Outcome:
+    """How an epoch of the job ended. The same on every agent."""
+
+    verdict: Verdict
+    why: JobEnd
+    failures: tuple[Failed, ...] = ()
+    """What the nodes reported of the last round."""
+
+
+@frozen
+class Unopened:
+    """Nobody has fixed the terms yet."""
+
+
+@frozen
+class Gathering:
+    """Waiting until nobody is expected any more and there are nodes enough."""
+
+    round: int
+    expected: frozenset[Node] = frozenset()
+    """Members of the last round that may still have workers. The next round is not sealed while there is one."""
+    ledger: tuple[Failed, ...] = ()
+    """Failures of the last round, in journal order."""
+    excuse: NodeGone | None = None
+    """The first member that went without having failed itself: the failures of its peers are its echo."""
+    judged: bool = False
+    """The end of the last round has been counted, as a restart or as unspent."""
+    short: bool = False
+    """There were too few nodes at some moment. The round is gathered like the first, with a last call for newcomers."""
+
+
+@frozen
+class Running:
+    round: int
+
+
+@frozen
+class Closed:
+    round: int
+    outcome: Outcome
+
+
+Phase = Unopened | Gathering | Running | Closed
+
+
+@frozen
+class Job:
+    """A value: equal journals make equal jobs. The mappings are never changed in place."""
+
+    phase: Phase = Unopened()
+    terms: Terms = Terms()
+    journal: str = ""
+    epoch: int = 0
+    past: tuple[Outcome, ...] = ()
+    """Outcomes of the epochs before this one."""
+    live: Mapping[NodeId, Joined] = EMPTY
+    """The latest `Joined` of every live node, in the order in which they came."""
+    gone: Mapping[NodeId, int] = EMPTY
+    """The highest incarnation of each node that is gone for ever."""
+    leaving: frozenset[Node] = frozenset()
+    members: tuple[Joined, ...] = ()
+    """Of the last sealed round, in group rank order."""
+    member_nodes: frozenset[Node] = frozenset()
+    why: RoundEnd | None = None
+    """What ended the round before the one that runs or is gathered. None before the first."""
+    succeeded: frozenset[Node] = frozenset()
+    """Members of the last sealed round whose workers all exited with 0."""
+    ring: tuple[Node, ...] = ()
+    """All live nodes, in the order in which they watch each other (see `ring`)."""
+    seats: Mapping[NodeId, int] = EMPTY
+    """Every node's place in rank order, for as long as the epoch lasts. Holes are not filled."""
+    spent: int = 0
+    unspent: int = 0
+    size: int = 0
+    """Nodes in the first round."""
+
+    @property
+    def round(self) -> int:
+        """The round that runs or is gathered; the last one once closed."""
+        return 0 if isinstance(self.phase, Unopened) else self.phase.round
+
+    @property
+    def outcome(self) -> Outcome | None:
+        return self.phase.outcome if isinstance(self.phase, Closed) else None
+
+    def is_live(self, node: Node) -> bool:
+        joined = self.live.get(node.id)
+        return joined is not None and joined.node == node
+
+    def is_expected(self, node: Node) -> bool:
+        """A round is gathered, and `node` has not come back from the last one."""
+        return isinstance(self.phase, Gathering) and node in self.phase.expected
+
+    def is_gone(self, node: Node) -> bool:
+        return self.gone.get(node.id, -1) >= node.incarnation
+
+    def highest_incarnation(self, node_id: NodeId) -> int:
+        """-1 if nobody of that name was ever seen."""
+        joined = self.live.get(node_id)
+        return max(self.gone.get(node_id, -1), -1 if joined is None else joined.node.incarnation)
+
+
+def ready(job: Job) -> list[Joined]:
+    """Live nodes that could be seated now: no workers of the last round, and not leaving. In journal order."""
+    busy = (job.phase.expected if isinstance(job.phase, Gathering) else job.member_nodes) | job.leaving
+    return [j for j in job.live.values() if j.node not in busy]
+
+
+def coming(job: Job) -> int:
+    """How many nodes a gathered round can count on: all ready nodes, and all expected nodes that do not leave."""
+    return len(job.live) - len(job.leaving)
+
+
+def can_seal(job: Job) -> bool:
+    """A last call would seal the gathered round: nobody is expected, and the minimum is ready."""
+    return isinstance(job.phase, Gathering) and not job.phase.expected and coming(job) >= job.terms.min_nodes
+
+
+def lacking(job: Job) -> int:
+    """How many more entries it takes, at least, before the gathered round can be sealed; 1 if none is gathered."""
+    if not isinstance(job.phase, Gathering):
+        return 1
+    return max(1, len(job.phase.expected), job.terms.min_nodes - coming(job))
+
+
+def room(job: Job) -> int:
+    """The most nodes that the next round may have."""
+    if job.size and job.terms.admission is Admission.NEVER:
+        return min(job.size, job.terms.max_nodes)
+    return job.terms.max_nodes
+
+
+def admissible(job: Job) -> tuple[Node, ...]:
+    """Standbys for which the running round would be ended: there is room, and no member has succeeded."""
+    return tuple(j.node for j in ready(job)) if _is_open(job) else ()
+
+
+def has_admissible(job: Job) -> bool:
+    """Whether there are any. Newcomers stand last, so this looks at few, however many nodes there are."""
+    return _is_open(job) and any(
+        j.node not in job.member_nodes and j.node not in job.leaving for j in list(job.live.values())[::-1]
+    )
+
+
+def _is_open(job: Job) -> bool:
+    if not isinstance(job.phase, Running) or job.succeeded or len(job.members) >= room(job):
+        return False
+    return len(job.live) != len(job.members)  # else there is nobody but members

@@ -1,0 +1,54 @@
+"""Who is in the round that starts, and in which order.
+
+Seats are sticky: a stable id keeps its place in rank order for as long as the epoch lasts, newcomers come after, and
+holes are not filled. So survivors keep their order, and a node that comes back has its old place among them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from attrs import evolve
+
+from .entries import Joined, NodeId
+from .job import Job, Running, ready, room
+from .ring import ring_of
+
+
+def sealed(job: Job) -> Job:
+    """Start the gathered round: of the ready, old members come first, then old seats, then the journal's order."""
+    candidates = ready(job)
+    if job.seats:  # in the first round all are newcomers
+        candidates.sort(key=lambda j: (j.node not in job.member_nodes, j.node.id not in job.seats))
+    chosen = candidates[: room(job)]
+    seats = _seated(job.seats, chosen)
+    members = tuple(sorted(chosen, key=lambda j: seats[j.node.id]))
+    nodes = tuple(m.node for m in members)
+    return evolve(
+        job,
+        phase=Running(round=job.round),
+        members=members,
+        member_nodes=frozenset(nodes),
+        succeeded=frozenset(),
+        seats=seats,
+        ring=nodes if len(nodes) == len(job.live) else ring_of(job.live, seats),
+        size=job.size or len(members),
+    )
+
+
+def _seated(seats: Mapping[NodeId, int], chosen: list[Joined]) -> Mapping[NodeId, int]:
+    """Seats for all of `chosen`. A node that has a seat keeps it. In the first round `rank_hint` is a wish."""
+    newcomers = [j for j in chosen if j.node.id not in seats]
+    if not newcomers:
+        return seats
+    first = len(seats)
+    places: dict[int, NodeId] = {}
+    if not seats:
+        for joined in newcomers:
+            hint = joined.rank_hint
+            if hint is not None and 0 <= hint < len(newcomers):
+                places.setdefault(hint, joined.node.id)
+    placed = set(places.values())
+    free = (i for i in range(len(newcomers)) if i not in places)
+    rest = {next(free): j.node.id for j in newcomers if j.node.id not in placed}
+    return {**seats, **{node_id: first + i for i, node_id in sorted((places | rest).items())}}

@@ -1,0 +1,1 @@
+"""Values as text: JSON for machines, sentences for people."""

@@ -1,0 +1,250 @@
+"""Sentences about values: the only place where the core makes text. One line each, for people."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from signal import Signals
+from typing import assert_never
+
+from reknit.core.agent import reasons as own
+from reknit.core.agent.agent import Agent, Timer
+from reknit.core.agent.commands import SIGKILL, Append, Beat, Command, Finish, ReservePort, StartWorkers, StopWorkers
+from reknit.core.agent.deadlines import pause_s
+from reknit.core.agent.hosting import is_serving
+from reknit.core.agent.reasons import Reason
+from reknit.core.agent.working import QUICK_S
+from reknit.core.job import reasons
+from reknit.core.job.entries import Entry, WorkerFailure
+from reknit.core.job.job import Closed, Gathering, Job, Running, coming
+from reknit.core.job.restart import backoff_s
+
+
+def signal_name(number: int) -> str:
+    try:
+        return Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
+def exit_text(exitcode: int) -> str:
+    return f"killed by {signal_name(-exitcode)}" if exitcode < 0 else f"exit code {exitcode}"
+
+
+def how_text(failure: WorkerFailure) -> str:
+    """`exit code 1, ValueError: no such file`"""
+    message = failure.message.partition("\n")[0]
+    return exit_text(failure.exitcode) + (f", {message}" if message else "")
+
+
+def failure_text(failure: WorkerFailure) -> str:
+    """`rank 3 failed: exit code 1, ValueError: no such file`"""
+    return f"rank {failure.rank} failed: {how_text(failure)}"
+
+
+def reason_text(reason: Reason) -> str:  # noqa: C901  # a dispatcher: one arm per reason
+    match reason:
+        case reasons.WorkerFailed(node, failure):
+            return f"{failure_text(failure)} (node {node})"
+        case reasons.NodeGone(node, how, by):
+            return f"node {node} {_HOW[how]}" + (f", says {by}" if by else "")
+        case reasons.NodesAdmitted(nodes):
+            return f"{_count(len(nodes), 'node')} admitted: {', '.join(map(str, nodes))}"
+        case reasons.BudgetSpent(max_restarts, root):
+            return f"{reason_text(root)}, and {budget_text(max_restarts)}"
+        case reasons.Unstable(max_unspent):
+            return f"more than {max_unspent} rounds ended without a failure"
+        case reasons.TooFewNodes(have, need):
+            return f"{_count(have, 'node')} joined in time, {need} needed"
+        case reasons.AbortedByOperator(why):
+            return f"aborted: {why}"
+        case reasons.AllSucceeded():
+            return "all workers succeeded"
+        case own.SignalReceived(signal):
+            # Nobody receives SIGKILL: it stands for a wish without grace, as when the agent's warden is gone.
+            return "told to end at once" if signal == SIGKILL else f"{signal_name(signal)} received"
+        case own.Replaced(by):
+            return f"another agent has joined with this node's id, as {by}: each node needs its own --node-id"
+        case own.DeclaredLost():
+            return "the others have counted this node out"
+        case own.CutOff(seconds):
+            return f"no beat of this node was acknowledged for {seconds:g} s"
+        case own.StoreLost(why):
+            return f"the journal cannot be reached: {why}"
+        case own.JournalRefused(_, why):
+            return why
+        case own.TermsDiffer(differences):
+            listed = "; ".join(f"{name}: {theirs} there, {ours} here" for name, theirs, ours in differences)
+            return f"the job runs on other terms: {listed}"
+        case own.AlreadyFinished():
+            return "the job has already finished"
+        case own.CannotStop(pids):
+            return f"processes {', '.join(map(str, pids))} survive SIGKILL"
+        case _:
+            assert_never(reason)
+
+
+def budget_text(max_restarts: int) -> str:
+    """`all 2 restarts are spent`"""
+    if max_restarts == 0:
+        return "no restarts are allowed"
+    return "the only restart is spent" if max_restarts == 1 else f"all {max_restarts} restarts are spent"
+
+
+def decisions(before: Agent, after: Agent, commands: Sequence[Command]) -> Iterator[str]:
+    """What one step decided, for the agent's operator. Empty for most steps."""
+    yield from _store_news(before, after)
+    if _takes_over(before, after):
+        yield f"node {after.me.id} is in the job already: this agent takes its place, as {after.me}"
+    if after.me in after.job.succeeded and after.me not in before.job.succeeded and after.outcome is None:
+        yield "this node's workers are done; it waits for the other nodes (a signal ends the wait)"
+    if _serves_on(after) and after.outcome is None and not _serves_on(before):
+        if after.end is not None:
+            yield reason_text(after.end)
+        yield "this node hosts the journal, and serves the others until they end; a second signal ends it at once"
+    if after.leaving is not None and before.leaving is None and before.workers.stopping is not None:
+        yield f"{reason_text(own.SignalReceived(after.leaving.signal))}; no round will follow"
+    for command in commands:
+        match command:
+            case StopWorkers(round, signal, grace_s, why) if not isinstance(why, reasons.AllSucceeded):
+                if round == before.workers.round and before.workers.stopping is not None:
+                    yield f"asked again to stop: SIGKILL {f'in {grace_s:g} s' if grace_s else 'now'}"
+                elif len(after.workers.exits) == after.spec.local_world_size:
+                    yield reason_text(why)  # there is nobody left to stop
+                else:
+                    kill = f", SIGKILL after {grace_s:g} s" if grace_s else ""
+                    yield f"{reason_text(why)}; stopping this node's workers ({signal_name(signal)}{kill})"
+    if after.end is None:
+        yield from _job_news(before, after)
+        yield from _pause_news(before, after)
+
+
+def _store_news(before: Agent, after: Agent) -> Iterator[str]:
+    if after.outage and not before.outage and after.outcome is None:
+        limit_s = after.spec.store_timeout_s if after.was_read else after.spec.terms.join_timeout_s
+        runs_on = _runs_on(after)
+        yield f"the journal cannot be reached{runs_on}; it is tried for {limit_s:g} s: {after.outage}"
+    elif before.outage and not after.outage:
+        yield "the journal is back" if before.was_read else "the journal is there"
+    if after.outage and after.outcome is None and after.end is None and before.workers.alive > after.workers.alive:
+        yield "this node has no workers now; it waits for the journal"
+
+
+def _runs_on(agent: Agent) -> str:
+    """What happens to this node's workers during an outage. Empty if there are none."""
+    fence_s = agent.job.terms.fence_s
+    if not agent.workers.alive:
+        return ""
+    return ", workers keep running" + ("" if fence_s is None else f" for at most {fence_s:g} s (--fence-after)")
+
+
+def _job_news(before: Agent, after: Agent) -> Iterator[str]:
+    old, new = before.job, after.job
+    if old.phase == new.phase and len(old.live) == len(new.live):
+        return
+    match new.phase:
+        case Running() if not isinstance(old.phase, Running) or old.round != new.round:
+            stands_by = after.me not in new.member_nodes and not new.is_gone(after.me)
+            yield sealed_text(new) + "; this node stands by" * stands_by
+        case Gathering() if isinstance(old.phase, Running) and new.why is not None and not _is_told(after, new.why):
+            yield f"round {old.round} ended: {reason_text(new.why)}"
+        case Gathering(expected=expected) if new.is_live(after.me) and not expected and not _was_waiting(old, new):
+            yield _waiting_text(new)
+        case _:
+            pass
+
+
+def _pause_news(before: Agent, after: Agent) -> Iterator[str]:
+    key = Timer.BACKOFF, after.job.round
+    wait_s = pause_s(after)
+    if wait_s and key in after.since and key not in before.since:
+        wait_s = max(wait_s, backoff_s(after.job))
+        yield f"restarting in {wait_s:g} s: the workers died within {QUICK_S:g} s of their start"
+
+
+def _serves_on(agent: Agent) -> bool:
+    """And has no more to do with the job than that."""
+    return is_serving(agent) and (agent.end is not None or agent.job.is_gone(agent.me))
+
+
+def _takes_over(before: Agent, after: Agent) -> bool:
+    """From an agent that is not known to have ended: it was started again, or two nodes have one id."""
+    if before.was_read or not after.was_read or after.end is not None or isinstance(after.job.phase, Closed):
+        return False
+    return after.me.id in after.job.live
+
+
+def _was_waiting(old: Job, new: Job) -> bool:
+    """For as many nodes, and nobody was expected any more."""
+    phase = old.phase
+    return isinstance(phase, Gathering) and not phase.expected and len(old.live) == len(new.live)
+
+
+def _waiting_text(job: Job) -> str:
+    """`waiting for nodes: 1 of 2 to 4 joined, for at most 600 s`"""
+    terms, count = job.terms, len(job.live)
+    most = f" to {terms.max_nodes}" if terms.max_nodes > terms.min_nodes else ""
+    until = f"at most {terms.join_timeout_s:g} s" if coming(job) < terms.min_nodes else f"{terms.last_call_s:g} s more"
+    return f"waiting for nodes: {count} of {terms.min_nodes}{most} joined, for {until}"
+
+
+def _is_told(agent: Agent, why: Reason) -> bool:
+    """The line about stopping this node's workers says it, or will."""
+    return agent.workers.alive or getattr(why, "node", None) == agent.me
+
+
+def sealed_text(job: Job) -> str:
+    """`round 2 (restart 1 of 3): 2 nodes, 8 workers, master 10.0.0.5:41231`"""
+    why = ""
+    if job.round:
+        if isinstance(job.why, reasons.WorkerFailed):
+            why = f" (restart {job.spent} of {job.terms.restarts.max_restarts})"
+        elif job.why is not None:
+            why = f" ({reason_text(job.why)})"
+    workers = sum(m.local_world_size for m in job.members)
+    first = job.members[0]
+    return (
+        f"round {job.round}{why}: {_count(len(job.members), 'node')}, {_count(workers, 'worker')}, "
+        f"master {first.address}:{first.port}"
+    )
+
+
+def command_text(command: Command) -> str:
+    """A command in a few words, for transcripts and `-v`."""
+    match command:
+        case Append(entry):
+            return f"say {entry_text(entry)}"
+        case StartWorkers(round, assignment):
+            ranks = [w.rank for w in assignment.workers]
+            return f"start workers of round {round}, ranks {ranks[0]}..{ranks[-1]} of {assignment.world_size}"
+        case StopWorkers(round, signal, grace_s, why):
+            return f"stop workers of round {round}: {signal_name(signal)}, {grace_s:g} s, {reason_text(why)}"
+        case ReservePort():
+            return "reserve another port"
+        case Beat(_, watch):
+            return f"beat, watch {', '.join(map(str, watch)) or 'nobody'}"
+        case Finish(result):
+            return f"finish: {result.state.value}, {reason_text(result.why)}"
+        case _:
+            assert_never(command)
+
+
+def entry_text(entry: Entry) -> str:
+    """`Joined node=n1 round=2`"""
+    words = [type(entry).__name__]
+    for name in ("node", "by", "round", "epoch", "why"):
+        value = getattr(entry, name, None)
+        if value is not None:
+            words.append(f"{name}={value}")
+    return " ".join(words)
+
+
+def _count(n: int, noun: str) -> str:
+    return f"{n} {noun}" if n == 1 else f"{n} {noun}s"
+
+
+_HOW = {
+    reasons.Departure.LOST: "fell silent",
+    reasons.Departure.LEFT: "left",
+    reasons.Departure.LEAVING: "is leaving",
+    reasons.Departure.REPLACED: "was started again",
+}

@@ -1,0 +1,125 @@
+"""The folders of runs: a scratch folder goes with its keeper, or with the next one; output is never removed."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from reknit.adapters.keeper.folder import LogFolder, NoFolder, remove_abandoned
+
+OLD = (0, 0)
+
+
+@pytest.fixture(autouse=True)
+def base(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    return tmp_path
+
+
+def test_a_scratch_folder_of_a_killed_keeper_is_removed_by_a_later_one(base: Path) -> None:
+    """83 of 140 kills left one behind."""
+    abandoned = LogFolder("", "a/b", keeps=False)
+    os.close(abandoned._lock)  # as the kernel does when its owner is killed
+    used, young = LogFolder("", "b", keeps=False), base / "reknit_scratch_young"
+    young.mkdir()
+    output = LogFolder("", "c", keeps=True)
+    for path in (abandoned.path, used.path, output.path):
+        (Path(path) / "file").touch()
+        os.utime(path, OLD)
+    os.mkfifo(base / "reknit_scratch_fifo")  # another user's joke: must not block
+    (base / "reknit_scratch_link").symlink_to(output.path)
+    assert remove_abandoned() == 1
+    assert not os.path.exists(abandoned.path)
+    assert all(os.path.exists(os.path.join(path, "file")) for path in (used.path, output.path))
+    assert young.exists()
+    used.close()
+    used.close()
+    output.close()
+    assert not os.path.exists(used.path)
+    assert os.path.exists(output.path)
+
+
+def test_a_later_keeper_goes_on_with_the_folder(base: Path) -> None:
+    """It holds the error files of the rounds before, and is then its own to remove."""
+    first = LogFolder("", "job", keeps=False)
+    os.close(first._lock)
+    second = LogFolder("", "job", keeps=False, made=first.path)
+    os.utime(second.path, OLD)
+    assert remove_abandoned() == 0
+    second.close()
+    assert list(base.iterdir()) == []
+
+
+def test_a_folder_that_cannot_be_made_is_named(base: Path) -> None:
+    """The operator has asked for output there; error files alone are not worth failing for."""
+    (base / "file").touch()
+    with pytest.raises(NoFolder, match=r"^--log-dir=.*file: Not a directory$"):
+        LogFolder(str(base / "file"), "job", keeps=False)
+    assert LogFolder(os.devnull, "job", keeps=False).path == ""
+
+
+def test_a_folder_of_this_run_alone(base: Path) -> None:
+    """Two runs with the same id and --log-dir must not write over each other's files."""
+    first, second = (LogFolder(f"{base}/a/b", "job", keeps=False) for _ in range(2))
+    assert first.path != second.path
+    for folder in (first, second):
+        assert Path(folder.path).parent == base / "a" / "b"
+        assert Path(folder.path).name.startswith("job_")
+        folder.close()
+        assert os.path.isdir(folder.path), "it was asked for"
+
+
+def test_a_run_id_decides_over_no_other_folder(base: Path) -> None:
+    """Ids are made from job names and paths; a slash in one must not leave the base."""
+    for run_id in ("a/b", "../../x", "/etc", "x" * 300):
+        folder = LogFolder("", run_id, keeps=False)
+        assert Path(folder.path).parent == base
+        folder.close()
+    assert os.listdir(base) == []
+
+
+def test_a_temporary_folder_is_removed(base: Path) -> None:
+    """torchrun leaves one behind with every run. What the error files said is in the report."""
+    folder = LogFolder("", "job", keeps=False)
+    os.makedirs(f"{folder.path}/round_0/0")
+    Path(folder.path, "round_0/0/error.json").write_text("{}")
+    folder.close()
+    assert os.listdir(base) == []
+
+
+def test_a_temporary_folder_that_cannot_be_made_is_done_without(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A full /tmp is no reason not to train."""
+    monkeypatch.setenv("TMPDIR", "/proc")
+    folder = LogFolder("", "job", keeps=False)
+    folder.close()
+    assert folder.path == ""
+
+
+def test_what_cannot_be_removed_fails_no_job(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A network's file system refuses for its own reasons; the job has succeeded all the same."""
+    folder = LogFolder("", "job", keeps=False)
+    Path(folder.path, "error.json").touch()
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "unlink", lambda *args, **settings: (_ for _ in ()).throw(PermissionError(args)))
+        folder.close()
+    assert os.listdir(folder.path) == ["error.json"]
+
+
+def test_a_missing_temporary_folder_is_not_made(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """TMPDIR of another host, in a copied environment: like Python, we take /tmp, and leave nothing at that place."""
+    monkeypatch.setenv("TMPDIR", str(base / "none"))
+    folder = LogFolder("", "job", keeps=False)
+    folder.close()
+    assert folder.path.startswith("/tmp/reknit_")
+    assert not (base / "none").exists()
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
+def test_a_folder_that_is_not_ours(base: Path) -> None:
+    """The usual case on a cluster."""
+    base.chmod(0o500)
+    with pytest.raises(NoFolder, match=r"^--log-dir=.*: Permission denied$"):
+        LogFolder(f"{base}/logs", "job", keeps=False)
+    base.chmod(0o700)

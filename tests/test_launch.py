@@ -1,0 +1,293 @@
+"""Agents that a program runs itself: in threads and event loops, with nothing taken and nothing left."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from reknit import (
+    CannotStart,
+    Meeting,
+    Prevented,
+    RestartPolicy,
+    Result,
+    Settings,
+    Terms,
+    launch,
+    launch_async,
+    start,
+)
+from reknit.core.agent.reasons import SignalReceived
+from reknit.core.agent.states import WorkerState
+from reknit.core.job.reasons import BudgetSpent
+from tests.leaks import children, nothing_left
+from tests.waiting import PATIENCE_S, read_pids
+
+TRUE = Settings(command=("true",))
+
+
+def python(script: str, **settings: Any) -> Settings:
+    return Settings(command=(sys.executable, "-c", textwrap.dedent(script)), **settings)
+
+
+def waiting(folder: Path, **settings: Any) -> Settings:
+    """Workers that write their pids and wait."""
+    return python(
+        f"import os, signal; open({str(folder / 'pids')!r}, 'a').write(f'{{os.getpid()}}\\n'); signal.pause()",
+        **settings,
+    )
+
+
+@pytest.fixture(autouse=True)
+def _nothing_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Threads, descriptors, children, handlers, the environment, and the folder for temporary files."""
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+    monkeypatch.setenv("TMPDIR", str(scratch))
+    launch(TRUE)  # what is imported or made once in a process is no leak
+    with nothing_left(scratch):
+        yield
+
+
+def test_a_job_that_succeeds() -> None:
+    """The first thing that anybody tries."""
+    result = launch(Settings(command=("true",), local_world_size=3))
+    assert result.state is WorkerState.SUCCEEDED
+    assert sorted(result.return_values) == [0, 1, 2]
+
+
+def test_a_job_that_fails_is_a_result() -> None:
+    """A program decides what to do about it: nothing is raised, nothing exits."""
+    lines: list[str] = []
+    result = launch(
+        python("raise SystemExit(3)", terms=Terms(restarts=RestartPolicy(max_restarts=1))), say=lines.append
+    )
+    assert result.state is WorkerState.FAILED
+    assert isinstance(result.why, BudgetSpent)
+    assert result.why.root.failure.exitcode == 3
+    assert any("restart 1 of 1" in line for line in lines)
+
+
+def test_the_keeper_cannot_be_started(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One exception with one line, in the thread that asked."""
+    monkeypatch.setattr(sys, "executable", "/nowhere/python")
+    with pytest.raises(CannotStart, match="No such file or directory"):
+        launch(TRUE)
+
+
+def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
+    """The keeper finds it out; the program is told."""
+    (tmp_path / "file").touch()
+    with pytest.raises(CannotStart, match="file"):
+        launch(Settings(command=("true",), log_dir=str(tmp_path / "file")))
+
+
+def test_a_program_asks_its_node_to_leave(tmp_path: Path) -> None:
+    """From any thread, and with the signal of its choice."""
+    with start(waiting(tmp_path)) as running:
+        read_pids(tmp_path / "pids", 1)
+        running.leave(signal.SIGINT)
+        result = running.join(PATIENCE_S)
+    assert result is not None
+    assert result.state is WorkerState.STOPPED
+    assert result.why == SignalReceived(signal.SIGINT)
+
+
+def test_closing_ends_what_runs(tmp_path: Path) -> None:
+    """A notebook's cell is interrupted: `with` leaves no worker."""
+    with start(waiting(tmp_path, local_world_size=2)) as running:
+        pids = read_pids(tmp_path / "pids", 2)
+        assert running.join(0.0) is None
+    assert not children().keys() & set(pids)
+
+
+def test_in_an_event_loop() -> None:
+    """Three agents and a heartbeat in one thread: nobody waits for anybody."""
+
+    async def main() -> tuple[list[Result], int]:
+        beats = 0
+
+        async def beat() -> None:
+            nonlocal beats
+            while True:
+                beats += 1
+                await asyncio.sleep(0)  # not a guess: gives the others one turn of the event loop
+
+        beating = asyncio.create_task(beat())
+        results = await asyncio.gather(*(launch_async(Settings(command=("true",))) for _ in range(3)))
+        beating.cancel()
+        return results, beats
+
+    results, beats = asyncio.run(main())
+    assert [result.state for result in results] == [WorkerState.SUCCEEDED] * 3
+    assert beats > 100
+
+
+def test_a_cancelled_coroutine_leaves_no_worker(tmp_path: Path) -> None:
+    """A web server that shuts down cancels its tasks."""
+
+    async def main() -> None:
+        task = asyncio.create_task(launch_async(waiting(tmp_path)))
+        await asyncio.to_thread(read_pids, tmp_path / "pids", 1)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    asyncio.run(main())
+    assert not children()
+
+
+def test_an_unrelated_child_keeps_its_status() -> None:
+    """The program's own children are none of reknit's business, before, while and after an agent runs."""
+    other = subprocess.Popen([sys.executable, "-c", "raise SystemExit(7)"])
+    os.waitid(os.P_PID, other.pid, os.WEXITED | os.WNOWAIT)  # it is dead, and nobody has asked how
+    launch(Settings(command=("true",), local_world_size=2))
+    assert other.wait(PATIENCE_S) == 7
+
+
+def test_a_hundred_agents_one_after_another() -> None:
+    """A service that lives for months: what each leaves would add up."""
+    for _ in range(100):
+        assert launch(TRUE).state is WorkerState.SUCCEEDED
+
+
+def test_twenty_agents_at_once() -> None:
+    """Each has its keeper, its thread and its clock, and closes its own only."""
+    running = [start(TRUE) for _ in range(20)]
+    results = [each.join(PATIENCE_S) for each in running]
+    for each in running:
+        each.close()
+        each.close()
+    assert [result.state for result in results if result] == [WorkerState.SUCCEEDED] * 20
+
+
+def test_two_nodes_of_one_job_in_one_program(tmp_path: Path) -> None:
+    """A test of somebody's training loop: a job of two nodes without a second machine."""
+    meeting = Meeting("file", folder=str(tmp_path / "journal"))
+    terms = Terms(min_nodes=2, max_nodes=2, last_call_s=0.1)
+
+    def node(name: str) -> Settings:
+        return Settings(command=("true",), terms=terms, meeting=meeting, run_id="two", node_id=name)
+
+    nodes = [start(node(name)) for name in ("a", "b")]
+    try:
+        results = [each.join(PATIENCE_S) for each in nodes]
+    finally:
+        for each in nodes:
+            each.close()
+    assert [result.state for result in results if result] == [WorkerState.SUCCEEDED] * 2
+
+
+def test_from_a_thread_of_the_program() -> None:
+    """Signals can be handled in the main thread only, so an agent must need none."""
+    results: list[Result] = []
+    thread = threading.Thread(target=lambda: results.append(launch(TRUE)))
+    thread.start()
+    thread.join(PATIENCE_S)
+    assert [result.state for result in results] == [WorkerState.SUCCEEDED]
+
+
+def test_the_environment_is_the_programs_to_choose(tmp_path: Path) -> None:
+    """`os.environ` is read once, and not at all if the program gives another."""
+    told = tmp_path / "told"
+    script = f"import os; open({str(told)!r}, 'w').write(repr((os.environ.get('MINE'), os.environ.get('PATH'))))"
+    launch(python(script), environ={"MINE": "1", "PATH": os.defpath})
+    assert told.read_text() == repr(("1", os.defpath))
+
+
+# ---- what a program may do at any time ----
+
+
+def test_a_forked_child_that_leaves_the_block_harms_nobody(tmp_path: Path) -> None:
+    """`multiprocessing` by fork unwinds the stack in the child: the agent, its clock and its lock are the parent's."""
+    meeting = Meeting("file", folder=str(tmp_path / "journal"))
+    settings = waiting(tmp_path, meeting=meeting, run_id="forked", node_id="a")
+    with start(settings) as running:
+        read_pids(tmp_path / "pids", 1)
+        child = os.fork()
+        if child == 0:
+            running.leave()
+            running.close()
+            os._exit(0)
+        os.waitpid(child, 0)
+        with pytest.raises(Prevented, match="another agent"):
+            launch(settings)
+        running.leave()
+        result = running.join(PATIENCE_S)
+    assert result is not None
+    assert result.why == SignalReceived(signal.SIGTERM)
+
+
+def test_an_observer_that_ends_the_program_leaves_nothing() -> None:
+    """SystemExit comes out of `join`, after everything was closed."""
+
+    def observer(*step: object) -> None:
+        raise SystemExit(3)
+
+    with pytest.raises(SystemExit):
+        launch(Settings(command=("sleep", "600")), observers=[observer])
+
+
+def test_what_cannot_be_opened_leaves_nothing() -> None:
+    """A wrong argument is found out after the keeper was started."""
+    with pytest.raises(TypeError):
+        start(TRUE, observers=None)  # type: ignore[arg-type]
+
+
+def test_no_thread_to_be_had(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A limit of the machine: one exception with one line."""
+
+    def refuse(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(threading.Thread, "start", refuse)
+        with pytest.raises(CannotStart, match="can't start new thread"):
+            start(TRUE)
+
+
+def test_an_agent_is_started_once() -> None:
+    """Two threads in one loop would make steps from one state."""
+    with start(TRUE) as running:
+        with pytest.raises(RuntimeError, match="once"):
+            running.start()
+        assert running.join(PATIENCE_S)
+    with pytest.raises(RuntimeError, match="closed"):
+        running.start()
+
+
+def test_a_coroutine_that_is_cancelled_while_it_opens(tmp_path: Path) -> None:
+    """`asyncio.wait_for` may lose patience before the store of a job is reached."""
+
+    async def main() -> None:
+        task = asyncio.create_task(launch_async(Settings(command=("sleep", "600"))))
+        await asyncio.sleep(0)  # not a guess: the task has begun, and cannot have opened anything
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    asyncio.run(main())
+
+
+def test_a_program_that_changes_its_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A keeper that takes another's place starts its workers where the first one did."""
+    (tmp_path / "a").mkdir()
+    monkeypatch.chdir(tmp_path / "a")
+    script = f"import os, signal; open({str(tmp_path / 'pids')!r}, 'a').write(f'{{os.getpid()}}\\n'); signal.pause()"
+    terms = Terms(restarts=RestartPolicy(max_restarts=1))
+    with start(python(script, terms=terms)) as running:
+        (first,) = read_pids(tmp_path / "pids", 1)
+        monkeypatch.chdir(tmp_path)
+        os.kill(running.loop.ports.workers.pid, signal.SIGKILL)  # type: ignore[attr-defined]
+        second = read_pids(tmp_path / "pids", 2)[1]
+        assert os.readlink(f"/proc/{second}/cwd") == str(tmp_path / "a")
+    assert first != second

@@ -1,0 +1,105 @@
+"""A limit of the machine is told from a bug of reknit: one line and status 71, wherever the limit strikes."""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import shlex
+import sys
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import pytest
+
+from reknit.app.limits import limit_text
+from tests.command import REKNIT, run
+
+
+@pytest.mark.parametrize("number", [errno.EMFILE, errno.ENFILE, errno.EAGAIN, errno.ENOMEM, errno.ENOSPC])
+def test_what_the_system_has_run_out_of(number: int) -> None:
+    """The system's own word, and the file if there is one."""
+    text = limit_text(OSError(number, os.strerror(number), "/some/file"))
+    assert text is not None
+    assert text.startswith(f"{os.strerror(number)}: /some/file")
+
+
+def test_threads_and_memory() -> None:
+    """Python reports these two without an error number."""
+    assert limit_text(RuntimeError("can't start new thread")) is not None
+    assert limit_text(MemoryError()) == "no memory is left"
+
+
+def test_a_limit_behind_another_error() -> None:
+    """An import that meets a limit ends in an error of its own."""
+    error = ImportError("no module")
+    error.__cause__ = OSError(errno.EMFILE, "Too many open files")
+    assert limit_text(error) == "Too many open files; raise `ulimit -n`"
+
+
+@pytest.mark.parametrize("error", [OSError(errno.ENOENT, "no file"), RuntimeError("another"), KeyError("x")])
+def test_a_bug_is_no_limit(error: Exception) -> None:
+    """Whoever reads "a limit" does not report a bug."""
+    assert limit_text(error) is None
+
+
+# ---- real limits, through the real command ----
+
+
+def limited(ulimit: str, *argv: str) -> tuple[str, str, str]:
+    """A command line that runs reknit under a limit of the shell."""
+    command = f"ulimit {ulimit}; exec {shlex.join([REKNIT, 'run', *argv])}"
+    return sys.executable, "-c", f"import os; os.execvp('bash', ['bash', '-c', {command!r}])"
+
+
+@pytest.mark.parametrize("limit", range(5, 17))
+@pytest.mark.parametrize("backend", ["alone", "file"])
+def test_descriptors(tmp_path: Path, backend: str, limit: int) -> None:
+    """Whatever needs the descriptor that is not there: an import, the journal, a pipe or a worker."""
+    conf = f"--rdzv-conf=last_call_timeout=0,join_timeout=1 --rdzv-endpoint={tmp_path}/j --store-timeout=1"
+    conf += " --rdzv-id=j --local-addr=127.0.0.1"
+    argv = ["--nnodes=1:2", "--rdzv-backend=file", *conf.split()] if backend == "file" else []
+    env = {"XDG_RUNTIME_DIR": str(tmp_path)}
+    status, job = run(tmp_path, *limited(f"-n {limit}", *argv, "--no-python", "true"), env=env)
+    assert "bug in reknit" not in job.err, job.err
+    assert "Traceback" not in job.err, job.err
+    # 74: a journal that cannot be opened is out of reach, whatever the reason, and may be back in a second.
+    assert status in (0, 71, 74), (limit, job.err)
+    if status:
+        assert re.fullmatch(rf"reknit: exit status {status}: .+", job.err.splitlines()[-1]), job.err
+    if status == 74:
+        assert "Too many open files" in job.err
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="becomes another user, so that the limit holds")
+def test_processes() -> None:
+    """Threads count as processes: a file backend needs some. Every limit ends in one clear line, or in success."""
+    with TemporaryDirectory() as name:  # pytest's own folders are out of another user's reach
+        tmp_path = Path(name)
+        tmp_path.chmod(0o777)
+        for limit in range(1, 9):
+            under_a_limit_of_processes(tmp_path, limit)
+
+
+def under_a_limit_of_processes(tmp_path: Path, limit: int) -> None:
+    conf = f"--rdzv-conf=last_call_timeout=0,join_timeout=1 --rdzv-endpoint={tmp_path}/j --store-timeout=1"
+    conf += " --rdzv-id=j --local-addr=127.0.0.1"
+    patch = f"""
+import argparse, inspect, locale, re, traceback, contextlib, json, hashlib, hmac, fcntl, socket, threading
+import ctypes, psutil, shutil, reknit.adapters.keeper.process
+import reknit.app.verbs.run, reknit.app.parsing, reknit.app.run, reknit.app.several
+import reknit.adapters.journals.file, reknit.adapters.keeper.errors, reknit.adapters.keeper.tracebacks
+import reknit.app.meeting, reknit.core.text.describe, reknit.core.text.snapshot, reknit.app.limits
+import os, resource
+os.setgroups([]); os.setgid(65534); os.setuid(65534 - 9)
+resource.setrlimit(resource.RLIMIT_NPROC, ({limit}, {limit}))
+from reknit.app.cli import main
+main()
+"""
+    (tmp_path / "launcher.py").write_text(patch)
+    argv = ["run", "--nnodes=1:2", "--rdzv-backend=file", *conf.split(), "--no-python", "true"]
+    env = {"XDG_RUNTIME_DIR": str(tmp_path)}
+    status, job = run(tmp_path, sys.executable, "launcher.py", *argv, env=env)
+    assert "bug in reknit" not in job.err, job.err
+    assert "Traceback" not in job.err, job.err
+    assert status in (0, 71), (limit, job.err)

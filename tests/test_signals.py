@@ -1,0 +1,88 @@
+"""Signals as something to wait for."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+from reknit.adapters.clock import Clock
+from reknit.app.signals import Signals
+
+
+def test_a_signal_ends_the_wait_and_is_taken_once(clock: Clock) -> None:
+    """SIGTERM must be acted on at once, wherever it is delivered."""
+    signals = Signals(clock, [signal.SIGTERM, signal.SIGUSR1])
+    try:
+        assert signals.taken() == []
+        threading.Timer(0.02, os.kill, (os.getpid(), signal.SIGTERM)).start()
+        clock.wait(None)
+        assert signals.taken() == [signal.SIGTERM]
+        assert signals.taken() == []
+        os.kill(os.getpid(), signal.SIGUSR1)
+        os.kill(os.getpid(), signal.SIGTERM)
+        clock.wait(None)
+        assert sorted(signals.taken()) == sorted([signal.SIGUSR1, signal.SIGTERM])
+    finally:
+        signals.close()
+
+
+def test_a_child_that_dies_ends_the_wait(clock: Clock) -> None:
+    """Without pidfds SIGCHLD is all there is; it is not a signal for the job."""
+    signals = Signals(clock, [signal.SIGTERM])
+    try:
+        child = subprocess.Popen(["true"])
+        clock.wait(None)
+        assert signals.taken() == []
+        child.wait()
+    finally:
+        signals.close()
+
+
+def test_close_restores_handlers_and_wakeup() -> None:
+    """An embedder gets its own signal handling back."""
+    before = {s: signal.getsignal(s) for s in (signal.SIGTERM, signal.SIGINT, signal.SIGCHLD)}
+    signals = Signals(Clock(), [signal.SIGTERM, signal.SIGINT])
+    assert signal.getsignal(signal.SIGTERM) != before[signal.SIGTERM]
+    signals.close()
+    signals.close()
+    assert {s: signal.getsignal(s) for s in before} == before
+    assert signal.set_wakeup_fd(-1) == -1
+
+
+def test_an_ignored_signal_stays_ignored() -> None:
+    """`nohup reknit run …` must survive the hang-up that it was started against."""
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        signals = Signals(Clock(), [signal.SIGHUP, signal.SIGKILL, 12345])
+        os.kill(os.getpid(), signal.SIGHUP)
+        assert signals.taken() == []
+        signals.close()
+        assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)
+
+
+def test_waiting_for_ever_uses_no_processor_time() -> None:
+    """An agent that is idle must cost nothing beside the training."""
+    script = """
+import os, resource, signal, sys
+from reknit.adapters.clock import Clock
+from reknit.app.signals import Signals
+clock = Clock()
+signals = Signals(clock, [signal.SIGTERM])
+print("ready", flush=True)
+before = resource.getrusage(resource.RUSAGE_SELF).ru_nvcsw
+while not signals.taken():
+    clock.wait(None)
+print(resource.getrusage(resource.RUSAGE_SELF).ru_nvcsw - before)
+"""
+    with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        time.sleep(0.3)  # not a guess: the longer the better, any length is right
+        process.terminate()
+        assert int(process.stdout.readline()) <= 5, "voluntary context switches, one per wake-up"
