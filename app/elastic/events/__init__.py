@@ -1,0 +1,1 @@
+"""The counterpart of `torch.distributed.elastic.events`."""

@@ -1,0 +1,1 @@
+"""Tests of `reknit.elastic`. One file per module of torch."""
