@@ -1,4 +1,5 @@
-"""The examples of the Elastic Agent's documentation, as they are written there. Only the imports have reknit's name, and
+"""The examples of the Elastic Agent's documentation, as they are written there. Only the imports have reknit's name.
+
 `...<OTHER_PARAMS...>` and names that the page leaves open are filled in."""
 
 from __future__ import annotations
