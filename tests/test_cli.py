@@ -51,7 +51,7 @@ def test_a_job_that_is_knit_together_again(tmp_path: Path) -> None:
         "OMP_NUM_THREADS=1 for every worker, because it was not set",
         "round 0: 1 node, 2 workers, master 127.0.0.1:PORT",
         "rank 1 failed: exit code 9 (node N); stopping this node's workers (SIGTERM, SIGKILL after 30 s)",
-        "restarting in 0.2 s: the workers died within 1 s of their start",
+        "the workers failed within 1 s of their start: this node joins again in 0.2 s",
         "round 1 (restart 1 of 3): 1 node, 2 workers, master 127.0.0.1:PORT",
         "the job succeeded after 1 restart",
     ]
@@ -253,7 +253,7 @@ def test_every_further_signal_shortens_the_grace(tmp_path: Path) -> None:
         assert job.end() == 128 + signal.SIGTERM
     assert job.said[1:3] == [
         "SIGTERM received; stopping this node's workers (SIGTERM, SIGKILL after 3600 s)",
-        "asked again to stop: SIGKILL in 5 s",
+        "asked again to stop: the workers get SIGKILL in 5 s",
     ]
 
 

@@ -43,7 +43,7 @@ def test_the_host_serves_on(tmp_path: Path) -> None:
         b, c = nodes.start("b", "c")
         three = nodes.formed(a, b, c)
         a.signal(signal.SIGTERM)
-        a.says("this node hosts the journal, and serves the others until they end")
+        a.says("this node hosts the store, and stays until the other nodes have ended")
         two = nodes.formed(b, c, after=three)
         assert {up.restart for up in two} == {0}
         assert not is_alive(a.ups[0].pid)

@@ -82,7 +82,7 @@ def test_etcd_answers_nothing(tmp_path: Path) -> None:
             cluster.cont(i)
         second = nodes.formed(a, b, after=first)
         for run in (a, b):
-            run.says("the journal is back")
+            run.says("the journal can be reached again")
         assert {up.restart for up in second} == {1}
         finish(a, b)
         assert_told(nodes.entries())

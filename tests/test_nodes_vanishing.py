@@ -64,7 +64,7 @@ def test_too_few_for_too_long(tmp_path: Path) -> None:
         b.vanish()
         assert a.end() == 75
         assert a.said[-2:] == [
-            "the job failed: 1 node joined in time, 2 needed",
+            "the job failed: 1 node joined in time, but the job needs at least 2",
             "exit status 75: too few nodes joined in time",
         ]
 
@@ -116,7 +116,7 @@ def test_a_suspended_node(tmp_path: Path, backend: str, what: str) -> None:
                 os.kill(pid, signal.SIGSTOP)
         one = nodes.formed(a, after=two)
         b.thaw()
-        b.says("the others have counted this node out; stopping this node's workers")
+        b.says("the other nodes have declared this node lost; stopping this node's workers")
         again = nodes.formed(a, b, after=one)
         assert [up.restart for up in again] == [0, 0]
         assert [(e.node.id, e.by.id) for e in nodes.entries() if isinstance(e, Lost)] == [("b", "a")]

@@ -212,7 +212,7 @@ def test_who_is_gone_already_is_not_accused() -> None:
 
 
 def test_no_workers_are_started_without_a_fresh_beat() -> None:
-    """Rule 13: the others may have counted this node out meanwhile."""
+    """Rule 13: the other nodes may have declared this node lost meanwhile."""
     playbook = (
         Playbook(an_agent(terms=TRIO)) >> start() >> read() << Placeholder(Append) >> echo() << Placeholder(Append)
     )
