@@ -113,7 +113,9 @@ def test_etcd_over_tls(tmp_path: Path) -> None:
     assert refused(*ETCD, "--rdzv-conf=ca_cert=/none") == (
         "--rdzv-conf: ca_cert=/none: no such file, or it cannot be read"
     )
-    assert refused(*ETCD, f"--rdzv-conf=ssl_cert={pem}") == "--rdzv-conf: ssl_cert and ssl_cert_key go together"
+    assert (
+        refused(*ETCD, f"--rdzv-conf=ssl_cert={pem}") == "--rdzv-conf: give both ssl_cert and ssl_cert_key, or neither"
+    )
 
 
 # ---- on which terms ----
@@ -176,9 +178,9 @@ def test_a_static_job_has_a_fixed_size() -> None:
     """torchrun ignores the minimum without a word; node ranks are 0 to the maximum."""
     found = meet("--nnodes=2:3", "--node-rank=2", "--master-addr=h")
     assert (found.terms.min_nodes, found.terms.max_nodes, found.rank_hint) == (3, 3, 2)
-    assert found.notices == ("--nnodes=2:3: with --rdzv-backend=static all 3 are waited for",)
+    assert found.notices == ("--nnodes=2:3: with --rdzv-backend=static the job waits for all 3 nodes",)
     assert meet("--master-addr=node0", nodes=(3, 3)).notices == (
-        "--node-rank is not given: this is node 0, or the next that is free",
+        "--node-rank is not given: this node gets group rank 0, or the next one that is free",
     )
     assert meet().rank_hint == 0, "torchrun's default, that scripts for the first node rely on"
     assert refused("--node-rank=3") == "--node-rank=3: with 3 nodes it is at most 2"
@@ -191,24 +193,24 @@ def test_a_static_job_has_a_fixed_size() -> None:
 @pytest.mark.parametrize("name", ["rdzv-id", "master-addr", "node-rank", "node-id", "rdzv-secret", "fence-after"])
 def test_an_unset_variable_is_no_value(name: str) -> None:
     """`--master-addr=$HEAD` without HEAD: or all nodes would wait for ten minutes, or run unsigned."""
-    assert refused(f"--{name}=") == f"--{name} is empty: an unset variable?"
+    assert refused(f"--{name}=") == f"--{name} is empty; perhaps a variable of the shell is not set"
     variable = "PET_" + name.upper().replace("-", "_")
-    assert refused(**{variable: ""}) == f"{variable} is empty: an unset variable?"
+    assert refused(**{variable: ""}) == f"{variable} is empty; perhaps a variable of the shell is not set"
 
 
 def test_a_name_fits_into_a_key() -> None:
     """torch's server hangs up on whoever asks for a key of 8 KiB: that node would take the journal from all others."""
     assert settings(*C10D, f"--node-id={'n' * 1000}").node_id == "n" * 1000
-    assert refused(*C10D, f"--node-id={'é' * 501}") == "--node-id: at most 1000 bytes"
-    assert refused(*C10D, f"--rdzv-id={'n' * 1001}") == "--rdzv-id: at most 1000 bytes"
+    assert refused(*C10D, f"--node-id={'é' * 501}") == "--node-id: at most 1000 bytes are allowed"
+    assert refused(*C10D, f"--rdzv-id={'n' * 1001}") == "--rdzv-id: at most 1000 bytes are allowed"
 
 
 def test_what_several_nodes_have_no_use_for_is_said() -> None:
     """127.0.0.1 is torchrun's default, and so is no id: two jobs that meet are one."""
-    loopback = "--master-addr is not given: 127.0.0.1 is out of reach for other hosts"
+    loopback = "--master-addr is not given: nodes meet at 127.0.0.1, which other hosts cannot reach"
     assert meet("--node-rank=1", nodes=(2, 2)).notices == (loopback,)
     assert meet("--node-rank=1", "--rdzv-endpoint=h:7", nodes=(2, 2)).notices == ()
-    no_id = "--rdzv-id is not given: agents that meet there without one are one job; give each job its own --rdzv-id"
+    no_id = "--rdzv-id is not given: all agents without it at this endpoint form one job; give each job its own"
     assert meet("--rdzv-backend=c10d", "--rdzv-endpoint=h").notices == (no_id,)
 
 
@@ -226,7 +228,7 @@ def test_keys_that_do_nothing_are_named_once() -> None:
 
 def test_the_master_of_another_backend_is_said_to_do_nothing() -> None:
     """It is the most common of all options, and means something else for c10d."""
-    line = "--master-addr, --master-port: without effect, nodes meet at --rdzv-endpoint"
+    line = "--master-addr, --master-port: without effect: nodes meet at --rdzv-endpoint"
     assert meet(*C10D, "--master-addr=h", "--master-port=7").notices == (line,)
     assert meet("--master-addr=h", "--master-port=7", "--node-rank=1", nodes=(2, 2)).notices == ()
 
@@ -234,8 +236,8 @@ def test_the_master_of_another_backend_is_said_to_do_nothing() -> None:
 @pytest.mark.parametrize(
     ("argv", "message"),
     [
-        ("--rdzv-backend=zoo", "--rdzv-backend=zoo: static, c10d, file or etcd"),
-        ("--rdzv-backend=", "--rdzv-backend=: static, c10d, file or etcd"),
+        ("--rdzv-backend=zoo", "--rdzv-backend=zoo: static, c10d, file or etcd expected"),
+        ("--rdzv-backend=", "--rdzv-backend=: static, c10d, file or etcd expected"),
         ("--rdzv-backend=etcd-v2", "--rdzv-backend=etcd-v2: etcd has no such API since its version 3.6; use etcd"),
         ("--rdzv-backend=c10d", "--rdzv-backend=c10d needs --rdzv-endpoint=HOST:PORT"),
         ("--rdzv-backend=etcd --rdzv-id=j", "--rdzv-backend=etcd needs --rdzv-endpoint=HOST:PORT,HOST:PORT…"),
@@ -243,8 +245,8 @@ def test_the_master_of_another_backend_is_said_to_do_nothing() -> None:
             "--rdzv-backend=file --rdzv-id=j",
             "--rdzv-backend=file needs --rdzv-endpoint=FOLDER, on a file system that all nodes share",
         ),
-        ("--rdzv-endpoint=h:0", "--rdzv-endpoint=h:0: port 0 is another one on every node"),
-        ("--master-port=0", "--master-port=0: port 0 is another one on every node"),
+        ("--rdzv-endpoint=h:0", "--rdzv-endpoint=h:0: port 0 means another port on every node; give a fixed one"),
+        ("--master-port=0", "--master-port=0: port 0 means another port on every node; give a fixed one"),
         ("--master-port=x", "--master-port=x: a port is a number up to 65535"),
         ("--rdzv-endpoint=h:", "--rdzv-endpoint=h:: a port is a number up to 65535"),
         ("--rdzv-endpoint=h:65536", "--rdzv-endpoint=h:65536: a port is a number up to 65535"),

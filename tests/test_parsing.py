@@ -200,7 +200,7 @@ def test_several_nodes_have_a_rendezvous() -> None:
         ("--signals-to-handle=SIGNOPE", "--signals-to-handle=SIGNOPE: SIGNOPE is no signal of this system"),
         ("--signals-to-handle=SIG_IGN", "--signals-to-handle=SIG_IGN: SIG_IGN is no signal of this system"),
         ("--signals-to-handle=SIGTERM,SIGKILL", "--signals-to-handle=SIGTERM,SIGKILL: SIGKILL cannot be handled"),
-        ("--standalone --nnodes=2", "--nnodes=2: --standalone is one node"),
+        ("--standalone --nnodes=2", "--nnodes=2: --standalone means one node"),
         ("--nnodes=2:1", "--nnodes=2:1: MIN:MAX with 0 < MIN <= MAX"),
         ("--nnodes=0", "--nnodes=0: MIN:MAX with 0 < MIN <= MAX"),
         ("--nnodes=1:1:1", "--nnodes=1:1:1: a number, or MIN:MAX"),
