@@ -1,6 +1,6 @@
-"""What can happen does happen: a green suite is not an empty one.
+"""The random histories reach what can happen: checks that never see a case prove nothing about it.
 
-Histories are drawn until every goal was reached by one, read off a world that has ended.
+Histories are drawn until each goal was reached by one of them. A goal is read from a world that has ended.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The command as people and schedulers use it: real processes from the command line to the exit status."""
+"""The command as people and schedulers use it: real processes, from the command line to the exit status."""
 
 from __future__ import annotations
 

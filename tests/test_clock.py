@@ -1,4 +1,4 @@
-"""Waiting without waking up for nothing, and waking from anywhere."""
+"""The clock: it does not wake up without a reason, and every thread can wake it."""
 
 from __future__ import annotations
 

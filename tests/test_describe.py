@@ -1,4 +1,4 @@
-"""Sentences for people: each reason has one, and the lines of a run as a whole are what an operator wants to read."""
+"""Sentences for people: each reason has one, and the lines of a whole run tell an operator what happens."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How many workers a word like `gpu` means. The interpreters here are fakes: no number depends on the host."""
+"""How many workers a word like `gpu` means. The interpreters here are fakes, so no number depends on the host."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""When the agent is done, and with what result."""
+"""When the agent is done, and with which result."""
 
 from __future__ import annotations
 

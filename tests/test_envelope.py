@@ -1,4 +1,4 @@
-"""What journals in stores write around an entry: who may have written it, where, and of which journal."""
+"""What a journal in a store writes around an entry. It tells who may have written the entry, and for which place."""
 
 from __future__ import annotations
 

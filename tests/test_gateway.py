@@ -1,4 +1,4 @@
-"""etcd's gateway: a real server, with and without TLS, and what else may listen at an endpoint."""
+"""etcd's gateway: a real server, with and without TLS, and other servers that may listen at an endpoint."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What every journal promises: one suite, and real processes, against memory, a folder, torch's TCPStore and etcd."""
+"""What every journal promises: one suite with real processes, for memory, a folder, torch's TCPStore and etcd."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The link with threads, over journals that do as they are told: what the agent's loop sees, in which order."""
+"""The link with threads, over fake journals: what the agent's loop sees, and in which order."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How several nodes meet, judged: torchrun's words, and every mistake named."""
+"""How several nodes meet: torchrun's words are understood, and every mistake is named."""
 
 from __future__ import annotations
 

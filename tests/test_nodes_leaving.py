@@ -1,4 +1,4 @@
-"""Nodes that are told to leave: one of several, the host of the store, one that is told twice."""
+"""Nodes that are told to leave: one of several, the host of the store, and one that is told twice."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Nodes with addresses of their own, and cables that are cut: packets are dropped, and nothing is refused."""
+"""Nodes with addresses of their own, and cables that are cut. Packets are dropped, and no connection is refused."""
 
 from __future__ import annotations
 

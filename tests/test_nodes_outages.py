@@ -1,6 +1,6 @@
 """Stores that fail while the job runs: etcd without its leader or without an answer, a folder on a full disk.
 
-Workers are kept through all of it, nobody is called lost, and nothing that was said is lost or doubled.
+Workers are kept through all of it. No node is declared lost, and no entry is lost or doubled.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Agents that must not take part: one clear line and a status of its own for each, and the job is not disturbed."""
+"""Agents that must not take part: each gives one clear line and a status of its own, and does not disturb the job."""
 
 from __future__ import annotations
 

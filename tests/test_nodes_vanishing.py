@@ -1,4 +1,4 @@
-"""Nodes that vanish with all their processes, hang for a while, lose their agent, or take the store with them."""
+"""Nodes that vanish with all their processes, hang for a while, lose their agent, or host the store and vanish."""
 
 from __future__ import annotations
 

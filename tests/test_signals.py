@@ -1,4 +1,4 @@
-"""Signals as something to wait for."""
+"""Signals that the clock waits for."""
 
 from __future__ import annotations
 

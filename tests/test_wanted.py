@@ -1,4 +1,4 @@
-"""What an agent wants to have said."""
+"""Which entries an agent wants in the journal."""
 
 from __future__ import annotations
 
