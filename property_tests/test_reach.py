@@ -87,7 +87,7 @@ def _replaced(world: World) -> bool:
 
 
 def _came_back(world: World) -> bool:
-    """A suspended agent was counted out, stopped its workers, and has a place again."""
+    """A suspended agent was declared lost, stopped its workers, and has a place again."""
     return _stopped_for(world, DeclaredLost) and any(
         p.was_suspended and p.agent.me.incarnation > 0 and p.agent.me in world.jobs[-1].member_nodes
         for p in world.procs

@@ -52,10 +52,12 @@ def test_the_host_serves_on(tmp_path: Path) -> None:
         assert ended(b, c, a) == [0, 0, TERM]
         lines = a.err.splitlines()
         told = [
-            i for i, line in enumerate(lines) if "SIGTERM received; stopping" in line or "serves the others" in line
+            i
+            for i, line in enumerate(lines)
+            if "SIGTERM received; stopping" in line or "stays until the other nodes" in line
         ]
         assert len(told) == 2, a.err
-        assert "serves the others" in lines[told[1]], a.err
+        assert "stays until the other nodes" in lines[told[1]], a.err
         assert not any("this node stands by" in line for line in lines[told[0] :]), a.err
 
 

@@ -102,7 +102,7 @@ def test_any_node_vanishes_at_etcd(tmp_path: Path) -> None:
 @pytest.mark.parametrize("backend", ["c10d", "file"])
 @pytest.mark.parametrize("what", ["the machine", "the agent"])
 def test_a_suspended_node(tmp_path: Path, backend: str, what: str) -> None:
-    """Stopped for longer than anybody waits, and awake again: it finds that it was counted out, stops its workers,
+    """Stopped for longer than anybody waits, and awake again: it reads that it was declared lost, stops its workers,
     comes back, and calls nobody lost."""
     with Nodes(tmp_path, "--nnodes=1:2", *place(tmp_path, backend)) as nodes:
         (a,) = nodes.start("a")
