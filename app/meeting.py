@@ -212,7 +212,7 @@ def _heartbeat_s(conf: _Conf) -> float:
         key = "keep_alive_interval × keep_alive_max_attempt"
         heartbeat_s = conf.seconds("keep_alive_interval", 5.0) * int(attempts)
     if heartbeat_s < LEAST_HEARTBEAT_S:
-        raise UsageError(f"{conf.flag}: {key} is {heartbeat_s:g}: at least {LEAST_HEARTBEAT_S} seconds")
+        raise UsageError(f"{conf.flag}: {key} is {heartbeat_s:g}: must be at least {LEAST_HEARTBEAT_S} seconds")
     return heartbeat_s
 
 

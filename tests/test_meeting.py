@@ -184,7 +184,7 @@ def test_a_static_job_has_a_fixed_size() -> None:
     )
     assert meet().rank_hint == 0, "torchrun's default, that scripts for the first node rely on"
     assert refused("--node-rank=3") == "--node-rank=3: with 3 nodes it is at most 2"
-    assert refused("--node-rank=-1") == "--node-rank=-1: at least 0"
+    assert refused("--node-rank=-1") == "--node-rank=-1: must be at least 0"
 
 
 # ---- what is wrong, or does nothing ----
@@ -262,24 +262,24 @@ def test_the_master_of_another_backend_is_said_to_do_nothing() -> None:
         ("--rdzv-conf=join_timeout=", "--rdzv-conf: join_timeout=: KEY=VALUE expected"),
         ("--rdzv-conf==3", "--rdzv-conf: =3: KEY=VALUE expected"),
         ("--rdzv-conf=join_timeout=x", "--rdzv-conf: join_timeout=x: a number of seconds expected"),
-        ("--rdzv-conf=last_call_timeout=-1", "--rdzv-conf: last_call_timeout=-1: zero or more seconds"),
-        ("--rdzv-conf=heartbeat=0.4", "--rdzv-conf: heartbeat is 0.4: at least 0.5 seconds"),
+        ("--rdzv-conf=last_call_timeout=-1", "--rdzv-conf: last_call_timeout=-1: 0 or more seconds expected"),
+        ("--rdzv-conf=heartbeat=0.4", "--rdzv-conf: heartbeat is 0.4: must be at least 0.5 seconds"),
         ("--rdzv-conf=keep_alive_max_attempt=1.5", "--rdzv-conf: keep_alive_max_attempt=1.5: a whole number expected"),
         (
             "--rdzv-conf=keep_alive_max_attempt=0",
-            "--rdzv-conf: keep_alive_interval × keep_alive_max_attempt is 0: at least 0.5 seconds",
+            "--rdzv-conf: keep_alive_interval × keep_alive_max_attempt is 0: must be at least 0.5 seconds",
         ),
-        ("--rdzv-conf=is_host=2", "--rdzv-conf: is_host=2: true or false"),
+        ("--rdzv-conf=is_host=2", "--rdzv-conf: is_host=2: true or false expected"),
         (
             "--rdzv-backend=c10d --rdzv-endpoint=h --rdzv-conf=store_type=x",
-            "--rdzv-conf: store_type=x: tcp or file",
+            "--rdzv-conf: store_type=x: tcp or file expected",
         ),
         (
             "--rdzv-backend=etcd --rdzv-endpoint=h --rdzv-id=j --rdzv-conf=protocol=ftp",
-            "--rdzv-conf: protocol=ftp: http or https",
+            "--rdzv-conf: protocol=ftp: http or https expected",
         ),
-        ("--admission=later", "--admission=later: soon, at-failure or never"),
-        ("--fence-after=0", "--fence-after=0: at least 0.5 seconds"),
+        ("--admission=later", "--admission=later: soon, at-failure or never expected"),
+        ("--fence-after=0", "--fence-after=0: must be at least 0.5 seconds"),
         ("--fence-after=x", "--fence-after=x: a number of seconds expected"),
         ("--store-timeout=x", "--store-timeout=x: a number of seconds expected"),
         ("--node-rank=x", "--node-rank=x: a whole number expected"),
