@@ -96,7 +96,7 @@ class Running:
         except RuntimeError as error:  # how Python says that no further thread can be started
             self._thread = None
             self.close()
-            raise CannotStart(f"no thread for the agent: {error}") from None
+            raise CannotStart(f"the system allows no thread for the agent: {error}") from None
 
     def join(self, timeout_s: float | None = None) -> Result | None:
         """Wait until the agent has ended. None: it has not ended within `timeout_s` seconds. Raises what the agent's

@@ -1,4 +1,4 @@
-"""How long to search: the profiles quick, ci and night. REKNIT_PROFILE=ci REKNIT_SEED=<commit>."""
+"""How long to search. The profiles are quick, ci and night: REKNIT_PROFILE=ci REKNIT_SEED=<commit>."""
 
 from __future__ import annotations
 

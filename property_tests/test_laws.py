@@ -1,4 +1,4 @@
-"""What holds of the core's functions alone, whatever they are given."""
+"""What holds of the functions of the core, whatever they are given."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One agent per node and host, and the end of what a killed one has left: real processes, real kills."""
+"""One agent per node and host, and the end of the processes that a killed agent has left, with real processes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The agent's side of a keeper that is killed, hangs or cannot be started: one clear line, and nothing left."""
+"""The client of a keeper that is killed, hangs or cannot be started: one clear line, and nothing is left."""
 
 from __future__ import annotations
 

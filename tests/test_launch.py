@@ -1,4 +1,4 @@
-"""Agents that a program runs itself: in threads and event loops, with nothing taken and nothing left."""
+"""Agents that a program runs itself, in threads and event loops: the program loses nothing and finds nothing left."""
 
 from __future__ import annotations
 

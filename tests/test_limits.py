@@ -1,4 +1,4 @@
-"""A limit of the machine is told from a bug of reknit: one line and status 71, wherever the limit strikes."""
+"""A limit of the machine is told from a bug of reknit: it gives one line and status 71, wherever it strikes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What people and schedulers get at the end: a report that names the culprit, and a status that says the same."""
+"""What people and schedulers get at the end: a report that names the failure to blame, and a status that agrees."""
 
 from __future__ import annotations
 

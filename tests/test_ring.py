@@ -1,4 +1,4 @@
-"""The ring that a beat goes round: kept by the fold, and the same as one made from scratch."""
+"""The ring in which nodes watch each other. The fold keeps it, and it is the same as a ring that is made anew."""
 
 from __future__ import annotations
 

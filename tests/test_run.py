@@ -1,4 +1,4 @@
-"""`reknit run` against a hostile world: what workers do to their streams, what the system refuses, bugs of our own."""
+"""`reknit run` in trouble: what workers do to their streams, what the system refuses, and bugs of reknit itself."""
 
 from __future__ import annotations
 

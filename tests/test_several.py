@@ -1,4 +1,4 @@
-"""Several agents of one job on this host, one per node, through the real command; and what keeps one from beginning."""
+"""Several agents of one job on this host, through the real command, and agents that must not begin."""
 
 from __future__ import annotations
 

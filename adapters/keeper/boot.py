@@ -16,7 +16,7 @@ import sys
 def main() -> None:
     gc.disable()  # imported modules stay in use, so the collector would find no garbage. `keep` turns it on again
     paths, wire, agent = sys.argv[1:4]
-    # The standard library comes first, as in any program. A module beside reknit must not take the place of one of its.
+    # The standard library comes first, as in any program. A module beside reknit must not hide one of its modules.
     sys.path += paths.split(os.pathsep)
     open_standard()
     if wire == "-":
@@ -52,7 +52,7 @@ def close_all_but(*kept: int) -> None:
                 os.close(int(name))
             except OSError:
                 pass  # this is the descriptor through which the list was read
-    open_standard()  # last: before, there may have been no descriptor left
+    open_standard()  # this comes last, because no descriptor may have been free before
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
-"""The ring in which live nodes watch each other: in seat order, newcomers after it by name.
+"""The ring in which live nodes watch each other.
 
-The fold keeps it, so that a beat costs the same however many nodes there are.
+Nodes with a seat come first, in seat order. Nodes without a seat follow, ordered by name. The fold keeps the ring as
+part of the job. So an agent does not sort all nodes at each beat.
 """
 
 from __future__ import annotations
@@ -12,12 +13,12 @@ from .entries import Joined, Node, NodeId
 
 
 def ring_of(live: Mapping[NodeId, Joined], seats: Mapping[NodeId, int]) -> tuple[Node, ...]:
-    """The ring of these live nodes."""
+    """The ring of the nodes in `live`."""
     return tuple(sorted((j.node for j in live.values()), key=_key(seats)))
 
 
 def with_node(ring: tuple[Node, ...], node: Node, seats: Mapping[NodeId, int]) -> tuple[Node, ...]:
-    """The ring once `node` has joined, in place of an incarnation of it that may be there."""
+    """The ring once `node` has joined. It takes the place of another incarnation with the same id, if there is one."""
     i = _index(ring, node, seats)
     return (*ring[:i], node, *ring[i + _is_at(ring, i, node) :])
 
@@ -31,7 +32,8 @@ def without(ring: tuple[Node, ...], node: Node, seats: Mapping[NodeId, int]) -> 
 def after(ring: tuple[Node, ...], node: Node, seats: Mapping[NodeId, int], count: int) -> Iterator[Node]:
     """The next `count` nodes in the ring, each once, and never `node` itself."""
     i = _index(ring, node, seats)
-    start = i + (i < len(ring) and ring[i] == node)  # another incarnation is somebody else: a replaced host watches it
+    # Another incarnation of `node` counts as another node: a host that was replaced must watch the agent in its place.
+    start = i + (i < len(ring) and ring[i] == node)
     for k in range(min(count, len(ring) - (start - i))):
         yield ring[(start + k) % len(ring)]
 

@@ -1,7 +1,8 @@
-"""JSON for every value of the core: one line each, the same bytes for the same value.
+"""JSON for every value of the core. Each value is one line, and equal values have the same bytes.
 
-A value is `{"kind": its class, field: …}`; fields at their default are left out. Decoding checks every type, because
-`fold` trusts what it is given: a journal is written by other machines. It never runs anything (no pickle).
+A value is `{"kind": its class, field: …}`. Fields at their default are left out. Decoding checks the type of every
+field: other machines write the journal, and `fold` trusts what it is given. Decoding never runs code from the text, as
+pickle would.
 """
 
 from __future__ import annotations
@@ -21,7 +22,10 @@ T = TypeVar("T")
 
 
 class CodecError(ValueError):
-    """The text is not the JSON of a value of the wanted type. A reader of a journal must end: folds would differ."""
+    """The text is not the JSON of a value of the wanted type.
+
+    A reader of a journal must end then. If it went on, its fold would differ from the others'.
+    """
 
 
 def dumps(value: object) -> str:

@@ -1,7 +1,7 @@
-"""The bugs that the suite must catch: what the properties are worth.
+"""The planted bugs that the checks must catch. They show what the checks are worth.
 
-Numbers are the rules of docs/protocol.md, which links every bug beside the rule that the bug breaks. The page also says
-for which parts of a rule no bug can be planted, and why.
+The numbers are those of the rules in docs/protocol.md. That page links every bug beside the rule that it breaks. The
+page also says for which parts of a rule no bug can be planted, and why.
 """
 
 from __future__ import annotations
