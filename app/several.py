@@ -25,7 +25,7 @@ from reknit.core.job.job import Job
 from reknit.core.job.reasons import Refusal
 
 from .settings import Meeting, Settings
-from .wire import Prevented, Wired, World, open_keeper, spec_of
+from .wire import Prevented, Wired, World, end_left, ended_text, open_keeper, spec_of
 
 T = TypeVar("T")
 _OPENS_AFTER_S = 3.0
@@ -55,9 +55,9 @@ def wire_several(settings: Settings, meeting: Meeting, world: World, nonce: str)
             stack.callback(lock.release)
             keeper = open_keeper(settings, world, nonce, mark=f"{lock.mark}/workers")
             stack.callback(keeper.close)
-            notes = []
+            notes = end_left()
             if ended := lock.end_orphans():
-                notes.append(f"ended {ended} process{'es' * (ended != 1)} that an earlier agent had left behind")
+                notes.append(ended_text(ended))
             # The store's server carries a mark as well. An old server that is still ending would be taken for a store
             # that serves.
             host = _hosted(meeting, {**world.environ, MARK: f"{lock.mark}/store"})

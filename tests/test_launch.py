@@ -53,6 +53,7 @@ def _nothing_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     scratch = tmp_path / "scratch"
     scratch.mkdir()
     monkeypatch.setenv("TMPDIR", str(scratch))
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
     launch(TRUE)  # what is imported or made once in a process is no leak
     with nothing_left(scratch):
         yield

@@ -58,6 +58,43 @@ def test_a_bug_while_reporting_is_a_bug_too(tmp_path: Path) -> None:
     assert "KeyError: 'planted'" in job.err
 
 
+# ---- agent and keeper are killed in one instant ----
+
+
+def kill_both(job: Run) -> None:
+    keeper = job.keeper
+    job.signal(signal.SIGSTOP)  # the agent would otherwise end everything before it is killed itself
+    os.kill(keeper, signal.SIGKILL)
+    job.signal(signal.SIGKILL)
+    job.process.wait(PATIENCE_S)
+
+
+@pytest.mark.parametrize("options", [(), ("--log-dir=logs",), ("--log-dir=/dev/null",)], ids=str)
+def test_a_daemon_of_a_killed_job_ends_before_the_next_job_starts(tmp_path: Path, options: tuple[str, ...]) -> None:
+    """The kernel ends the worker's group, and nobody is left to end the daemon. It holds the GPU of the next job."""
+    script = """
+        for pid in open("pids").read().split():
+            try:
+                state = open(f"/proc/{pid}/stat").read().rpartition(")")[2].split()[0]
+            except FileNotFoundError:
+                continue
+            assert state in "XZ", pid
+    """
+    with Run(tmp_path, *options, STUBBORN, "pids", "grandchild", "ignore") as first:
+        daemon, worker = read_pids(tmp_path / "pids", 2)
+        kill_both(first)
+        until(lambda: not is_alive(worker), "the kernel to end the worker")
+        assert is_alive(daemon)
+        try:
+            status, second = run(tmp_path, *options, "w.py", script=script)
+        finally:
+            if is_alive(daemon):
+                os.kill(daemon, signal.SIGKILL)
+        assert status == 0, second.err
+        assert "ended 1 process that an earlier agent had left behind" in second.said
+    assert not [path for path in (tmp_path / "reknit").iterdir() if path.is_file()], "no lock is left"
+
+
 # ---- what the system refuses ----
 
 
