@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import resource
 import signal
 import subprocess
@@ -93,6 +94,25 @@ def test_a_daemon_of_a_killed_job_ends_before_the_next_job_starts(tmp_path: Path
         assert status == 0, second.err
         assert "ended 1 process that an earlier agent had left behind" in second.said
     assert not [path for path in (tmp_path / "reknit").iterdir() if path.is_file()], "no lock is left"
+
+
+def test_a_keeper_that_dies_before_the_report_is_written(tmp_path: Path) -> None:
+    """A script reads the origin of the status in the last line. The line that the keeper is lost comes before it."""
+    patch = """
+import os, signal
+import reknit.app.run as m
+wait = m._wait_for_reader
+def kill_first(wired, result):
+    os.kill(wired.keeper.pid, signal.SIGKILL)
+    os.waitid(os.P_PID, wired.keeper.pid, os.WEXITED | os.WNOWAIT)
+    wait(wired, result)
+m._wait_for_reader = kill_first
+"""
+    status, job = run(tmp_path, *launcher(tmp_path, patch), "run", "--no-python", "sh", "-c", "exit 71")
+    assert status == 71
+    assert "the keeper of this node's workers is lost: killed by SIGKILL" in job.err
+    assert re.match(r"  rank 0 failed first \(.*\): exit code 71$", job.said[-2])
+    assert job.said[-1] == "exit status 71: from the worker of rank 0"
 
 
 # ---- what the system refuses ----
