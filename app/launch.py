@@ -57,7 +57,7 @@ class Running:
         `observers`: called after every step, in the thread that runs the agent.
 
         For a job with several nodes, this may wait some seconds for the store. Raises `Prevented` if the agent cannot
-        begin, and `CannotStart` if no keeper can be started.
+        begin, and `CannotStart` if no keeper can be started or a limit of the machine is met.
         """
         self._owner = os.getpid()
         self._thread: shells.LoopThread | None = None
