@@ -129,6 +129,7 @@ class WorkerFailure:
     exitcode: int
     """Negative: killed by that signal (torchelastic's convention). 126, 127, 71: it could not be started."""
     pid: int = 0
+    """Process id of the worker that has ended with this exit code. 0: no process has, see `is_of_worker`."""
     message: str = ""
     """`Type: text` of the exception from the worker's error file, or why it could not be started."""
     traceback: str = ""
@@ -136,6 +137,15 @@ class WorkerFailure:
     """Its last lines."""
     log: str = ""
     """Folder or file with its output; empty if there is none."""
+
+    @property
+    def is_of_worker(self) -> bool:
+        """Whether a process of the worker was seen to end with `exitcode`. False: reknit has chosen `exitcode`, because
+        the worker could not be started, or was lost with its keeper.
+
+        The pid tells this: whoever has seen a process end knows its pid. A field of its own could contradict the pid.
+        """
+        return self.pid != 0
 
 
 @frozen
