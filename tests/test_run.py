@@ -304,3 +304,20 @@ def test_limits_are_the_users(tmp_path: Path) -> None:
     first, second = job.out.splitlines()
     assert first == f"{resource.getrlimit(resource.RLIMIT_NOFILE)} set()"
     assert second == "['pipe']", "the guard pipe, by which the kernel ends a worker whose keeper dies"
+
+
+@pytest.mark.parametrize("command", [REKNIT, f"{sys.executable} -m reknit"], ids=["reknit", "module"])
+def test_without_stdin_stdout_and_stderr(tmp_path: Path, command: str) -> None:
+    """Some init systems start a program so. Nothing of reknit's gets these numbers in agent, keeper or workers."""
+    script = """
+        import os
+        parents = [os.getppid(), int(open(f"/proc/{os.getppid()}/stat").read().rpartition(")")[2].split()[1])]
+        seen = [os.readlink(f"/proc/{pid}/fd/{fd}") for pid in parents for fd in range(3)]
+        assert os.read(0, 1) == b""
+        os.write(1, b"out"); os.write(2, b"err")
+        open("seen", "w").write(" ".join(seen))
+    """
+    shell = f"import os; os.execvp('sh', ['sh', '-c', 'exec {command} run w.py <&- >&- 2>&-'])"
+    status, _ = run(tmp_path, sys.executable, "-c", shell, script=script)
+    assert status == 0
+    assert (tmp_path / "seen").read_text().split() == [os.devnull] * 6
