@@ -27,10 +27,7 @@ from weakref import WeakSet
 
 from reknit.core.job.reasons import Refusal
 
-from .orphans import MARK, end_marked_counting
 from .ports import Refused
-
-__all__ = ["MARK", "HostLock", "Taken", "end_left_alone", "take", "take_alone", "take_free"]
 
 _MOST_AGENTS = 10_000
 _END_S = 5.0
@@ -50,7 +47,7 @@ class HostLock:
         _held.add(self)
         self.node = node
         self.mark = mark
-        """The value of `MARK` in the environment of this node's workers."""
+        """The value of `orphans.MARK` in the environment of this node's workers."""
 
     def end_orphans(self, deadline_s: float = _END_S) -> int:
         """Kill the processes that an earlier agent has left behind and wait until they have ended; how many there were.
@@ -59,6 +56,8 @@ class HostLock:
         """
         if not self._was_left:
             return 0
+        from .orphans import end_marked_counting  # slow to import, and rarely needed
+
         ended, left = end_marked_counting(self.mark, deadline_s)
         if left:
             pids = ", ".join(map(str, left))
@@ -164,6 +163,8 @@ def end_left_alone(deadline_s: float = _END_S) -> tuple[int, tuple[int, ...]]:
         left = [name for name in os.listdir(folder) if name.startswith(prefix) and _is_left(f"{folder}/{name}")]
         if not left:
             return 0, ()
+        from .orphans import end_marked_counting  # slow to import, and rarely needed
+
         ended, stuck = end_marked_counting(frozenset(name.removeprefix(prefix) for name in left), deadline_s)
     except (OSError, ImportError, Refused):
         return 0, ()  # no descriptor is free, or the folder cannot be used: the files stay for the next agent

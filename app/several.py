@@ -14,10 +14,11 @@ from contextlib import ExitStack
 from typing import Protocol, TypeVar
 
 from reknit.adapters.address import own_address
-from reknit.adapters.hostlock import MARK, HostLock, Taken, take, take_free
+from reknit.adapters.hostlock import HostLock, Taken, take, take_free
 from reknit.adapters.journals.envelope import Envelope
 from reknit.adapters.link import ThreadedLink
 from reknit.adapters.loop import Ports
+from reknit.adapters.orphans import MARK
 from reknit.adapters.ports import Batch, CannotStart, Journal, Refused, Unavailable
 from reknit.core.agent.reasons import JournalRefused, Replaced
 from reknit.core.job.entries import Entry, Node, NodeId
