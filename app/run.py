@@ -65,7 +65,7 @@ def run(settings: Settings, environ: Mapping[str, str], console: Console, notice
         gc.freeze()  # imported modules stay in use: see `cli`
         gc.enable()
         try:
-            return _run(settings, environ, wired, notices)
+            return _run(settings, environ, wired, console, notices)
         finally:
             wired.close()
     finally:
@@ -74,7 +74,7 @@ def run(settings: Settings, environ: Mapping[str, str], console: Console, notice
         clock.close()
 
 
-def _run(settings: Settings, environ: Mapping[str, str], wired: Wired, notices: Sequence[str]) -> int:
+def _run(settings: Settings, environ: Mapping[str, str], wired: Wired, console: Console, notices: Sequence[str]) -> int:
     keeper = wired.keeper
     for notice in (*notices, *wired.notes):
         keeper.say(PREFIX + notice)
@@ -83,10 +83,17 @@ def _run(settings: Settings, environ: Mapping[str, str], wired: Wired, notices: 
         observers.append(_announcing(keeper))
     loop = Loop(Agent(wired.spec), wired.ports, observers)
     result = shells.run(loop)
-    for line in final_lines(result, loop.agent.job.spent, is_alone=settings.meeting is None):
-        keeper.say(PREFIX + line)
+    last = [PREFIX + line for line in final_lines(result, loop.agent.job.spent, is_alone=settings.meeting is None)]
+    writer = keeper.pid
+    for line in last:
+        keeper.say(line)
     _leave_error_file(result, environ)
     _wait_for_reader(wired, result)
+    if keeper.pid != writer:
+        # The keeper has died, perhaps before it had written these lines. The agent has said so, and what it says last
+        # must be the origin of the status.
+        for line in last:
+            console.say(line)
     return exit_status(result)
 
 

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from reknit.adapters.hostlock import MARK
 from reknit.adapters.journals.memory import MemoryJournal
+from reknit.adapters.orphans import MARK
 from reknit.adapters.ports import Refused, Unavailable
 from reknit.app.options import parse
 from reknit.app.parsing import asked

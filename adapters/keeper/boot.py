@@ -38,7 +38,10 @@ def main() -> None:
 
 
 def open_standard() -> None:
-    """Open /dev/null in the place of stdin, stdout or stderr where a host program has closed them."""
+    """Open /dev/null in the place of stdin, stdout or stderr where they are closed.
+
+    Otherwise the next files would get the numbers 0 to 2, and whatever any code of this process prints would go there.
+    """
     while (fd := os.open(os.devnull, os.O_RDWR)) <= 2:
         os.set_inheritable(fd, True)
     os.close(fd)

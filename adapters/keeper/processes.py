@@ -15,7 +15,7 @@ import signal
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from reknit.adapters.children import reap, sweep_counting
+from reknit.adapters.children import reap
 from reknit.adapters.console import LAST_WORDS_S
 from reknit.adapters.keeper.bootstrap import Reservation
 from reknit.adapters.keeper.errors import explain
@@ -368,6 +368,8 @@ class Processes:
             self._reservation.release()
             self._reservation = None
         self._use_spare()
+        if self._strays is not None:
+            self._strays.close()
         if self._guard is not None:
             self._guard.close()
             self._guard = None
@@ -386,7 +388,7 @@ class Processes:
         if round_ is not None:
             round_.signal(signal.SIGKILL)
         if self._strays is not None:
-            ended, stuck = sweep_counting(_CLOSE_S)
+            ended, stuck = self._strays.end_all(_CLOSE_S)
         else:
             pids = () if round_ is None else [leader.pid for leader in round_.leaders]
             reap(pids, _CLOSE_S)

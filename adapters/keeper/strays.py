@@ -10,7 +10,7 @@ import signal
 from collections.abc import Collection
 from typing import TYPE_CHECKING
 
-from reknit.adapters.children import children, reaped, signal_process
+from reknit.adapters.children import Children, reaped, signal_process, sweep_counting
 
 from .leaders import PidWatch
 
@@ -36,13 +36,14 @@ class Strays:
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
+        self._children = Children()
         self._pressed: dict[int, _Stray] = {}
         self._given_up: set[int] = set()
 
     def alive(self, leaders: Collection[int]) -> list[int]:
         """Reap the dead strays. In a long job they would fill the process table otherwise. Returns the pids of the
         strays that are alive, without those that were given up."""
-        found = [p for p in children() if p not in leaders and not reaped(p)]
+        found = [p for p in self._children.now() if p not in leaders and not reaped(p)]
         for pid in self._pressed.keys() - set(found):
             self._pressed.pop(pid).watch.close()
         self._given_up &= set(found)
@@ -86,6 +87,15 @@ class Strays:
         self._given_up |= set(pids)
         for pid in list(self._pressed):
             self._pressed.pop(pid).watch.close()
+
+    def end_all(self, deadline_s: float) -> tuple[int, tuple[int, ...]]:
+        """SIGKILL all children of this process, the leaders included. Returns how many processes ended, and the pids of
+        those that are still there after `deadline_s` seconds."""
+        return sweep_counting(deadline_s, look=self._children.now)
+
+    def close(self) -> None:
+        """May be repeated."""
+        self._children.close()
 
 
 def _group(pid: int) -> int:

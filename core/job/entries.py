@@ -140,7 +140,7 @@ class WorkerFailure:
     """As in torchelastic: a negative number means that the worker was killed by that signal. 126, 127 and 71 mean that
     the worker could not be started."""
     pid: int = 0
-    """The worker's process number on its host. 0 if the worker could not be started."""
+    """The pid of the worker that has ended with this exit code. 0: no process has, see `is_of_worker`."""
     message: str = ""
     """`Type: text` of the exception from the worker's error file, or why the worker could not be started."""
     traceback: str = ""
@@ -149,6 +149,15 @@ class WorkerFailure:
     """The last lines that the worker wrote to its stderr, as far as the keeper read them."""
     log: str = ""
     """Folder or file with the worker's output. Empty if the output is in no file."""
+
+    @property
+    def is_of_worker(self) -> bool:
+        """Whether a process of the worker was seen to end with `exitcode`. False: reknit has chosen `exitcode`, because
+        the worker could not be started, or was lost with its keeper.
+
+        The pid tells this: whoever has seen a process end knows its pid. A field of its own could contradict the pid.
+        """
+        return self.pid != 0
 
 
 @frozen
