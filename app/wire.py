@@ -48,6 +48,8 @@ class World:
     """The variables with which the workers' environment begins."""
     say: Callable[[str], None]
     """Shows a line of reknit's own while there is no keeper that can. Never waits."""
+    has_said: Callable[[], bool] = lambda: True
+    """Whether every line that `say` was given is written. Until then no later line goes to the keeper. Never waits."""
     start: Start | None = None
     """Starts the first keeper. None: it is started by exec on this host."""
     restart: Start | None = None
@@ -131,5 +133,6 @@ def open_keeper(settings: Settings, world: World, nonce: str, *, mark: str) -> K
         world.start or by_exec_here,
         restart=world.restart or by_exec_here,
         say=world.say,
+        has_said=world.has_said,
         on_death=world.on_keeper_death,
     )

@@ -43,6 +43,8 @@ class Kept:
         """`is_remote`: the keeper has no console. The output crosses the wire, and the client writes it to the file."""
         self.clock = Clock()
         self.said: list[str] = []
+        self.has_said = True
+        """Whether the lines in `said` count as written."""
         self.mark = configure.setdefault("mark", f"test-{uuid.uuid4().hex}")
         self.console = folder / "console"
         self.seen: list[Event] = []
@@ -58,6 +60,7 @@ class Kept:
                 with_console(self.console, start_),
                 restart=None if restart is None else with_console(self.console, restart),
                 say=self.said.append,
+                has_said=lambda: self.has_said,
                 consoles=self.consoles,
             )
         except BaseException:

@@ -161,6 +161,23 @@ def test_a_flush_that_the_keeper_did_not_live_to_answer_is_asked_for_again(keep:
     assert "after all" in kept.flushed()
 
 
+# ---- lines ----
+
+
+def test_no_line_overtakes_an_earlier_one_on_its_way_through_the_keeper(keep: Keep) -> None:
+    """Agent and keeper write to one console. "exit status 73" must not stand before the job that was joined."""
+    kept = keep("true")
+    kept.has_said = False
+    kept.keeper.say("first")
+    kept.ready()
+    kept.keeper.say("second")
+    assert kept.said == ["first", "second"], "the first line is not written yet"
+    kept.has_said = True
+    kept.keeper.say("third")
+    assert kept.flushed() == "third\n"
+    assert kept.said == ["first", "second"]
+
+
 # ---- a keeper that cannot be started, or does not answer ----
 
 

@@ -37,7 +37,7 @@ from reknit.core.job.job import EMPTY
 from . import wire
 from .line import Line
 from .staff import Staff
-from .start import Start
+from .start import Start, cause
 
 _HELLO_S = 60.0
 """Time for a new keeper to say that it is ready. A keeper that needs longer is killed. Seconds."""
@@ -65,6 +65,7 @@ class Keeper:
         *,
         restart: Start | None = None,
         say: Callable[[str], None] = lambda line: None,
+        has_said: Callable[[], bool] = lambda: True,
         consoles: Mapping[int, Console] = EMPTY,
         on_death: Callable[[], None] = lambda: None,
     ) -> None:
@@ -72,7 +73,7 @@ class Keeper:
 
         `nonce`: the agent's nonce, for the event `Started`.
         `start`: starts the first keeper. `restart`: starts every later one. None: as the first.
-        `say`: shows a line while no keeper with a console is ready.
+        `say`: shows a line while no keeper with a console is ready. `has_said`: whether all these lines are written.
         `consoles`: needed if the keeper has no console. By stream (1 and 2), where the workers' output goes.
         `on_death`: called when a keeper has died, before the next one is started.
         """
@@ -81,9 +82,10 @@ class Keeper:
         self._nonce = nonce
         self._start = restart or start
         self._say = say
+        self._has_said = has_said
         self._consoles = consoles
         self._owes_credit = 0
-        """Number of `Output` records that were received and not acknowledged by a `Credit` yet."""
+        """Number of `Output` records that were received and not acknowledged by a `Credit`."""
         self._on_death = on_death
         self._owner = os.getpid()
         self._line: Line | None = None
@@ -112,7 +114,7 @@ class Keeper:
         try:
             self._begin(start)
         except OSError as error:
-            raise CannotStart(f"cannot start the keeper of this node's workers: {_cause(error)}") from None
+            raise CannotStart(f"cannot start the keeper of this node's workers: {cause(error)}") from None
 
     @property
     def pid(self) -> int:
@@ -169,7 +171,9 @@ class Keeper:
         """Show a line of reknit's own. If the keeper has the console, the line comes in order with the workers' output.
         Never waits."""
         keeper = self._line
-        if keeper is not None and self._is_ready and not self._consoles and keeper.unsent < _MOST_UNSENT:
+        # Agent and keeper write to one console. A line for the keeper would overtake the lines that wait here.
+        is_next = self._is_ready and not self._consoles and self._has_said()
+        if keeper is not None and is_next and keeper.unsent < _MOST_UNSENT:
             keeper.send(wire.Say(line))
         else:
             self._say(line)
@@ -332,7 +336,7 @@ class Keeper:
                 self._begin(self._start)
                 return
             except OSError as error:
-                self._why = _cause(error)
+                self._why = cause(error)
         self._waiting = []
         if self._owes_port:
             self._owes_port = False
@@ -383,11 +387,6 @@ class Keeper:
         line, self._line = self._line, None
         if line is not None:
             line.abandon()
-
-
-def _cause(error: OSError) -> str:
-    cause = error.strerror or str(error)
-    return f"{os.fsdecode(error.filename)}: {cause}" if error.filename else cause
 
 
 def _abandon_all() -> None:
