@@ -17,10 +17,10 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Mapping
-from weakref import WeakSet
 
 from attrs import evolve
 
+from reknit.adapters.children import abandon_in_forks
 from reknit.adapters.console import LAST_WORDS_S, Console
 from reknit.adapters.ports import CannotStart, Clock
 from reknit.core.agent.commands import ReservePort, StartWorkers, StopWorkers
@@ -110,7 +110,7 @@ class Keeper:
         self._owes_flush = False
         self._owes_port = False
         self._heard_at = self._pings_at = clock.now()
-        _open.add(self)
+        abandon_in_forks(self)
         try:
             self._begin(start)
         except OSError as error:
@@ -387,13 +387,3 @@ class Keeper:
         line, self._line = self._line, None
         if line is not None:
             line.abandon()
-
-
-def _abandon_all() -> None:
-    for keeper in _open:
-        keeper.abandon()
-
-
-_open: WeakSet[Keeper] = WeakSet()
-"""All clients of this process. A child that is forked from this process abandons them."""
-os.register_at_fork(after_in_child=_abandon_all)
