@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from reknit.adapters.keeper import client, process
+from reknit.adapters.keeper import client, process, standing
 from reknit.adapters.keeper.start import Keeping
 from reknit.adapters.ports import CannotStart
 from reknit.core.agent.events import PortReserved, Started, WorkersExited, WorkersStarted, WorkersStopped
@@ -228,7 +228,7 @@ def _no_process() -> Keeping:
 
 def test_a_keeper_that_hangs_before_its_hello_is_given_up(keep: Keep, monkeypatch: pytest.MonkeyPatch) -> None:
     """A file system that hangs while Python starts must not hang the agent."""
-    monkeypatch.setattr(client, "_HELLO_S", 0.3)
+    monkeypatch.setattr(standing, "_HELLO_S", 0.3)
 
     def hangs() -> Keeping:
         keeping = ways()["exec"]()
