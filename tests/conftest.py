@@ -16,7 +16,7 @@ from reknit.adapters.clock import Clock
 from reknit.adapters.keeper.processes import Processes
 from tests.etcd import Etcd
 from tests.keepers import Kept
-from tests.processes import Make
+from tests.processes import Make, let_go
 from tests.streams import Console
 
 # The tests send these signals, and reknit keeps a signal ignored that was ignored when it started. A shell lets its
@@ -59,7 +59,7 @@ def make(clock: Clock, tmp_path: Path) -> Iterator[Make]:
 
     yield make
     for workers in made:
-        workers.close()
+        let_go(workers)
     os.close(console)
 
 

@@ -12,6 +12,7 @@ import sys
 from collections.abc import Callable
 
 from reknit.adapters.clock import Clock
+from reknit.adapters.console import LAST_WORDS_S
 from reknit.adapters.keeper.processes import Processes
 from reknit.core.agent.commands import StartWorkers, StopWorkers
 from reknit.core.agent.events import Event, WorkersExited, WorkersStopped
@@ -100,3 +101,14 @@ def failures(seen: list[Event]) -> list[WorkerFailure]:
 def stopped(seen: list[Event]) -> WorkersStopped:
     (event,) = [event for event in seen if isinstance(event, WorkersStopped)]
     return event
+
+
+def let_go(workers: Processes) -> None:
+    """End the workers as the keeper does, and close what the keeper leaves open until its process ends."""
+    workers.end_all()
+    workers._streams.close(LAST_WORDS_S)
+    workers._use_spare()
+    if workers._reservation is not None:
+        workers._reservation.release()
+    if workers._guard is not None:
+        workers._guard.close()

@@ -34,6 +34,7 @@ from reknit.core.agent.states import WorkerState
 from reknit.core.job.entries import Entry, NodeId, RestartPolicy, Terms
 from reknit.core.job.job import Job
 from reknit.core.job.reasons import AllSucceeded, BudgetSpent
+from tests.processes import let_go
 from tests.waiting import PATIENCE_S
 
 NODE = NodeId("here")
@@ -131,7 +132,7 @@ class World:
 
     def close(self) -> None:
         if self.workers is not None:
-            self.workers.close()
+            let_go(self.workers)
         self.clock.close()
         os.close(self.console)
 
