@@ -117,16 +117,11 @@ def open_journal(meeting: Meeting, job: str, *, founds: bool = True) -> Journal:
 
         return FileJournal(meeting.folder, envelope)
     if meeting.backend == "etcd":
+        from reknit.adapters.journals.etcd.gateway import Cluster
         from reknit.adapters.journals.etcd.journal import EtcdJournal
 
-        return EtcdJournal(
-            meeting.endpoints,
-            envelope,
-            protocol=meeting.protocol,
-            ca_cert=meeting.ca_cert,
-            cert_cert=meeting.ssl_cert,
-            cert_key=meeting.ssl_cert_key,
-        )
+        files = meeting.ca_cert, meeting.ssl_cert, meeting.ssl_cert_key
+        return EtcdJournal(Cluster(meeting.endpoints, meeting.protocol, *files), envelope)
     from reknit.adapters.journals.tcpstore.journal import TCPStoreJournal
 
     return TCPStoreJournal(*meeting.endpoints[0], envelope, founds=founds)

@@ -67,9 +67,10 @@ def journal_at(endpoint: str, job: str, *, founds: bool) -> Any:
 
         return TCPStoreJournal("127.0.0.1", int(endpoint), Envelope(job), founds=founds, timeout_s=30.0)
     if endpoint.startswith("etcd:"):
+        from reknit.adapters.journals.etcd.gateway import Cluster
         from reknit.adapters.journals.etcd.journal import EtcdJournal
 
-        return EtcdJournal([("127.0.0.1", int(endpoint[5:]))], Envelope(job), timeout_s=30.0)
+        return EtcdJournal(Cluster([("127.0.0.1", int(endpoint[5:]))]), Envelope(job), timeout_s=30.0)
     from reknit.adapters.journals.file import FileJournal
 
     return FileJournal(endpoint, Envelope(job), timeout_s=30.0)
