@@ -73,7 +73,7 @@ class Kept:
 
     def drive(self, kind: type[Event]) -> list[Event]:
         """Drive the client until an event of this kind has come. Returns all events that came meanwhile."""
-        seen = drive(self.keeper, self.clock, kind)  # type: ignore[arg-type]
+        seen = drive(self.keeper, self.clock, kind)
         self.seen += seen
         return seen
 
@@ -90,12 +90,12 @@ class Kept:
         return event.port
 
     def run(self, count: int = 1, round_: int = 0) -> None:
-        start(self.keeper, count, round_)  # type: ignore[arg-type]
+        start(self.keeper, count, round_)
         self.drive(WorkersStarted)
 
     def stop(self, grace_s: float = 0.0, round_: int = 0) -> WorkersStopped:
         """Stop the round, and wait for the answer."""
-        stop(self.keeper, grace_s, round_)  # type: ignore[arg-type]
+        stop(self.keeper, grace_s, round_)
         (event,) = [event for event in self.drive(WorkersStopped) if isinstance(event, WorkersStopped)]
         return event
 

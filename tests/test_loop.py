@@ -110,6 +110,9 @@ class Here(Processes):
     def wakes_at(self) -> float | None:
         return super().wakes_at if self.has_told else 0.0
 
+    def close(self) -> None:
+        let_go(self)
+
 
 class World:
     """The ports of a standalone agent, with the real clock, journal and processes."""
@@ -120,7 +123,7 @@ class World:
         self.requests = Requests()
         self.trace = Trace()
         self.console = os.open(tmp_path / "console", os.O_RDWR | os.O_CREAT | os.O_APPEND)
-        self.workers: Processes | None = None
+        self.workers: Here | None = None
 
     def run(self, script: str, spec: Spec) -> Agent:
         argv = (sys.executable, "-c", textwrap.dedent(script))
@@ -132,7 +135,7 @@ class World:
 
     def close(self) -> None:
         if self.workers is not None:
-            let_go(self.workers)
+            self.workers.close()
         self.clock.close()
         os.close(self.console)
 
