@@ -29,6 +29,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
+from functools import partial
 from typing import Any
 from urllib.request import urlopen
 
@@ -140,11 +141,11 @@ def be_nodes(which: str, endpoint: str, first: int, count: int, total: int, job:
         if which == "torch":
             calls.append(torch_node(int(endpoint), number, total, job, known))
         else:
-            calls.append(lambda n=number: reknit_node(endpoint, n, total, job, known))  # type: ignore[misc]
+            calls.append(partial(reknit_node, endpoint, number, total, job, known))
     if which == "reknit":
         journal_at(endpoint, job, founds=False).close()
-        import reknit.adapters.loop  # imported, as torch is
-        import reknit.adapters.shells  # noqa: F401
+        import reknit.adapters.loop
+        import reknit.adapters.shells  # noqa: F401  # only imported, as torch is
 
         gc.freeze()  # as `reknit run` does when it has imported what it needs
     gate = threading.Event()

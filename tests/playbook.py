@@ -64,7 +64,7 @@ class Placeholder:
         self.met.append(other)
         return True
 
-    __hash__ = None  # type: ignore[assignment]
+    __hash__ = None  # type: ignore[assignment]  # as Python has it for a class with `__eq__`
 
     def __call__(self) -> Any:
         assert self.met, f"{self} was not met"

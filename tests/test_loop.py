@@ -196,9 +196,9 @@ def test_a_signal_ends_it(world: World) -> None:
     def wait(until: float | None) -> None:
         """Returns early, as it does when a signal has come."""
         world.requests.waiting.append(signal.SIGTERM)
-        world.clock.wait = real  # type: ignore[method-assign]
+        world.clock.wait = real  # type: ignore[method-assign]  # replaced for this test
 
-    real, world.clock.wait = world.clock.wait, wait  # type: ignore[method-assign]
+    real, world.clock.wait = world.clock.wait, wait  # type: ignore[method-assign]  # replaced for this test
     agent = world.run("import signal; signal.pause()", spec())
     assert agent.result is not None
     assert (agent.result.state, agent.result.why) == (WorkerState.STOPPED, SignalReceived(signal.SIGTERM))
@@ -315,7 +315,7 @@ def test_a_waking_up_for_nothing_is_no_step() -> None:
         if len(clock.waits) == 3:
             workers.news.append(lambda now: WorkersExited(now, 0, (WorkerExit(0),)))
 
-    clock.wait = wait  # type: ignore[method-assign]
+    clock.wait = wait  # type: ignore[method-assign]  # replaced for this test
     agent = played(ports, trace)
     assert agent.result is not None
     assert "Woken" not in trace.kinds
@@ -396,7 +396,7 @@ def test_a_fold_is_reported_for_every_read() -> None:
     """The link counts: it knows by it how much is worth waiting for, and which fold to publish."""
     ports, trace = faked(FakeWorkers([WorkerExit(0)]))
     folds: list[Job] = []
-    ports.link.folded = folds.append  # type: ignore[method-assign]
+    ports.link.folded = folds.append  # type: ignore[method-assign]  # replaced for this test
     agent = played(ports, trace)
     assert len(folds) == trace.kinds.count("EntriesRead")
     assert folds[-1] == agent.job
