@@ -23,10 +23,10 @@ from __future__ import annotations
 
 import fcntl
 import os
-from weakref import WeakSet
 
 from reknit.core.job.reasons import Refusal
 
+from .children import abandon_in_forks
 from .ports import Refused
 
 _MOST_AGENTS = 10_000
@@ -44,7 +44,7 @@ class HostLock:
         self._fd = fd
         self._path = path
         self._was_left = was_left
-        _held.add(self)
+        abandon_in_forks(self)
         self.node = node
         self.mark = mark
         """The value of `orphans.MARK` in the environment of this node's workers."""
@@ -77,17 +77,6 @@ class HostLock:
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
-
-
-_held: WeakSet[HostLock] = WeakSet()
-
-
-def _abandon_all() -> None:
-    for lock in _held:
-        lock.abandon()
-
-
-os.register_at_fork(after_in_child=_abandon_all)
 
 
 def take(job: str, endpoint: str, node: str) -> HostLock:
