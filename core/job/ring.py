@@ -6,8 +6,8 @@ part of the job. So an agent does not sort all nodes at each beat.
 
 from __future__ import annotations
 
-from bisect import bisect_left
-from collections.abc import Callable, Iterator, Mapping
+from bisect import bisect_left, insort
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from .entries import Joined, Node, NodeId
 
@@ -17,10 +17,12 @@ def ring_of(live: Mapping[NodeId, Joined], seats: Mapping[NodeId, int]) -> tuple
     return tuple(sorted((j.node for j in live.values()), key=_key(seats)))
 
 
-def with_node(ring: tuple[Node, ...], node: Node, seats: Mapping[NodeId, int]) -> tuple[Node, ...]:
-    """The ring once `node` has joined. It takes the place of another incarnation with the same id, if there is one."""
-    i = _index(ring, node, seats)
-    return (*ring[:i], node, *ring[i + _is_at(ring, i, node) :])
+def with_nodes(ring: tuple[Node, ...], nodes: Iterable[Node], seats: Mapping[NodeId, int]) -> tuple[Node, ...]:
+    """The ring once these nodes have joined. No other incarnation of them may be in the ring."""
+    grown, key = list(ring), _key(seats)
+    for node in nodes:
+        insort(grown, node, key=key)
+    return tuple(grown)
 
 
 def without(ring: tuple[Node, ...], node: Node, seats: Mapping[NodeId, int]) -> tuple[Node, ...]:
