@@ -111,5 +111,4 @@ def let_go(workers: Processes) -> None:
     workers._use_spare()
     if workers._reservation is not None:
         workers._reservation.release()
-    if workers._guard is not None:
-        workers._guard.close()
+    workers._launcher.close()

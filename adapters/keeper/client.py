@@ -19,6 +19,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from attrs import evolve
 
@@ -26,21 +27,18 @@ from reknit.adapters.children import abandon_in_forks
 from reknit.adapters.console import LAST_WORDS_S, Console
 from reknit.adapters.ports import CannotStart, Clock
 from reknit.core.agent.commands import ReservePort, StartWorkers, StopWorkers
-from reknit.core.agent.events import (
-    Event,
-    PortReserved,
-    Started,
-    WorkersExited,
-    WorkersStarted,
-    WorkersStopped,
-)
+from reknit.core.agent.events import Event, PortReserved, Started, WorkersExited, WorkersStarted, WorkersStopped
 from reknit.core.job.job import EMPTY
 
 from . import wire
+from .calling import Calling
 from .line import Line
 from .staff import Staff
 from .standing import NoKeeper, ReadyKeeper, StartingKeeper
 from .start import Start, cause
+
+if TYPE_CHECKING:
+    from .functions import Function
 
 _ANSWER_S = 20.0
 """Time between the SIGKILL of a stop and the keeper's answer, at most. Seconds."""
@@ -67,6 +65,7 @@ class Keeper:
         has_said: Callable[[], bool] = lambda: True,
         consoles: Mapping[int, Console] = EMPTY,
         on_death: Callable[[], None] = lambda: None,
+        start_method: str = "spawn",
     ) -> None:
         """Starts a keeper at once. Raises `CannotStart`.
 
@@ -75,7 +74,9 @@ class Keeper:
         `say`: shows a line while no keeper with a console is ready. `has_said`: whether all these lines are written.
         `consoles`: needed if the keeper has no console. By stream (1 and 2), where the workers' output goes.
         `on_death`: called when a keeper has died, before the next one is started.
+        `start_method`: how workers that are functions are started.
         """
+        self._calling = Calling(start_method)
         self._clock = clock
         self._configure = configure
         self._nonce = nonce
@@ -94,6 +95,7 @@ class Keeper:
         """What the loop is told next."""
         self._round: Staff | None = None
         """The workers that the loop has started and not yet seen stopped."""
+        self._pids = wire.Pids(-1, EMPTY)
         self._port = 0
         """The bootstrap port that the loop was told of. 0: a round has started since, or there is none."""
         self._used_ports: set[int] = set()
@@ -118,7 +120,11 @@ class Keeper:
 
     # ---- what the loop wants ----
 
-    def start(self, command: StartWorkers) -> None:
+    def start(self, command: StartWorkers | wire.StartProcesses, functions: Mapping[int, Function] = EMPTY) -> None:
+        """`functions`: by local rank, what the processes of the command call. Such a process has an empty `argv`.
+        Raises `FunctionError` if one of them cannot be a worker."""
+        takes_files = isinstance(self._keeper, NoKeeper) or self._keeper.line.takes_files
+        message = self._calling.message(command, functions, takes_files=takes_files)
         self._round, self._port = Staff(command), 0
         if isinstance(self._keeper, NoKeeper):
             self._failures = 0
@@ -126,7 +132,16 @@ class Keeper:
         if isinstance(self._keeper, NoKeeper):
             self._fail(f"cannot start the keeper of this node's workers: {self._keeper.why}", only_first=True)
         else:
-            self._keeper.tell(command)
+            self._keeper.tell(message)
+
+    def pids(self, round_: int) -> Mapping[int, int]:
+        """The workers' processes by local rank. Empty before `WorkersStarted` of the round, and after the next one."""
+        return self._pids.pids if self._pids.round == round_ else EMPTY
+
+    def values(self, round_: int) -> Mapping[int, object]:
+        """By local rank: what the functions of the round have returned, until the next start of workers. Raises
+        `FunctionError` if such a value cannot be read in this process."""
+        return self._calling.values(round_)
 
     def stop(self, command: StopWorkers) -> None:
         round_ = self._round
@@ -226,6 +241,9 @@ class Keeper:
                     self._consoles[stream].write(text.encode("utf-8", "surrogateescape"), self)
             case wire.Flushed() if isinstance(keeper, ReadyKeeper):
                 keeper.owes_flush = False
+            case wire.Pids():
+                self._pids = message
+                self._calling.release()
             case WorkersStarted() | WorkersExited() | WorkersStopped() | PortReserved():
                 self._pending.append(self._noted(message))
 
@@ -244,6 +262,7 @@ class Keeper:
     def _noted(self, event: Event) -> Event:
         match event:
             case WorkersExited(_, _, exits) if self._round is not None:
+                event = self._calling.judged(event, self._round.running)
                 self._round.ended(exits)
             case WorkersStopped(_, number, port, stuck):
                 self._port = port
@@ -331,6 +350,7 @@ class Keeper:
         """End workers and keeper, and close all descriptors. Bounded in time. May be repeated."""
         if os.getpid() != self._owner:
             return
+        self._calling.close()
         if self._consoles:
             self.flush(LAST_WORDS_S)  # output that is still on the wire would be lost with the keeper
         line = self._let_go("it was closed")
