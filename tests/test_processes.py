@@ -1,4 +1,4 @@
-"""Workers as real processes: started, watched, stopped, and nothing left of them."""
+"""Workers as real processes: they are started, watched and stopped, and nothing of them is left."""
 
 from __future__ import annotations
 
@@ -13,14 +13,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from attrs import evolve
 
 from reknit.adapters.clock import Clock
 from reknit.adapters.keeper.bootstrap import Reservation
 from reknit.adapters.keeper.environment import arguments
 from reknit.adapters.keeper.streams import StreamSettings
+from reknit.core.agent.commands import StartWorkers
 from reknit.core.agent.events import PortReserved, WorkersExited, WorkersStarted, WorkersStopped
 from tests.alone import ENV, ROOT, command, run_alone
-from tests.processes import Make, drive, drive_exits, failures, start, stop, stopped
+from tests.processes import Make, assignment, drive, drive_exits, failures, start, stop, stopped
 
 # ---- starting ----
 
@@ -198,7 +200,7 @@ def test_a_process_limit_is_reported(tmp_path: Path) -> None:
         print(failure.exitcode, failure.message)
         stop(workers)
         assert stopped(drive(workers, clock, WorkersStopped)).stuck == ()
-        workers.close()
+        workers.end_all()
     """
     done = run_alone(script)
     assert done == "71 cannot start sleep: Resource temporarily unavailable\n"
@@ -323,7 +325,7 @@ def test_stdin_is_inherited_unless_it_is_a_terminal(tmp_path: Path) -> None:
                             run_id="job")
         start(workers)
         assert failures(drive(workers, clock, WorkersExited)) == []
-        workers.close()
+        workers.end_all()
     """
     argv = command(script)
     subprocess.run(argv, input=b"data", check=True, timeout=240, env=ENV, cwd=ROOT)
@@ -380,15 +382,14 @@ def test_torchs_store_binds_over_the_reservation(make: Make, clock: Clock) -> No
     script = """
         import os
         from torch.distributed import TCPStore
-        port = int(os.environ["PORT"])
+        port = int(os.environ["MASTER_PORT"])
         store = TCPStore("localhost", port, is_master=True, wait_for_workers=False)
         store.set("key", "value")
         other = TCPStore("127.0.0.1", port, is_master=False)
         assert other.get("key") == b"value"
     """
     workers = make(script=script)
-    workers._env["PORT"] = str(workers.reserve_port())
-    start(workers)
+    workers.start(StartWorkers(0, evolve(assignment(1), master_port=workers.reserve_port())))
     assert failures(drive(workers, clock, WorkersExited)) == []
 
 

@@ -1,7 +1,7 @@
 """One worker process, which leads a process group of its own: the *leader*.
 
-A dead leader is not reaped before the round has ended. Until then no other process can get its pid, which is also the
-number of the group. So the group can be signalled even when its leader is dead.
+A dead leader is not reaped before the round has ended. Until then no other process can get its pid. The pid is also the
+number of the group. So the group can be signalled safely even when its leader is dead.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import signal
 from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING
 
-from reknit.adapters.children import descendants, signal_group, signal_process
+from reknit.adapters.children import apart, descendants, signal_group, signal_process
 
 from .guard import Guard
 from .streams import WorkerStreams
@@ -39,25 +39,23 @@ def spawn(
 
     Raises `OSError`. Raises `ValueError` for a command that no process can have, for example one with a null byte.
     """
-    actions: list[tuple[int, int, int] | tuple[int, int, str, int, int]] = [
-        (os.POSIX_SPAWN_DUP2, ours, theirs) for theirs, ours in ends.items()
-    ]
+    actions: list[tuple[int, int, int] | tuple[int, int, str, int, int]] = []
     if 0 not in ends and os.isatty(0):
-        # The kernel stops a background group that reads the terminal. The worker would hang, and nobody would know why.
+        # The kernel stops a background group that reads from the terminal. The worker would hang without a message.
         actions.append((os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0))
-    ticket = guard.ticket()
-    if ticket >= 0:
-        actions.append((os.POSIX_SPAWN_DUP2, ticket, ticket))
+    ticket = guard.ticket(above=max(ends, default=2))
     try:
-        pid = os.posix_spawnp(
-            argv[0],
-            argv,
-            env,
-            file_actions=actions,
-            setpgroup=0,
-            setsigmask=(),
-            setsigdef=(signal.SIGPIPE, signal.SIGXFSZ, *given_back),  # Python ignores the first two
-        )
+        with apart({**ends, **({ticket: ticket} if ticket >= 0 else {})}) as numbers:
+            actions += [(os.POSIX_SPAWN_DUP2, fd, number) for number, fd in numbers.items()]
+            pid = os.posix_spawnp(
+                argv[0],
+                argv,
+                env,
+                file_actions=actions,
+                setpgroup=0,
+                setsigmask=(),
+                setsigdef=(signal.SIGPIPE, signal.SIGXFSZ, *given_back),  # Python ignores the first two
+            )
     except BaseException:
         if ticket >= 0:
             os.close(ticket)
@@ -79,21 +77,18 @@ class Leader:
     """A worker that was started."""
 
     def __init__(
-        self, pid: int, clock: Clock, *, local_rank: int, rank: int, streams: WorkerStreams, folder: str
+        self, pid: int, clock: Clock, *, local_rank: int, rank: int, streams: WorkerStreams, error_file: str
     ) -> None:
         self.pid = pid
         self.local_rank = local_rank
         self.rank = rank
         self.streams = streams
-        self.folder = folder
+        self.error_file = error_file
+        """Empty: there is none."""
         self.exitcode: int | None = None
-        """None: the worker lives. Negative: it was killed by that signal."""
+        """None: the worker is alive. Negative: it was killed by that signal."""
         self._reaped = False
         self._watch = PidWatch(pid, clock)
-
-    @property
-    def error_file(self) -> str:
-        return os.path.join(self.folder, "error.json") if self.folder else ""
 
     def look(self) -> bool:
         """True if the worker has died since the last look. The worker is not reaped."""
@@ -113,7 +108,7 @@ class Leader:
                 return os.waitstatus_to_exitcode(status) if pid else None
             found = os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
         except ChildProcessError:
-            # Other code of this process has waited for the worker. How the worker ended is lost. That is no success.
+            # Other code of this process has waited for the worker, so its exit code is lost. It counts as a failure.
             self._reaped = True
             return 255
         if found is None:
@@ -121,8 +116,8 @@ class Leader:
         return found.si_status if found.si_code == os.CLD_EXITED else -found.si_status
 
     def signal(self, signum: int) -> None:
-        """Signal the worker's group, even if the worker itself is dead. If the worker lives, signal also the worker and
-        its descendants that are in other groups: a worker may change its group, and so may its children."""
+        """Signal the worker's group, even if the worker itself is dead. If the worker is alive, signal also those of
+        the worker and its descendants that are in other groups. Each of them may have changed its group."""
         if self._reaped:
             return
         elsewhere = [pid for pid in (self.pid, *descendants(self.pid)) if _group(pid) != self.pid]
@@ -131,7 +126,7 @@ class Leader:
             signal_process(pid, signum)
 
     def reap(self) -> bool:
-        """Reap the worker if it is dead, and watch it no more. False if it still lives."""
+        """Reap the worker if it is dead, and watch it no more. False if it is alive."""
         self._watch.close()
         if self._reaped:
             return True

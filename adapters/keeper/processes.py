@@ -1,11 +1,11 @@
 """The workers of this node as operating-system processes.
 
-1. No call waits, except `close` and `close_output`. `stop` sends a signal and returns. The rest of a stop happens in
+1. No call waits, except `end_all` and `flush`. `stop` sends a signal and returns. The rest of a stop happens in
    `events`, which the keeper calls whenever the clock wakes up, and at `wakes_at` at the latest.
 2. A stop has four stages. (1) Every group gets the signal. (2) When the grace is over, every group gets SIGKILL. (3)
    When the leaders are dead, the strays are ended. (4) Everything is closed. One `WorkersStopped` answers the stop.
 3. An exit is reported if the worker ended by itself, that is, if it was found dead before the stop's signal was sent.
-4. A process that survives SIGKILL for `STUCK_AFTER_S` is reported as stuck. Nothing waits for it any more.
+4. A process that survives SIGKILL for `STUCK_AFTER_S` seconds is reported as stuck. Nothing waits for it any more.
 """
 
 from __future__ import annotations
@@ -15,40 +15,44 @@ import signal
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from reknit.adapters.children import reap, sweep_counting
-from reknit.adapters.console import LAST_WORDS_S
+from reknit.adapters.children import reap
 from reknit.adapters.keeper.bootstrap import Reservation
 from reknit.adapters.keeper.errors import explain
-from reknit.adapters.keeper.streams import STDIN, Streams, StreamSettings, file_with
+from reknit.adapters.keeper.streams import Streams, StreamSettings
 from reknit.core.agent.commands import StartWorkers, StopWorkers
 from reknit.core.agent.events import Event, PortReserved, WorkerExit, WorkersExited, WorkersStarted, WorkersStopped
 from reknit.core.job.entries import WorkerFailure
-from reknit.core.job.ranks import Assignment, WorkerRanks
 
-from .environment import arguments, environment
-from .folder import worker_folder
-from .guard import Guard
-from .leaders import Leader, spawn, spawn_exitcode
+from .launcher import Launcher
+from .leaders import Leader
 from .strays import STUCK_AFTER_S, Strays
+from .wire import StartProcesses, workers_of
 
 if TYPE_CHECKING:
     from reknit.adapters.ports import Clock
 
 _AT_ONCE = 0.0
 _LAST_LINES = 20
+"""Number of a worker's last lines that the report of its failure holds."""
 _CLOSE_S = 5.0
+"""Seconds that `end_all` waits for the end of the processes that it has killed."""
 
 
 class _Round:
+    """The workers of the present round."""
+
     def __init__(self, number: int) -> None:
         self.number = number
         self.leaders: list[Leader] = []
         self.announced = False
+        """`WorkersStarted` was reported."""
         self.exits: list[WorkerExit] = []
         """Exits that were not reported yet."""
         self.stopping = False
         self.kill_at = 0.0
+        """When SIGKILL is due, on the clock's time. It counts only while `stopping`."""
         self.killed_at: float | None = None
+        """When SIGKILL was sent. None: it was not sent."""
 
     @property
     def pids(self) -> set[int]:
@@ -83,7 +87,7 @@ class Processes:
         virtual_local_rank: bool = False,
     ) -> None:
         """`log_dir`: a worker's files are in `<log_dir>/round_<round>/<local_rank>/`. Empty: there are no files.
-        `own_children`: every child of this process belongs to the job.
+        `own_children`: True if every child of this process belongs to the job. Then strays are ended as well.
         `given_back`: signals that this process ignores and its workers do not.
         `is_abandoned`: asked between the starts of two workers. If it returns True, no further worker is started.
         `used_ports`: bootstrap ports that are not reserved again.
@@ -94,23 +98,26 @@ class Processes:
         `virtual_local_rank`: see `environment`.
         """
         self._clock = clock
-        self._argv = tuple(argv)
-        self._env = dict(env)
-        self._run_id = run_id
-        self._log_dir = log_dir
         self._streams = Streams(streams or StreamSettings(), env=env, stdout=stdout, stderr=stderr)
-        self._given_back = given_back
+        self._launcher = Launcher(
+            clock,
+            self._streams,
+            argv=argv,
+            env=env,
+            run_id=run_id,
+            log_dir=log_dir,
+            given_back=given_back,
+            stdin=stdin,
+            virtual_local_rank=virtual_local_rank,
+        )
         self._is_abandoned = is_abandoned
-        self._stdin = stdin
         self._spare = os.open(os.devnull, os.O_RDONLY)
-        """A descriptor in reserve. It is closed when no descriptor is left, because reporting that needs one. -1: it
-        was used."""
-        self._guard: Guard | None = None
+        """A descriptor in reserve. When no descriptor is left, it is closed, because the report of that failure needs
+        one. -1: the reserve was used."""
         self._strays = Strays(clock) if own_children else None
         self._round: _Round | None = None
         self._unknown_stops: list[int] = []
         self._master_port = master_port
-        self._virtual_local_rank = virtual_local_rank
         self._reservation: Reservation | None = None
         self._used_ports = set(used_ports)
         self._owes_port = False
@@ -126,7 +133,7 @@ class Processes:
     def reserve_port(self) -> int:
         """The bootstrap port on this host, which stays reserved until the next round has ended. 0: no port is free.
 
-        Raises `OSError` if `master_port` is taken. Once it is reserved it stays reserved.
+        Raises `OSError` if `master_port` is taken. Once `master_port` is reserved, it stays reserved.
         """
         if self._reservation is None:
             self._reservation = Reservation(self._used_ports, self._master_port)
@@ -150,64 +157,39 @@ class Processes:
 
     # ---- starting ----
 
-    def start(self, command: StartWorkers) -> None:
+    def start(self, command: StartWorkers | StartProcesses, descriptors: Sequence[int] = ()) -> None:
+        """`descriptors`: the open files that came with the command. They are closed here."""
+        try:
+            self._start(command, descriptors)
+        finally:
+            for fd in descriptors:
+                os.close(fd)
+
+    def _start(self, command: StartWorkers | StartProcesses, descriptors: Sequence[int]) -> None:
         if self._round is not None:
-            self.end_all()  # the agent must not ask for this. Two rounds at the same time would be worse
+            self.end_all()  # the agent never asks for this. Two rounds at the same time would do more harm
         self._round = _Round(command.round)
         self._wakes_at = _AT_ONCE
-        for worker in command.assignment.workers:
+        for worker in workers_of(command):
             if self._is_abandoned():
                 return
             try:
-                self._round.leaders.append(self._start_one(command.round, command.assignment, worker))
+                self._round.leaders.append(self._launcher.start(command, worker, descriptors))
             except (OSError, ValueError) as error:
                 self._use_spare()
                 # The round fails because of this worker, so the others are not started.
-                self._round.exits.append(WorkerExit(worker.local_rank, self._not_started(worker, error)))
+                self._round.exits.append(WorkerExit(worker.local_rank, self._launcher.failure(worker, error)))
                 return
+
+    @property
+    def pids(self) -> dict[int, int]:
+        """The processes of the round that runs, by local rank. Empty: none runs."""
+        return {} if self._round is None else {leader.local_rank: leader.pid for leader in self._round.leaders}
 
     def _use_spare(self) -> None:
         if self._spare >= 0:
             os.close(self._spare)
             self._spare = -1
-
-    def _start_one(self, round_: int, assignment: Assignment, worker: WorkerRanks) -> Leader:
-        folder = worker_folder(self._log_dir, round_, worker.local_rank, must=self._streams.has_files)
-        ranks = {"local_rank": worker.local_rank, "rank": worker.rank}
-        streams = self._streams.open(**ranks, role=assignment.role, folder=folder)
-        error_file = os.path.join(folder, "error.json") if folder else ""
-        try:
-            self._guard = self._guard or Guard()
-            if self._stdin is not None:
-                streams.ends[STDIN] = file_with(self._stdin)
-            env = environment(
-                self._env,
-                assignment,
-                worker,
-                run_id=self._run_id,
-                error_file=error_file,
-                virtual_local_rank=self._virtual_local_rank,
-            )
-            argv = arguments(self._argv, worker.local_rank)
-            pid = spawn(argv, env, streams.ends, guard=self._guard, given_back=self._given_back)
-        except (OSError, ValueError):
-            streams.spawned()
-            self._streams.release(streams)
-            raise
-        streams.spawned()
-        return Leader(pid, self._clock, **ranks, streams=streams, folder=folder)
-
-    def _not_started(self, worker: WorkerRanks, error: OSError | ValueError) -> WorkerFailure:
-        reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-        # posix_spawn gives the program as the file name. Any other file is one for the worker's output.
-        file = error.filename if isinstance(error, OSError) and error.filename != self._argv[0] else None
-        what = f"cannot write to {file}" if file else f"cannot start {self._argv[0]}"
-        return WorkerFailure(
-            local_rank=worker.local_rank,
-            rank=worker.rank,
-            exitcode=spawn_exitcode(error),
-            message=f"{what}: {reason}",
-        )
 
     # ---- stopping ----
 
@@ -215,7 +197,7 @@ class Processes:
         self._wakes_at = _AT_ONCE
         round_ = self._round
         if round_ is None or round_.number != command.round:
-            self._unknown_stops.append(command.round)  # no process of this round is alive: it is answered at once
+            self._unknown_stops.append(command.round)  # no process of this round is alive, so the answer comes at once
             return
         now = self._clock.now()
         kill_at = now if command.signal == signal.SIGKILL else now + max(0.0, command.grace_s)
@@ -316,7 +298,7 @@ class Processes:
             message=message,
             traceback=traceback,
             stderr=lines[-_LAST_LINES:],
-            log=leader.folder if leader.streams.files else "",
+            log=next((os.path.dirname(path) for path in leader.streams.files.values()), ""),
         )
 
     @property
@@ -349,37 +331,17 @@ class Processes:
 
     # ---- the end ----
 
-    def close(self) -> None:
-        """Kill and reap all workers, in whatever state they are, and read what they wrote. May be repeated.
-
-        If the console takes no output for `LAST_WORDS_S`, its thread and its queue stay. `close_output` ends both.
-        """
-        self.end_all()
-        if self._streams.flush(LAST_WORDS_S):
-            self._streams.close(0.0)
-        if self._reservation is not None:
-            self._reservation.release()
-            self._reservation = None
-        self._use_spare()
-        if self._guard is not None:
-            self._guard.close()
-            self._guard = None
-
-    def close_output(self, deadline_s: float) -> bool:
-        """To be called last, after `close`. Waits for the console, drops what the console has not taken, and ends its
-        thread.
-
-        `deadline_s`: `LAST_WORDS_S` or `READER_S` of `adapters.console`. False if something was dropped.
-        """
-        return self._streams.close(deadline_s)
-
     def end_all(self) -> tuple[int, tuple[int, ...]]:
-        """SIGKILL everything at once. Returns how many processes ended, and the pids of those that survive."""
+        """SIGKILL everything at once, in whatever state it is, and read what the workers wrote. May be repeated.
+
+        Returns how many processes ended, and the pids of those that survive. Everything else that is open here is
+        closed with the keeper's process.
+        """
         round_, self._round = self._round, None
         if round_ is not None:
             round_.signal(signal.SIGKILL)
         if self._strays is not None:
-            ended, stuck = sweep_counting(_CLOSE_S)
+            ended, stuck = self._strays.end_all(_CLOSE_S)
         else:
             pids = () if round_ is None else [leader.pid for leader in round_.leaders]
             reap(pids, _CLOSE_S)
