@@ -29,7 +29,7 @@ from reknit.core.job.job import EMPTY
 
 from . import wire
 from .line import Line
-from .staff import Staff
+from .staff import Staff, Told
 from .start import Start
 
 _HELLO_S = 60.0
@@ -86,7 +86,7 @@ class Keeper:
         """Messages that are sent when the keeper is ready."""
         self._pending: list[Event] = []
         self._round: Staff | None = None
-        self._pids = wire.Pids(-1, EMPTY)
+        self.told = Told()
         self._why = ""
         """Why there is no keeper. Empty: there was always one."""
         self._deadline: float | None = None
@@ -120,7 +120,7 @@ class Keeper:
 
     def pids(self, round_: int) -> Mapping[int, int]:
         """The workers' processes by local rank. Empty before `WorkersStarted` of the round, and after the next one."""
-        return self._pids.pids if self._pids.round == round_ else EMPTY
+        return self.told.pids(round_)
 
     # ---- what the loop wants ----
 
@@ -248,8 +248,8 @@ class Keeper:
                     self._consoles[stream].write(text.encode("utf-8", "surrogateescape"), self)
             case wire.Flushed():
                 self._owes_flush = False
-            case wire.Pids():
-                self._pids = message
+            case wire.Pids() | wire.Exitcodes():
+                self.told.take(message)
             case wire.Ping():
                 pass
             case WorkersStarted() | WorkersExited() | WorkersStopped() | PortReserved():

@@ -156,6 +156,16 @@ class Pids:
 
 
 @frozen
+class Exitcodes:
+    """How the workers of a round have ended, those that the stop has ended included. Sent just before
+    `WorkersStopped`."""
+
+    round: int
+    exitcodes: Mapping[int, int]
+    """By local rank. A worker that was not started, or that survives SIGKILL, is missing."""
+
+
+@frozen
 class Hello:
     """The keeper's first message."""
 
@@ -211,32 +221,10 @@ class Ping:
     """The sender lives."""
 
 
-ToKeeper = (
-    Configure
-    | StartWorkers
-    | StartProcesses
-    | StopWorkers
-    | ReservePort
-    | Say
-    | Flush
-    | Resized
-    | Credit
-    | Shutdown
-    | Ping
-)
-ToAgent = (
-    Hello
-    | Ready
-    | Unusable
-    | Pids
-    | WorkersStarted
-    | WorkersExited
-    | WorkersStopped
-    | PortReserved
-    | Output
-    | Flushed
-    | Ping
-)
+_Commands = StartWorkers | StartProcesses | StopWorkers | ReservePort
+_Events = WorkersStarted | WorkersExited | WorkersStopped | PortReserved
+ToKeeper = Configure | Say | Flush | Resized | Credit | Shutdown | Ping | _Commands
+ToAgent = Hello | Ready | Unusable | Pids | Exitcodes | Output | Flushed | Ping | _Events
 
 
 class Broken(Exception):

@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 from functools import partial
 from logging import getLogger
+from typing import TYPE_CHECKING
 
 from attrs import frozen
 
@@ -19,6 +20,9 @@ from reknit.adapters.keeper.client import Keeper
 from reknit.adapters.keeper.folder import working_folder
 from reknit.adapters.keeper.start import by_exec
 from reknit.adapters.keeper.wire import Configure
+
+if TYPE_CHECKING:
+    from .kept import KeptProcesses
 
 _logger = getLogger(__name__)
 
@@ -29,6 +33,8 @@ class SharedKeeper:
 
     def __init__(self, name: str = "reknit") -> None:
         """Starts nothing. `name`: what the processes are, for their mark."""
+        self.user: KeptProcesses | None = None
+        """Whose processes run on the keeper, or ran last."""
         self._clock: Clock | None = None
         self._name = name
         self._owner = os.getpid()
