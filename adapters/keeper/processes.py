@@ -153,7 +153,15 @@ class Processes:
 
     # ---- starting ----
 
-    def start(self, command: StartWorkers | StartProcesses) -> None:
+    def start(self, command: StartWorkers | StartProcesses, descriptors: Sequence[int] = ()) -> None:
+        """`descriptors`: the open files that came with the command. They are closed here."""
+        try:
+            self._start(command, descriptors)
+        finally:
+            for fd in descriptors:
+                os.close(fd)
+
+    def _start(self, command: StartWorkers | StartProcesses, descriptors: Sequence[int]) -> None:
         if self._round is not None:
             self.end_all()  # the agent must not ask for this. Two rounds at the same time would be worse
         self._round = _Round(command.round)
@@ -162,7 +170,7 @@ class Processes:
             if self._is_abandoned():
                 return
             try:
-                self._round.leaders.append(self._launcher.start(command, worker))
+                self._round.leaders.append(self._launcher.start(command, worker, descriptors))
             except (OSError, ValueError) as error:
                 self._use_spare()
                 # The round fails because of this worker, so the others are not started.

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import gc
 import io
+import json
 import os
-import signal
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -19,6 +19,7 @@ import pytest
 from reknit.elastic.multiprocessing import DefaultLogsSpecs, PContext, Std, start_processes
 from reknit.elastic.multiprocessing.api import MultiprocessContext, RunProcsResult
 from reknit.elastic.multiprocessing.shared import SharedKeeper
+from tests.alone import run_alone
 from tests.elastic import worked
 from tests.leaks import nothing_left
 from tests.waiting import is_alive, read_pids
@@ -54,21 +55,27 @@ def result_of(context: PContext) -> RunProcsResult:
     return result
 
 
-def torchs(fn: Callable[..., Any], *args: tuple[Any, ...], folder: Path) -> Any:
-    """The result of torch's context for the same function."""
-    from torch.distributed.elastic import multiprocessing
-
-    handlers = {number: signal.getsignal(number) for number in signal.valid_signals()}
-    envs = {rank: {"MINE": f"of {rank}", "RANK": str(10 + rank)} for rank in range(len(args))}
-    specs = multiprocessing.DefaultLogsSpecs(str(folder))
-    context = multiprocessing.start_processes("trainer", fn, dict(enumerate(args)), envs, specs)
-    try:
-        return context.wait(timeout=240, period=0.05)
-    finally:
-        context.close()
-        for number, handler in handlers.items():
-            if signal.getsignal(number) is not handler:
-                signal.signal(number, handler)
+def torchs_failures(fn: Callable[..., Any], *args: tuple[Any, ...], folder: Path) -> dict[str, Any]:
+    """The failures of torch's context for the same function, by local rank. It runs in a process of its own, because it
+    leaves a resource tracker and handlers behind."""
+    script = """
+        import json, sys
+        from torch.distributed.elastic import multiprocessing
+        from tests.elastic import worked
+        if __name__ == "__main__":
+            args = {rank: tuple(given) for rank, given in enumerate(json.loads(sys.argv[2]))}
+            context = multiprocessing.start_processes(
+                "t", getattr(worked, sys.argv[1]), args, {rank: {} for rank in args},
+                multiprocessing.DefaultLogsSpecs(sys.argv[3]),
+            )
+            result = context.wait(timeout=240, period=0.05)
+            print(json.dumps({
+                rank: {"exitcode": failure.exitcode, "message": failure.message}
+                for rank, failure in result.failures.items()
+            }))
+    """
+    told: dict[str, Any] = json.loads(run_alone(script, fn.__name__, json.dumps(args), str(folder)))
+    return told
 
 
 @pytest.mark.parametrize("start_method", METHODS)
@@ -89,13 +96,13 @@ def test_values_come_by_local_rank(start_method: str) -> None:
 def test_a_failure_is_reported_as_by_torch(tmp_path: Path) -> None:
     """Only the function that failed by itself, with what it raised. The others were ended."""
     ours = result_of(call(worked.fails_or_waits, (0,), (1,)))
-    theirs = torchs(worked.fails_or_waits, (0,), (1,), folder=tmp_path)
-    assert ours.return_values == theirs.return_values == {}
-    assert list(ours.failures) == list(theirs.failures) == [1]
-    one, other = ours.failures[1], theirs.failures[1]
-    assert one.exitcode == other.exitcode == 1
-    assert one.message["message"] == other.message["message"] == "ValueError: spilt"
-    assert one.message["extraInfo"].keys() == other.message["extraInfo"].keys()
+    theirs = torchs_failures(worked.fails_or_waits, (0,), (1,), folder=tmp_path)
+    assert ours.return_values == {}
+    assert list(map(str, ours.failures)) == list(theirs) == ["1"]
+    one, other = ours.failures[1], theirs["1"]
+    assert one.exitcode == other["exitcode"] == 1
+    assert one.message["message"] == other["message"]["message"] == "ValueError: spilt"
+    assert one.message["extraInfo"].keys() == other["message"]["extraInfo"].keys()
     assert one.message["extraInfo"]["py_callstack"].endswith("ValueError: spilt\n")
     assert os.path.isfile(one.error_file)
 
