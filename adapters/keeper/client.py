@@ -33,7 +33,7 @@ from reknit.core.job.job import EMPTY
 from . import wire
 from .calling import Calling
 from .line import Line
-from .staff import Staff
+from .staff import Staff, Told
 from .standing import NoKeeper, ReadyKeeper, StartingKeeper
 from .start import Start, cause
 
@@ -95,7 +95,7 @@ class Keeper:
         """What the loop is told next."""
         self._round: Staff | None = None
         """The workers that the loop has started and not yet seen stopped."""
-        self._pids = wire.Pids(-1, EMPTY)
+        self.told = Told()
         self._port = 0
         """The bootstrap port that the loop was told of. 0: a round has started since, or there is none."""
         self._used_ports: set[int] = set()
@@ -136,7 +136,7 @@ class Keeper:
 
     def pids(self, round_: int) -> Mapping[int, int]:
         """The workers' processes by local rank. Empty before `WorkersStarted` of the round, and after the next one."""
-        return self._pids.pids if self._pids.round == round_ else EMPTY
+        return self.told.pids(round_)
 
     def values(self, round_: int) -> Mapping[int, object]:
         """By local rank: what the functions of the round have returned, until the next start of workers. Raises
@@ -241,8 +241,8 @@ class Keeper:
                     self._consoles[stream].write(text.encode("utf-8", "surrogateescape"), self)
             case wire.Flushed() if isinstance(keeper, ReadyKeeper):
                 keeper.owes_flush = False
-            case wire.Pids():
-                self._pids = message
+            case wire.Pids() | wire.Exitcodes():
+                self.told.take(message)
                 self._calling.release()
             case WorkersStarted() | WorkersExited() | WorkersStopped() | PortReserved():
                 self._pending.append(self._noted(message))

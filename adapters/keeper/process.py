@@ -27,7 +27,7 @@ from reknit.adapters.clock import Clock, is_readable
 from reknit.adapters.console import LAST_WORDS_S, Console
 from reknit.adapters.orphans import MARK, end_marked_counting
 from reknit.core.agent.commands import ReservePort, StartWorkers, StopWorkers
-from reknit.core.agent.events import WorkersStarted
+from reknit.core.agent.events import WorkersStarted, WorkersStopped
 
 from .folder import LogFolder, NoFolder, remove_abandoned, working_folder
 from .guard import continue_on_news
@@ -42,6 +42,7 @@ from .wire import (
     Broken,
     Configure,
     Credit,
+    Exitcodes,
     Flush,
     Flushed,
     Hello,
@@ -287,6 +288,8 @@ class Keeper:
         for event in workers.events(now):
             if isinstance(event, WorkersStarted):
                 self._stream.send(Pids(event.round, workers.pids))
+            if isinstance(event, WorkersStopped):
+                self._stream.send(Exitcodes(*workers.exitcodes))
             self._stream.send(event)
             if not self._has_tidied and isinstance(event, WorkersStarted):
                 self._has_tidied = True

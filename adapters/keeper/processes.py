@@ -116,6 +116,8 @@ class Processes:
         one. -1: the reserve was used."""
         self._strays = Strays(clock) if own_children else None
         self._round: _Round | None = None
+        self.exitcodes: tuple[int, dict[int, int]] = (-1, {})
+        """The last round that was stopped, and how its workers have ended, by local rank."""
         self._unknown_stops: list[int] = []
         self._master_port = master_port
         self._reservation: Reservation | None = None
@@ -239,6 +241,8 @@ class Processes:
         for leader in round_.leaders:
             leader.reap()
             self._streams.release(leader.streams)
+        exitcodes = {leader.local_rank: leader.exitcode for leader in round_.leaders if leader.exitcode is not None}
+        self.exitcodes = round_.number, exitcodes
         if self._strays is not None and stuck:
             self._strays.give_up(stuck)
         self._round = None

@@ -161,6 +161,16 @@ class Pids:
 
 
 @frozen
+class Exitcodes:
+    """How the workers of a round have ended, those that the stop has ended included. Sent just before
+    `WorkersStopped`."""
+
+    round: int
+    exitcodes: Mapping[int, int]
+    """By local rank. A worker that was not started, or that survives SIGKILL, is missing."""
+
+
+@frozen
 class Hello:
     """The keeper's first message."""
 
@@ -219,7 +229,7 @@ class Ping:
 _Wanted = StartWorkers | StartProcesses | StopWorkers | ReservePort
 _Happened = WorkersStarted | WorkersExited | WorkersStopped | PortReserved
 ToKeeper = _Wanted | Configure | Say | Flush | Resized | Credit | Shutdown | Ping
-ToAgent = _Happened | Hello | Ready | Unusable | Pids | Output | Flushed | Ping
+ToAgent = _Happened | Hello | Ready | Unusable | Pids | Exitcodes | Output | Flushed | Ping
 
 
 class Broken(Exception):
