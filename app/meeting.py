@@ -56,7 +56,7 @@ def judged(parsed: Parsed, environ: Mapping[str, str], nodes: tuple[int, int], r
             raise UsageError(f"{parsed.given[name]} is empty: an unset variable?")
         if len(parsed.texts[name].encode(errors="surrogatepass")) > LONGEST_NAME:
             raise UsageError(f"{parsed.given[name]}: at most {LONGEST_NAME} bytes")
-    asked = _backend(parsed)
+    asked = check_backend(parsed)
     conf = _Conf(parsed)
     store_type = conf.read("store_type", readers.one_of("tcp", "file"), "tcp") if asked == "c10d" else ""
     backend = "file" if store_type == "file" else "c10d" if asked == "static" else asked
@@ -109,7 +109,8 @@ class _Conf:
 # ---- where ----
 
 
-def _backend(parsed: Parsed) -> str:
+def check_backend(parsed: Parsed) -> str:
+    """The backend that was asked for. Raises `UsageError` if there is no such backend."""
     backend: str = parsed["rdzv-backend"]
     if backend == "etcd-v2":
         raise UsageError(f"{parsed.spelled('rdzv-backend')}: etcd has no such API since its version 3.6; use etcd")
