@@ -35,7 +35,7 @@ from reknit.adapters.clock import Clock
 
 from ...events import Event, EventSource, record
 from ...metrics import prof, put_metric
-from ...multiprocessing import SignalException
+from ...multiprocessing.signals import SignalException, holding_back
 from ...utils.logging import get_logger
 from .course import Course, Ended, settings_of
 from .group import RunResult, Worker, WorkerGroup, WorkerSpec, WorkerState, _RoleInstanceInfo
@@ -182,9 +182,7 @@ class SimpleElasticAgent(ElasticAgent):
         for local_rank, worker_id in self._start_workers(worker_group).items():
             worker = worker_group.workers[local_rank]
             worker.id = worker_id
-            record(
-                self._construct_event("START", EventSource.WORKER, worker), worker_group.spec.event_log_handler
-            )
+            record(self._construct_event("START", EventSource.WORKER, worker), worker_group.spec.event_log_handler)
         worker_group.state = WorkerState.HEALTHY
 
     @prof
@@ -227,7 +225,8 @@ class SimpleElasticAgent(ElasticAgent):
             finally:
                 self._is_in_run = False
                 self._total_execution_time = int(time.monotonic() - start)
-                self._close_course()
+                with holding_back():
+                    self._close_course()
 
     def _end_workers(self, death_sig: int | None) -> None:
         """End all workers. Each further signal meanwhile shortens the time that they get."""
@@ -270,9 +269,9 @@ class SimpleElasticAgent(ElasticAgent):
         self._in_exit_barrier = True
         try:
             if self._course is None and self._store is not None:
-                from ...utils import store as store_util  # torch's module
+                from torch.distributed.elastic.utils import store
 
-                store_util.barrier(self._store, self._worker_group.group_world_size, _BARRIER, timeout)
+                store.barrier(self._store, self._worker_group.group_world_size, _BARRIER, timeout)
             elif self._course is not None and not self._course.stay(timeout):
                 logger.warning("the other nodes have not ended within %s s", timeout)
         except SignalException as e:

@@ -24,6 +24,7 @@ from reknit.core.job.entries import RestartPolicy, Terms, WorkerFailure
 from reknit.core.job.ranks import Assignment
 from reknit.core.job.reasons import AllSucceeded, WorkerFailed
 
+from ...multiprocessing.signals import holding_back
 from ...utils.logging import get_logger
 from .group import RunResult, WorkerSpec
 from .hooked import HookedWorkers
@@ -141,9 +142,14 @@ class Course:
         """The next command. None: there is news of another kind, or the time `until` has come. Raises `Ended`."""
         command = self._taken()
         if command is None and (until is None or self._news.now() < until):
-            self._news.wait(until)
+            self._pause(until)
             command = self._taken()
         return command
+
+    def _pause(self, until: float | None) -> None:
+        """Wait for news. A signal ends the wait, and is raised when the clock is left."""
+        with holding_back(self._news.wake):
+            self._news.wait(until)
 
     def _taken(self) -> StartWorkers | StopWorkers | None:
         command = self._hooked.taken()
@@ -225,7 +231,7 @@ class Course:
         while not (self._has_ended or self._hooked.has_start()):
             if self._news.now() >= until:
                 return False
-            self._news.wait(until)
+            self._pause(until)
         return True
 
     def leave(self, signum: int = signal.SIGTERM) -> None:
