@@ -49,7 +49,7 @@ class _Taken:
 _taken: dict[signal.Signals, _Taken] = {}
 _held_back: list[signal.Signals] | None = None
 """Signals that came while the main thread held them back. None: it does not."""
-_wake: Callable[[], None] = lambda: None
+_wake: Callable[[], None] = lambda: None  # noqa: E731
 """Ends the wait that is under way while signals are held back."""
 _has_warned = False
 

@@ -178,6 +178,8 @@ class SimpleElasticAgent(ElasticAgent):
         role = worker_group.spec.role
         logger.info("[%s] waiting for a round", role)
         self._rendezvous(worker_group)
+        if self._course is not None:
+            self._course.be_in_round()
         logger.info("[%s] starting workers", role)
         for local_rank, worker_id in self._start_workers(worker_group).items():
             worker = worker_group.workers[local_rank]

@@ -103,8 +103,8 @@ class Course:
         self._hooked: HookedWorkers
         self._round: StartWorkers | None = None
         """The round that is formed or runs. None: it was stopped, or there was none."""
-        self._is_up = False
-        """Its workers were started."""
+        self._is_formed = False
+        """`next_round` has returned the round that is being formed, or that runs."""
         self._settings = settings
         self.run_id = settings.run_id
         self.last: RunResult | None = None
@@ -170,7 +170,7 @@ class Course:
         while True:
             command = self.wait(None)
             if isinstance(command, StartWorkers):
-                self._round, self._is_up, self.last = command, False, None
+                self._round, self._is_formed, self.last = command, True, None
                 if not self._is_stopped_already():
                     return command.assignment
                 self.be_stopped()
@@ -181,6 +181,16 @@ class Course:
         if command is not None:
             self._hooked.put_back(command)
         return isinstance(command, StopWorkers)
+
+    def form(self) -> None:
+        """Another round is going to be formed."""
+        self._is_formed = False
+
+    def be_in_round(self) -> None:
+        """Call `next_round` if nobody has since `form`: whoever did the rendezvous did it without the core. Raises
+        `Ended`."""
+        if not self._is_formed:
+            self.next_round()
 
     def give_back(self, command: StartWorkers) -> None:
         """Let `next_round` find this command."""
@@ -198,12 +208,9 @@ class Course:
     # ---- reports ----
 
     def be_started(self) -> None:
-        """The workers of the round run."""
-        if self._round is None:
-            self.next_round()
-        if self._round is not None and not self._is_up:
-            self._is_up = True
-            self._hooked.report_started(self._round.round)
+        """The workers of the round run. Raises `Ended` as `be_in_round` does."""
+        self.be_in_round()
+        self._hooked.report_started(self.assignment.round)
 
     def be_stopped(self) -> None:
         """No worker of the round runs any more."""

@@ -38,6 +38,7 @@ class Turns:
             self._turn()
 
     def _form(self, form: Callable[[WorkerGroup], None]) -> None:
+        self._course.form()
         form(self._group)
         self._course.be_started()
         self._looks_at = self._course.now() + self._group.spec.monitor_interval
