@@ -24,14 +24,7 @@ from attrs import evolve
 from reknit.adapters.console import LAST_WORDS_S, Console
 from reknit.adapters.ports import CannotStart, Clock
 from reknit.core.agent.commands import ReservePort, StartWorkers, StopWorkers
-from reknit.core.agent.events import (
-    Event,
-    PortReserved,
-    Started,
-    WorkersExited,
-    WorkersStarted,
-    WorkersStopped,
-)
+from reknit.core.agent.events import Event, PortReserved, Started, WorkersExited, WorkersStarted, WorkersStopped
 from reknit.core.job.job import EMPTY
 
 from . import wire
@@ -93,6 +86,7 @@ class Keeper:
         """Messages that are sent when the keeper is ready."""
         self._pending: list[Event] = []
         self._round: Staff | None = None
+        self._pids = wire.Pids(-1, EMPTY)
         self._why = ""
         """Why there is no keeper. Empty: there was always one."""
         self._deadline: float | None = None
@@ -124,9 +118,13 @@ class Keeper:
         """The folder of this run on the keeper's host. Empty: there is none, or the keeper is not ready yet."""
         return self._configure.log_dir
 
+    def pids(self, round_: int) -> Mapping[int, int]:
+        """The workers' processes by local rank. Empty before `WorkersStarted` of the round, and after the next one."""
+        return self._pids.pids if self._pids.round == round_ else EMPTY
+
     # ---- what the loop wants ----
 
-    def start(self, command: StartWorkers) -> None:
+    def start(self, command: StartWorkers | wire.StartProcesses) -> None:
         self._round, self._port = Staff(command), 0
         if self._line is None:
             self._failures = 0
@@ -250,6 +248,8 @@ class Keeper:
                     self._consoles[stream].write(text.encode("utf-8", "surrogateescape"), self)
             case wire.Flushed():
                 self._owes_flush = False
+            case wire.Pids():
+                self._pids = message
             case wire.Ping():
                 pass
             case WorkersStarted() | WorkersExited() | WorkersStopped() | PortReserved():

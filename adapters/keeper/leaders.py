@@ -79,21 +79,18 @@ class Leader:
     """A worker that was started."""
 
     def __init__(
-        self, pid: int, clock: Clock, *, local_rank: int, rank: int, streams: WorkerStreams, folder: str
+        self, pid: int, clock: Clock, *, local_rank: int, rank: int, streams: WorkerStreams, error_file: str
     ) -> None:
         self.pid = pid
         self.local_rank = local_rank
         self.rank = rank
         self.streams = streams
-        self.folder = folder
+        self.error_file = error_file
+        """Empty: there is none."""
         self.exitcode: int | None = None
         """None: the worker lives. Negative: it was killed by that signal."""
         self._reaped = False
         self._watch = PidWatch(pid, clock)
-
-    @property
-    def error_file(self) -> str:
-        return os.path.join(self.folder, "error.json") if self.folder else ""
 
     def look(self) -> bool:
         """True if the worker has died since the last look. The worker is not reaped."""

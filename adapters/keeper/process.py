@@ -45,11 +45,13 @@ from .wire import (
     Flushed,
     Hello,
     Output,
+    Pids,
     Ping,
     Ready,
     Resized,
     Say,
     Shutdown,
+    StartProcesses,
     Stream,
     Unusable,
 )
@@ -194,7 +196,7 @@ class Keeper:
                 pass  # a ping carries nothing else: `_take` has noted that something came
             case _ if self._workers is None:
                 pass  # the keeper could not be configured, and has said so
-            case StartWorkers():
+            case StartWorkers() | StartProcesses():
                 self._workers.start(message)
             case StopWorkers():
                 self._workers.stop(message)
@@ -268,6 +270,8 @@ class Keeper:
         if workers is None:
             return
         for event in workers.events(now):
+            if isinstance(event, WorkersStarted):
+                self._stream.send(Pids(event.round, workers.pids))
             self._stream.send(event)
             if not self._has_tidied and isinstance(event, WorkersStarted):
                 self._has_tidied = True

@@ -10,13 +10,15 @@ from reknit.core.agent.events import WorkerExit
 from reknit.core.job.entries import WorkerFailure
 from reknit.core.job.ranks import WorkerRanks
 
+from .wire import Process, StartProcesses, workers_of
+
 _OS_ERROR = 71  # EX_OSERR of sysexits: a shell has no exit code for this
 
 
 class Staff:
-    def __init__(self, command: StartWorkers) -> None:
+    def __init__(self, command: StartWorkers | StartProcesses) -> None:
         self.number = command.round
-        self.running: dict[int, WorkerRanks] = {w.local_rank: w for w in command.assignment.workers}
+        self.running: dict[int, WorkerRanks | Process] = {w.local_rank: w for w in workers_of(command)}
         """By local rank: the workers whose exit was not reported yet."""
         self.stop: StopWorkers | None = None
         """The latest request to stop. None: there was none."""

@@ -29,7 +29,7 @@ class SharedKeeper:
 
     def __init__(self, name: str = "reknit") -> None:
         """Starts nothing. `name`: what the processes are, for their mark."""
-        self.clock = Clock()
+        self._clock: Clock | None = None
         self._name = name
         self._owner = os.getpid()
         self._keeper: Keeper | None = None
@@ -37,13 +37,28 @@ class SharedKeeper:
         self._round = -1
         self._is_closed = False
 
-    def keeper(self) -> Keeper:
-        """The keeper. It is started if there is none that is fit to start workers now. Raises `CannotStart`."""
-        if self._is_closed or os.getpid() != self._owner:
-            raise RuntimeError("this keeper was closed, or belongs to the parent of this process")
+    @property
+    def clock(self) -> Clock:
+        """What waits for the keeper."""
+        if self._clock is None:
+            self._clock = Clock()
+        return self._clock
+
+    def check_owner(self) -> None:
+        """Raises `RuntimeError` in a forked child."""
+        if os.getpid() != self._owner:
+            raise RuntimeError("these processes belong to the parent of this process, which was forked")
+
+    def keeper(self, start_method: str | None = None) -> Keeper:
+        """The keeper. It is started if there is none that is fit to start workers now. Raises `CannotStart`.
+
+        `start_method`: how functions are started. None: programs are started."""
+        self.check_owner()
+        if self._is_closed:
+            raise RuntimeError("this keeper was closed")
         inherited = _Inherited(dict(os.environ), working_folder())
         if self._keeper is not None and inherited != self._inherited:
-            self._end_keeper()
+            self.end()
         if self._keeper is None:
             self._keeper = self._opened(inherited)
             self._inherited = inherited
@@ -72,11 +87,13 @@ class SharedKeeper:
             return
         self._is_closed = True
         try:
-            self._end_keeper()
+            self.end()
         finally:
-            self.clock.close()
+            if self._clock is not None:
+                self._clock.close()
 
-    def _end_keeper(self) -> None:
+    def end(self) -> None:
+        """End the keeper, and with it what it has started, at once. The next start has another keeper."""
         keeper, self._keeper = self._keeper, None
         if keeper is not None:
             keeper.close()

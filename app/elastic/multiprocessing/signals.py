@@ -49,8 +49,8 @@ class _Taken:
 _taken: dict[signal.Signals, _Taken] = {}
 _held_back: list[signal.Signals] | None = None
 """Signals that came while the main thread held them back. None: it does not."""
-_wake: Callable[[], None] = lambda: None  # noqa: E731
-"""Ends the wait that is under way while signals are held back."""
+_wake: Callable[[], None] | None = None
+"""Ends the wait that is under way while signals are held back. None: there is no wait."""
 _has_warned = False
 
 
@@ -109,7 +109,8 @@ def raise_signal(signum: int, frame: FrameType | None) -> None:
         signal.raise_signal(number)
     elif _held_back is not None:
         _held_back.append(number)
-        _wake()
+        if _wake is not None:
+            _wake()
     else:
         raise _exception(number)
 
@@ -119,11 +120,11 @@ def _exception(signum: signal.Signals) -> SignalException:
 
 
 @contextmanager
-def holding_back(wake: Callable[[], None] = lambda: None) -> Iterator[Callable[[], int]]:
+def holding_back(wake: Callable[[], None] | None = None) -> Iterator[Callable[[], int]]:
     """A context in which signals are held back. At its end the first of them is raised. May be nested: the outermost
     raises. In another thread than the main thread it does nothing.
 
-    `wake`: called at each signal, in the main thread.
+    `wake`: called at each signal, in the main thread. None: as in the context around this one.
     Gives a function that tells how many signals have come since the outermost context began.
     """
     global _held_back, _wake
@@ -133,7 +134,7 @@ def holding_back(wake: Callable[[], None] = lambda: None) -> Iterator[Callable[[
     is_outermost, wake_before = _held_back is None, _wake
     if is_outermost:
         _held_back = []
-    _wake = wake
+    _wake = wake or _wake
     held = _held_back
     try:
         yield lambda: len(held or ())
