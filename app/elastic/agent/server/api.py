@@ -31,8 +31,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from reknit.adapters.clock import Clock
-
 from ...events import Event, EventSource, record
 from ...metrics import prof, put_metric
 from ...multiprocessing.signals import SignalException, holding_back
@@ -247,9 +245,7 @@ class SimpleElasticAgent(ElasticAgent):
         spec = self._worker_group.spec
         logger.info("[%s] starting %s", spec.role, spec.get_entrypoint_name())
         self._withdrawn_restarts = 0
-        self._course = course = Course(
-            settings_of(spec, self._shutdown_timeout), self._news_clock(), master_port=spec.master_port or 0
-        )
+        self._course = course = self._opened_course()
         try:
             Turns(self, course).run()
         except Ended:
@@ -258,10 +254,9 @@ class SimpleElasticAgent(ElasticAgent):
             if not self._is_in_run:
                 self._close_course()
 
-    def _news_clock(self) -> Clock | None:
-        """The clock that the end of a worker wakes, for `run` to wait in. None: the agent has none, and looks at its
-        workers every `monitor_interval` seconds only."""
-        return None
+    def _opened_course(self) -> Course:
+        spec = self._worker_group.spec
+        return Course(settings_of(spec, self._shutdown_timeout), master_port=spec.master_port or 0)
 
     def _exit_barrier(self) -> None:
         """Wait until the other nodes have ended as well, at most for `exit_barrier_timeout` seconds. If a node fails
@@ -353,7 +348,7 @@ class SimpleElasticAgent(ElasticAgent):
             more["worker_pid"] = [worker_pid]
         handler = spec.rdzv_handler
         metadata = {
-            "run_id": handler.get_run_id() if handler is not None else self._run_id(),
+            "run_id": self._run_id(),
             "global_rank": None if worker is None else worker.global_rank,
             "group_rank": group.group_rank,
             "worker_id": None if worker is None else str(worker.id),
@@ -370,7 +365,10 @@ class SimpleElasticAgent(ElasticAgent):
         return Event(f"torchelastic.worker.status.{state}", source=source, metadata=metadata)
 
     def _run_id(self) -> str:
-        return self._course.run_id if self._course is not None else ""
+        if self._course is not None:
+            return self._course.run_id
+        handler = self._worker_group.spec.rdzv_handler
+        return str(handler.get_run_id()) if handler is not None else ""
 
     def _record_state(self, state: WorkerState) -> None:
         """Publish what the latest look at the workers has shown."""

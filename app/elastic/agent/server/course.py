@@ -4,8 +4,7 @@ All judgement is the core's. A course hands its commands to the thread that call
 to the core.
 
 1. Only the thread that made a course uses it.
-2. The thread waits in the clock `news`, which is woken by a command, by the end of the loop, and by whatever else the
-   agent watches with it.
+2. The thread waits for a command, for the end of the loop, and, while it looks at workers, for news of them.
 3. A course is closed after the workers have ended.
 """
 
@@ -91,13 +90,12 @@ def settings_of(spec: WorkerSpec, grace_s: float) -> Settings:
 class Course:
     """One run of an agent. The agent's loop runs from the start."""
 
-    def __init__(self, settings: Settings, news: Clock | None, *, master_port: int = 0) -> None:
-        """`news`: the clock in which the calling thread waits. None: the course makes one, and closes it.
-        `master_port`: the bootstrap port of every round. 0: another free port for each round. May wait some seconds for
-        the store. Raises `Prevented`, `CannotStart`."""
+    def __init__(self, settings: Settings, *, master_port: int = 0) -> None:
+        """`master_port`: the bootstrap port of every round. 0: another free port for each round. May wait some seconds
+        for the store. Raises `Prevented`, `CannotStart`."""
         self._owner = os.getpid()
-        self._news = news if news is not None else Clock()
-        self._own_clock = self._news if news is None else None
+        self._clock = Clock()
+        self._workers_clock: Clock | None = None
         self._master_port = master_port
         self._has_ended = False
         self._hooked: HookedWorkers
@@ -113,16 +111,26 @@ class Course:
             self._running = Running(settings, say=_logger.info, workers=self._open, on_end=self._end)
             self._running.start()
         except BaseException:
-            self._close_clock()
+            self._clock.close()
             raise
 
     def _open(self, clock: Clock, nonce: str, mark: str) -> HookedWorkers:
-        self._hooked = HookedWorkers(clock, nonce, mark, news=self._news.wake, master_port=self._master_port)
+        self._hooked = HookedWorkers(clock, nonce, mark, news=self._wake, master_port=self._master_port)
         return self._hooked
 
     def _end(self) -> None:
         self._has_ended = True
-        self._news.wake()
+        self._wake()
+
+    def _wake(self) -> None:
+        self._clock.wake()
+        if self._workers_clock is not None:
+            self._workers_clock.wake()
+
+    def watch(self, clock: Clock) -> None:
+        """Wait in this clock while workers run: it is also woken by news of them. The caller closes it, after the
+        course."""
+        self._workers_clock = clock
 
     @property
     def mark(self) -> str:
@@ -138,18 +146,26 @@ class Course:
 
     # ---- commands ----
 
-    def wait(self, until: float | None) -> StartWorkers | StopWorkers | None:
-        """The next command. None: there is news of another kind, or the time `until` has come. Raises `Ended`."""
-        command = self._taken()
-        if command is None and (until is None or self._news.now() < until):
-            self._pause(until)
-            command = self._taken()
+    def wait(self, until: float | None = None) -> StartWorkers | StopWorkers | None:
+        """The next command. Raises `Ended`.
+
+        `until`: None waits for a command alone. A time waits for news of workers as well, and returns None then, or
+        when that time has come.
+        """
+        while (command := self._taken()) is None:
+            if until is None:
+                self._pause(self._clock, None)
+            elif self.now() >= until:
+                return None
+            else:
+                self._pause(self._workers_clock or self._clock, until)
+                return self._taken()
         return command
 
-    def _pause(self, until: float | None) -> None:
+    def _pause(self, clock: Clock, until: float | None) -> None:
         """Wait for news. A signal ends the wait, and is raised when the clock is left."""
-        with holding_back(self._news.wake):
-            self._news.wait(until)
+        with holding_back(clock.wake):
+            clock.wait(until)
 
     def _taken(self) -> StartWorkers | StopWorkers | None:
         command = self._hooked.taken()
@@ -158,7 +174,7 @@ class Course:
         return command
 
     def now(self) -> float:
-        return self._news.now()
+        return self._clock.now()
 
     def next_place(self) -> Place:
         """The place of this node in the next round. See `next_round`."""
@@ -168,7 +184,7 @@ class Course:
         """Report that the workers of the last round have ended, and wait for the next one. Raises `Ended`."""
         self.be_stopped()
         while True:
-            command = self.wait(None)
+            command = self.wait()
             if isinstance(command, StartWorkers):
                 self._round, self._is_formed, self.last = command, True, None
                 if not self._is_stopped_already():
@@ -234,11 +250,11 @@ class Course:
 
     def stay(self, timeout_s: float) -> bool:
         """Wait until the job has ended, or another round begins. False: neither is so after `timeout_s` seconds."""
-        until = self._news.now() + timeout_s
+        until = self.now() + timeout_s
         while not (self._has_ended or self._hooked.has_start()):
-            if self._news.now() >= until:
+            if self.now() >= until:
                 return False
-            self._pause(until)
+            self._pause(self._clock, until)
         return True
 
     def leave(self, signum: int = signal.SIGTERM) -> None:
@@ -275,8 +291,4 @@ class Course:
                 self._running.join(_FAREWELL_S)
         finally:
             self._running.close()
-            self._close_clock()
-
-    def _close_clock(self) -> None:
-        if self._own_clock is not None:
-            self._own_clock.close()
+            self._clock.close()
