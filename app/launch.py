@@ -19,13 +19,14 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
 from reknit.adapters import shells
 from reknit.adapters.clock import Clock
 from reknit.adapters.loop import Loop, Observer
-from reknit.adapters.ports import CannotStart
+from reknit.adapters.ports import CannotStart, Workers
 from reknit.core.agent.agent import Agent
 from reknit.core.agent.commands import Result
 
@@ -35,6 +36,8 @@ from .wire import World, wire
 
 if TYPE_CHECKING:
     from asyncio import Future
+
+OpenWorkersHere = Callable[[Clock, str, str], Workers]
 
 
 class Running:
@@ -48,6 +51,8 @@ class Running:
         environ: Mapping[str, str] | None = None,
         say: Callable[[str], None] | None = None,
         observers: Iterable[Observer] = (),
+        workers: OpenWorkersHere | None = None,
+        on_end: Callable[[], None] = lambda: None,
     ) -> None:
         """Opens everything. The agent does not run yet.
 
@@ -55,6 +60,9 @@ class Running:
         `say`: called with each line of reknit's own, in the thread that runs the agent. None: the keeper writes these
         lines to this program's stderr.
         `observers`: called after every step, in the thread that runs the agent.
+        `workers`: makes the port of the workers, from the clock of the agent, its nonce and the mark of its workers
+        (`World.workers`). `say` must be given then. None: a keeper holds the workers.
+        `on_end`: called in the agent's thread when the agent has ended.
 
         For a job with several nodes, this may wait some seconds for the store. Raises `Prevented` if the agent cannot
         begin, and `CannotStart` if no keeper can be started.
@@ -64,11 +72,13 @@ class Running:
         self._is_closed = False
         self._clock = Clock()
         self._wishes = shells.Wishes(self._clock)
+        self._on_end = on_end
         world = World(
             clock=self._clock,
             requests=self._wishes,
             environ=dict(os.environ if environ is None else environ),
             say=say or _drop,
+            workers=partial(workers, self._clock) if workers is not None else None,
         )
         try:
             self._wired = wired = wire(settings, world, os.urandom(8).hex())
@@ -90,7 +100,7 @@ class Running:
         be had."""
         if self._thread is not None or self._is_closed:
             raise RuntimeError("an agent is started once, and not after it was closed")
-        self._thread = thread = shells.LoopThread(self.loop)
+        self._thread = thread = shells.LoopThread(self.loop, self._on_end)
         try:
             thread.start()
         except RuntimeError as error:  # how Python says that no further thread can be started

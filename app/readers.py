@@ -140,13 +140,23 @@ def ranks(value: str) -> frozenset[int]:
 
 
 def signals(value: str) -> tuple[int, ...]:
-    """Numbers of the named signals. SIGKILL and SIGSTOP are refused: no process can handle them."""
+    """Numbers of the named signals. SIGKILL and SIGSTOP are refused: no process can handle them. A name that this
+    system does not know is left out, as in torchrun: see `unknown_signals`."""
     numbers = []
-    for name in filter(None, (word.strip() for word in value.split(","))):
+    for name in _words(value):
         number = getattr(signal, name, None)
         if not isinstance(number, signal.Signals):
-            raise ValueError(f"{name} is no signal of this system")
+            continue
         if number in (signal.SIGKILL, signal.SIGSTOP):
             raise ValueError(f"{name} cannot be handled")
         numbers.append(int(number))
     return tuple(numbers)
+
+
+def unknown_signals(value: str) -> tuple[str, ...]:
+    """The names in this list that are no signals of this system."""
+    return tuple(name for name in _words(value) if not isinstance(getattr(signal, name, None), signal.Signals))
+
+
+def _words(value: str) -> list[str]:
+    return [word for word in (part.strip() for part in value.split(",")) if word]

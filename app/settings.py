@@ -253,5 +253,5 @@ class Settings:
                 _refuse(value, name, masks, "masks from 0 to 3")
         if value.output not in ("relay", "inherit"):
             _refuse(value, "output", value.output, "relay or inherit")
-        if not value.shown <= set(range(self.local_world_size)):
-            _refuse(value, "shown", sorted(value.shown), f"local ranks from 0 to {self.local_world_size - 1}")
+        if any(rank < 0 for rank in value.shown):
+            _refuse(value, "shown", sorted(value.shown), "local ranks, from 0")

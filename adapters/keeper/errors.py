@@ -7,8 +7,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from reknit.core.job.entries import WorkerFailure
+
+if TYPE_CHECKING:
+    from typing import Any
 
 _LARGEST_FILE = 4 << 20
 _LONGEST_MESSAGE = 4_000
@@ -34,24 +38,34 @@ def read(path: str) -> tuple[str, str]:
 
 
 def _parse(path: str) -> tuple[str, str, bool]:
+    found, why = document(path)
+    if found is None:
+        return why, "", False
+    message, traceback = _told(found)
+    return _shorten(message, _LONGEST_MESSAGE), _shorten(traceback, _LONGEST_TRACEBACK), True
+
+
+def document(path: str) -> tuple[dict[str, Any] | None, str]:
+    """The whole content of a torchelastic error file. `document["message"]` is a text or an object. None: there is no
+    such file, or it cannot be understood. In the second case the text says why."""
     try:
         raw = _contents(path)
     except FileNotFoundError:
-        return "", "", False
-    except OSError as error:
-        return f"the error file {path} cannot be read: {error.strerror}", "", False
+        return None, ""
+    except (OSError, ValueError) as error:
+        cause = error.strerror if isinstance(error, OSError) else error
+        return None, f"the error file {path} cannot be read: {cause}"
     import json
 
     try:
         # Bytes that are not UTF-8 are shown as escapes.
-        document = json.loads(raw.decode("utf-8", "backslashreplace"))
+        found = json.loads(raw.decode("utf-8", "backslashreplace"))
     except (ValueError, RecursionError) as error:
         why = "it is empty" if not raw else "it is too large" if len(raw) > _LARGEST_FILE else str(error)
-        return f"the error file {path} cannot be understood: {_clean(why)}", "", False
-    found = _from_document(document)
-    if found is None:
-        return f"the error file {path} cannot be understood: it is not of torchelastic's form", "", False
-    return _shorten(found[0], _LONGEST_MESSAGE), _shorten(found[1], _LONGEST_TRACEBACK), True
+        return None, f"the error file {path} cannot be understood: {_clean(why)}"
+    if not _is_torchelastics(found):
+        return None, f"the error file {path} cannot be understood: it is not of torchelastic's form"
+    return found, ""
 
 
 def _contents(path: str) -> bytes:
@@ -69,17 +83,21 @@ def _contents(path: str) -> bytes:
         os.close(fd)
 
 
-def _from_document(document: object) -> tuple[str, str] | None:
+def _is_torchelastics(document: object) -> bool:
     """`{"message": {"message": text, "extraInfo": {"py_callstack": text}}}`, or the older `{"message": text}`."""
     message = document.get("message") if isinstance(document, dict) else None
-    if isinstance(message, str):
-        return message, ""
-    if not isinstance(message, dict):
-        return None
-    text, extra = message.get("message"), message.get("extraInfo")
-    stack = extra.get("py_callstack") if isinstance(extra, dict) else None
-    if not isinstance(text, str) and not isinstance(stack, str):
-        return None
+    return isinstance(message, str) or (isinstance(message, dict) and any(isinstance(t, str) for t in _texts(message)))
+
+
+def _texts(message: dict[str, Any]) -> tuple[object, object]:
+    extra = message.get("extraInfo")
+    return message.get("message"), extra.get("py_callstack") if isinstance(extra, dict) else None
+
+
+def _told(document: dict[str, Any]) -> tuple[str, str]:
+    """Message and traceback."""
+    message = document["message"]
+    text, stack = (message, None) if isinstance(message, str) else _texts(message)
     return text if isinstance(text, str) else "", stack if isinstance(stack, str) else ""
 
 
@@ -102,7 +120,6 @@ def _clean(text: str) -> str:
 
 def write(path: str, failure: WorkerFailure, exitcode: int) -> bool:
     """Write `failure` as torchelastic's error file, for the program that runs this agent. False if that fails."""
-    import json
     import time
 
     message: dict[str, object] = {
@@ -111,13 +128,20 @@ def write(path: str, failure: WorkerFailure, exitcode: int) -> bool:
     }
     if exitcode:
         message["errorCode"] = exitcode
+    return write_document(path, {"message": message})
+
+
+def write_document(path: str, document: dict[str, Any]) -> bool:
+    """Write an error file. A reader sees the whole file or none. False if that fails."""
+    import json
+
     beside = f"{path}.{os.getpid()}"
     try:
         fd = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666)
         with open(fd, "w", encoding="utf-8") as file:
-            json.dump({"message": message}, file)
-        os.replace(beside, path)  # so that a reader sees the whole file or none
-    except (OSError, ValueError):
+            json.dump(document, file)
+        os.replace(beside, path)
+    except (OSError, TypeError, ValueError):
         try:
             os.unlink(beside)
         except (OSError, ValueError):

@@ -1,0 +1,9 @@
+"""Which error handler `record` uses. The counterpart of `torch.distributed.elastic.multiprocessing.errors.handlers`."""
+
+from .error_handler import ErrorHandler
+
+__all__ = ["get_error_handler"]
+
+
+def get_error_handler() -> ErrorHandler:
+    return ErrorHandler()
