@@ -182,9 +182,7 @@ class SimpleElasticAgent(ElasticAgent):
         for local_rank, worker_id in self._start_workers(worker_group).items():
             worker = worker_group.workers[local_rank]
             worker.id = worker_id
-            record(
-                self._construct_event("START", EventSource.WORKER, worker), worker_group.spec.event_log_handler
-            )
+            record(self._construct_event("START", EventSource.WORKER, worker), worker_group.spec.event_log_handler)
         worker_group.state = WorkerState.HEALTHY
 
     @prof

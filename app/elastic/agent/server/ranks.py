@@ -31,9 +31,7 @@ class Place:
 
 
 def place_of(assignment: Assignment) -> Place:
-    return Place(
-        assignment.group_rank, assignment.group_world_size, assignment.master_addr, assignment.master_port
-    )
+    return Place(assignment.group_rank, assignment.group_world_size, assignment.master_addr, assignment.master_port)
 
 
 def alone(spec: WorkerSpec) -> Place:
@@ -77,7 +75,9 @@ def assignment_of(group: WorkerGroup, *, round_: int, restart_count: int) -> Ass
 def workers_alike(group_rank: int, group_world_size: int, spec: WorkerSpec) -> list[Worker]:
     """The workers of this node, if all nodes have the same role and the same number of workers."""
     world_size = group_world_size * spec.local_world_size
-    return _workers(group_rank * spec.local_world_size, world_size, group_rank * spec.local_world_size, world_size, spec)
+    return _workers(
+        group_rank * spec.local_world_size, world_size, group_rank * spec.local_world_size, world_size, spec
+    )
 
 
 def workers_over_store(store: Any, group_rank: int, group_world_size: int, spec: WorkerSpec) -> list[Worker]:
