@@ -32,7 +32,7 @@ from reknit.core.agent.commands import Result
 
 from .report import PREFIX, Reporter
 from .settings import Settings
-from .wire import World, wire
+from .wire import Wired, World, wire
 
 if TYPE_CHECKING:
     from asyncio import Future
@@ -52,6 +52,7 @@ class Running:
         say: Callable[[str], None] | None = None,
         observers: Iterable[Observer] = (),
         workers: OpenWorkersHere | None = None,
+        rewire: Callable[[Wired], None] = lambda wired: None,
         on_end: Callable[[], None] = lambda: None,
     ) -> None:
         """Opens everything. The agent does not run yet.
@@ -62,6 +63,7 @@ class Running:
         `observers`: called after every step, in the thread that runs the agent.
         `workers`: makes the port of the workers, from the clock of the agent, its nonce and the mark of its workers
         (`World.workers`). `say` must be given then. None: a keeper holds the workers.
+        `rewire`: may change the wiring before the agent begins. It closes what it brings.
         `on_end`: called in the agent's thread when the agent has ended.
 
         For a job with several nodes, this may wait some seconds for the store. Raises `Prevented` if the agent cannot
@@ -86,6 +88,7 @@ class Running:
             self._clock.close()
             raise
         try:
+            rewire(wired)
             for note in wired.notes:
                 (say or wired.keeper.say)(PREFIX + note)
             reporter = Reporter(say or wired.keeper.say, verbose=settings.verbose)

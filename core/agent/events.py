@@ -14,6 +14,7 @@ from attrs import frozen
 
 from reknit.core.job.entries import Entry, Node, WorkerFailure
 from reknit.core.job.job import Job
+from reknit.core.job.ranks import Assignment
 from reknit.core.job.reasons import Refusal
 
 
@@ -65,6 +66,9 @@ class WorkersStarted:
 
     at: float
     round: int
+    assignment: Assignment | None = None
+    """The ranks that the workers really got, if another rendezvous than the journal has decided them. It takes the
+    place of the assignment in `StartWorkers`. None: the workers got the ranks of `StartWorkers`."""
 
 
 @frozen
