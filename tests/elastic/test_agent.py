@@ -266,6 +266,7 @@ def test_a_start_that_a_subclass_does_itself() -> None:
 
 
 def test_nobody_waits_at_an_exit_barrier_that_does_nothing() -> None:
+    """A subclass does not want to wait for other nodes."""
     agent = PlainAgent(spec("pass"))
     agent._exit_barrier = lambda: None  # type: ignore[method-assign]
     assert agent.run().state is WorkerState.SUCCEEDED

@@ -198,6 +198,7 @@ def test_an_agent_that_comes_after_the_end(job: Together) -> None:
 
 
 def test_events_name_the_job_and_the_backend(job: Together) -> None:
+    """Whoever collects events of many jobs tells them apart."""
     agent = job.agent("a", "pass", nodes=(1, 1))
     event = agent.get_event_succeeded()
     assert (event.metadata["run_id"], event.metadata["rdzv_backend"]) == ("job", "reknit")

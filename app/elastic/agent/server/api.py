@@ -35,10 +35,10 @@ from ...events import Event, EventSource, record
 from ...metrics import prof, put_metric
 from ...multiprocessing.signals import SignalException, holding_back
 from ...utils.logging import get_logger
-from .course import Course, Ended, settings_of
+from .course import Course, Ended
 from .group import RunResult, Worker, WorkerGroup, WorkerSpec, WorkerState, _RoleInstanceInfo
 from .hooks import called
-from .ranks import alone, workers_alike, workers_of, workers_over_store
+from .ranks import alone, wait_for_all, workers_alike, workers_of, workers_over_store
 from .results import leave_error_file, run_result
 from .turns import Turns
 
@@ -54,8 +54,6 @@ __all__ = [
 ]
 
 DEFAULT_ROLE = "default"
-_BARRIER = "torchelastic/agent/terminal_state"
-"""Where the exit barrier stands in a torch handler's store. torch's agents use the same key."""
 _HURRY_S = 5
 """Time that a second signal leaves to workers that are being stopped. Seconds."""
 logger = get_logger(__name__)
@@ -255,8 +253,7 @@ class SimpleElasticAgent(ElasticAgent):
                 self._close_course()
 
     def _opened_course(self) -> Course:
-        spec = self._worker_group.spec
-        return Course(settings_of(spec, self._shutdown_timeout), master_port=spec.master_port or 0)
+        return Course(self._worker_group.spec, self._shutdown_timeout)
 
     def _exit_barrier(self) -> None:
         """Wait until the other nodes have ended as well, at most for `exit_barrier_timeout` seconds. If a node fails
@@ -265,11 +262,11 @@ class SimpleElasticAgent(ElasticAgent):
         logger.info("the workers of this node have ended; waiting for the other nodes, at most %s s", timeout)
         self._in_exit_barrier = True
         try:
-            if self._course is None and self._store is not None:
-                from torch.distributed.elastic.utils import store
-
-                store.barrier(self._store, self._worker_group.group_world_size, _BARRIER, timeout)
-            elif self._course is not None and not self._course.stay(timeout):
+            if self._store is not None:
+                has_ended = wait_for_all(self._store, self._worker_group.group_world_size or 1, timeout, time.sleep)
+            else:
+                has_ended = self._course is None or self._course.stay(timeout)
+            if not has_ended:
                 logger.warning("the other nodes have not ended within %s s", timeout)
         except SignalException as e:
             logger.warning("%s while this agent waits for the other nodes", e)

@@ -17,6 +17,7 @@ from typing import Any, Protocol, runtime_checkable
 from reknit.adapters.clock import Clock
 from reknit.app.launch import Running
 from reknit.app.settings import Meeting, Settings
+from reknit.app.wire import Wired
 from reknit.core.agent.commands import Result, StartWorkers, StopWorkers
 from reknit.core.agent.states import WorkerState as CoreState
 from reknit.core.job.entries import RestartPolicy, Terms, WorkerFailure
@@ -24,10 +25,12 @@ from reknit.core.job.ranks import Assignment
 from reknit.core.job.reasons import AllSucceeded, WorkerFailed
 
 from ...multiprocessing.signals import holding_back
+from ...rendezvous.foreign import ForeignRendezvous
 from ...utils.logging import get_logger
 from .group import RunResult, WorkerSpec
 from .hooked import HookedWorkers
-from .ranks import Place, place_of
+from .ranks import Place, place_at, place_of
+from .results import is_graceful_exit
 
 _FAREWELL_S = 15.0
 """Time for the agent to say goodbye to the others. The store may not answer. Seconds."""
@@ -59,8 +62,9 @@ class MeetingHandler(Protocol):
 
 
 def settings_of(spec: WorkerSpec, grace_s: float) -> Settings:
-    """What the core needs of a spec. `grace_s`: the time that workers get to end. Raises `TypeError` for a handler that
-    is none of reknit's own, and `ValueError` for nonsense."""
+    """What the core needs of a spec. `grace_s`: the time that workers get to end. Raises `ValueError` for nonsense.
+
+    An agent with a handler of torch is alone in a private journal: see `foreign.py` of the rendezvous package."""
     handler = spec.rdzv_handler
     common: dict[str, Any] = {
         "command": (spec.get_entrypoint_name() or "worker",),
@@ -72,9 +76,7 @@ def settings_of(spec: WorkerSpec, grace_s: float) -> Settings:
     if handler is None:
         return Settings(terms=Terms(restarts=RestartPolicy(max_restarts=spec.max_restarts)), **common)
     if not isinstance(handler, MeetingHandler):
-        raise TypeError(
-            f"WorkerSpec.rdzv_handler must come from reknit.elastic.rendezvous, or be None, not {handler!r:.100}"
-        )
+        return Settings(run_id=str(handler.get_run_id()) or os.urandom(8).hex(), **common)
     meeting, run_id = handler.meeting(), handler.get_run_id()
     return Settings(
         terms=handler.terms(spec.max_restarts),
@@ -87,16 +89,25 @@ def settings_of(spec: WorkerSpec, grace_s: float) -> Settings:
     )
 
 
+def _foreign(spec: WorkerSpec) -> ForeignRendezvous | None:
+    """What calls a handler of torch. None: the handler is reknit's own, or there is none."""
+    handler = spec.rdzv_handler
+    if handler is None or isinstance(handler, MeetingHandler):
+        return None
+    return ForeignRendezvous(handler, spec.max_restarts, poll_s=spec.monitor_interval)
+
+
 class Course:
     """One run of an agent. The agent's loop runs from the start."""
 
-    def __init__(self, settings: Settings, *, master_port: int = 0) -> None:
-        """`master_port`: the bootstrap port of every round. 0: another free port for each round. May wait some seconds
-        for the store. Raises `Prevented`, `CannotStart`."""
+    def __init__(self, spec: WorkerSpec, grace_s: float) -> None:
+        """`grace_s`: the time that workers get to end. May wait some seconds for the store. Raises `ValueError`,
+        `Prevented` and `CannotStart`."""
+        settings = settings_of(spec, grace_s)
         self._owner = os.getpid()
         self._clock = Clock()
         self._workers_clock: Clock | None = None
-        self._master_port = master_port
+        self._master_port = spec.master_port or 0
         self._has_ended = False
         self._hooked: HookedWorkers
         self._round: StartWorkers | None = None
@@ -104,11 +115,14 @@ class Course:
         self._is_formed = False
         """`next_round` has returned the round that is being formed, or that runs."""
         self._settings = settings
+        self._foreign = _foreign(spec)
         self.run_id = settings.run_id
         self.last: RunResult | None = None
         """The end of this node's workers in the present round. None: they run."""
         try:
-            self._running = Running(settings, say=_logger.info, workers=self._open, on_end=self._end)
+            self._running = Running(
+                settings, say=_logger.info, workers=self._open, rewire=self._rewire, on_end=self._end
+            )
             self._running.start()
         except BaseException:
             self._clock.close()
@@ -117,6 +131,10 @@ class Course:
     def _open(self, clock: Clock, nonce: str, mark: str) -> HookedWorkers:
         self._hooked = HookedWorkers(clock, nonce, mark, news=self._wake, master_port=self._master_port)
         return self._hooked
+
+    def _rewire(self, wired: Wired) -> None:
+        if self._foreign is not None:
+            self._foreign.rewire(wired)
 
     def _end(self) -> None:
         self._has_ended = True
@@ -178,7 +196,8 @@ class Course:
 
     def next_place(self) -> Place:
         """The place of this node in the next round. See `next_round`."""
-        return place_of(self.next_round())
+        assignment = self.next_round()
+        return place_of(assignment) if self._foreign is None else place_at(self._foreign.info)
 
     def next_round(self) -> Assignment:
         """Report that the workers of the last round have ended, and wait for the next one. Raises `Ended`."""
@@ -227,6 +246,8 @@ class Course:
         """The workers of the round run. Raises `Ended` as `be_in_round` does."""
         self.be_in_round()
         self._hooked.report_started(self.assignment.round)
+        if self._foreign is not None:
+            self._foreign.be_started()
 
     def be_stopped(self) -> None:
         """No worker of the round runs any more."""
@@ -274,7 +295,10 @@ class Course:
         raise Ended
 
     def result(self) -> Result:
-        """How the agent has ended. Raises what the loop has raised."""
+        """How the agent has ended. Raises what the loop has raised, and what a handler of torch has raised."""
+        error = None if self._foreign is None else self._foreign.error
+        if error is not None and not is_graceful_exit(error):
+            raise error
         result = self._running.join(_FAREWELL_S)
         return result if result is not None else Result(CoreState.STOPPED, AllSucceeded())
 

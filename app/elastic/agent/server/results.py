@@ -128,6 +128,11 @@ def _error(ended: Result) -> Exception:
     return kind(reason_text(ended.why))
 
 
+def is_graceful_exit(error: BaseException) -> bool:
+    """A handler of torch needs this node no more. That is no failure."""
+    return isinstance(error, getattr(sys.modules.get(_TORCHS_ERRORS), "RendezvousGracefulExitError", ()))
+
+
 def leave_error_file(result: RunResult) -> None:
     """Hand the root cause on to the program that runs this agent, in the file that TORCHELASTIC_ERROR_FILE names."""
     path = os.environ.get("TORCHELASTIC_ERROR_FILE")
