@@ -221,7 +221,8 @@ class LocalElasticAgent(SimpleElasticAgent):
             return RunResult(WorkerState.UNHEALTHY, failures=stuck) if stuck else RunResult(WorkerState.HEALTHY)
         ranks = {worker.local_rank: worker.global_rank for worker in worker_group.workers}
         if result.is_failed():
-            ended = context.ended_here() if hasattr(context, "ended_here") else ()
+            # A program that the context has ended is among its failures. Here it is not.
+            ended = getattr(getattr(context, "_kept", None), "ended", {})
             failures = {ranks[rank]: failure for rank, failure in result.failures.items() if rank not in ended}
             return RunResult(WorkerState.FAILED, failures=failures)
         return RunResult(WorkerState.SUCCEEDED, {ranks[rank]: value for rank, value in result.return_values.items()})
