@@ -5,6 +5,7 @@ There is one way to start. A worker of `StartWorkers` is first turned into the s
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 from collections.abc import Collection, Mapping, Sequence
@@ -52,8 +53,11 @@ class Launcher:
         self._virtual_local_rank = virtual_local_rank
         self._guard: Guard | None = None
 
-    def start(self, command: StartWorkers | StartProcesses, worker: WorkerRanks | Process) -> Leader:
-        """Start one of the workers of the command. Raises `OSError` and `ValueError`."""
+    def start(
+        self, command: StartWorkers | StartProcesses, worker: WorkerRanks | Process, descriptors: Sequence[int] = ()
+    ) -> Leader:
+        """Start one of the workers of the command. `descriptors`: the open files that came with the command.
+        Raises `OSError` and `ValueError`."""
         process = worker if isinstance(worker, Process) else self._process(command, worker)
         given = dict(process.env)
         ranks = {"local_rank": process.local_rank, "rank": process.rank}
@@ -68,7 +72,8 @@ class Launcher:
             if self._stdin is not None:
                 streams.ends[STDIN] = file_with(self._stdin)
             env = whole(self._env, given, process.error_file)
-            pid = spawn([*process.argv], env, streams.ends, guard=self._guard, given_back=self._given_back)
+            ends = {**streams.ends, **_files(process, descriptors)}
+            pid = spawn([*process.argv], env, ends, guard=self._guard, given_back=self._given_back)
         except (OSError, ValueError):
             streams.spawned()
             self._streams.release(streams)
@@ -114,3 +119,10 @@ class Launcher:
         if self._guard is not None:
             self._guard.close()
             self._guard = None
+
+
+def _files(process: Process, descriptors: Sequence[int]) -> dict[int, int]:
+    """By number in the worker: the open files that the worker gets. Raises `OSError` if one did not arrive."""
+    if any(which >= len(descriptors) for _, which in process.descriptors):
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))  # the keeper had no descriptor free for it
+    return {number: descriptors[which] for number, which in process.descriptors}

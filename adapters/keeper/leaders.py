@@ -12,7 +12,7 @@ import signal
 from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING
 
-from reknit.adapters.children import descendants, signal_group, signal_process
+from reknit.adapters.children import apart, descendants, signal_group, signal_process
 
 from .guard import Guard
 from .streams import WorkerStreams
@@ -39,25 +39,23 @@ def spawn(
 
     Raises `OSError`. Raises `ValueError` for a command that no process can have, for example one with a null byte.
     """
-    actions: list[tuple[int, int, int] | tuple[int, int, str, int, int]] = [
-        (os.POSIX_SPAWN_DUP2, ours, theirs) for theirs, ours in ends.items()
-    ]
+    actions: list[tuple[int, int, int] | tuple[int, int, str, int, int]] = []
     if 0 not in ends and os.isatty(0):
         # The kernel stops a background group that reads the terminal. The worker would hang, and nobody would know why.
         actions.append((os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0))
-    ticket = guard.ticket()
-    if ticket >= 0:
-        actions.append((os.POSIX_SPAWN_DUP2, ticket, ticket))
+    ticket = guard.ticket(above=max(ends, default=2))
     try:
-        pid = os.posix_spawnp(
-            argv[0],
-            argv,
-            env,
-            file_actions=actions,
-            setpgroup=0,
-            setsigmask=(),
-            setsigdef=(signal.SIGPIPE, signal.SIGXFSZ, *given_back),  # Python ignores the first two
-        )
+        with apart({**ends, **({ticket: ticket} if ticket >= 0 else {})}) as numbers:
+            actions += [(os.POSIX_SPAWN_DUP2, fd, number) for number, fd in numbers.items()]
+            pid = os.posix_spawnp(
+                argv[0],
+                argv,
+                env,
+                file_actions=actions,
+                setpgroup=0,
+                setsigmask=(),
+                setsigdef=(signal.SIGPIPE, signal.SIGXFSZ, *given_back),  # Python ignores the first two
+            )
     except BaseException:
         if ticket >= 0:
             os.close(ticket)

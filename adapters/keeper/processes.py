@@ -110,6 +110,8 @@ class Processes:
         was used."""
         self._strays = Strays(clock) if own_children else None
         self._round: _Round | None = None
+        self.exitcodes: tuple[int, dict[int, int]] = (-1, {})
+        """The last round that was stopped, and how its workers have ended, by local rank."""
         self._unknown_stops: list[int] = []
         self._master_port = master_port
         self._reservation: Reservation | None = None
@@ -151,7 +153,15 @@ class Processes:
 
     # ---- starting ----
 
-    def start(self, command: StartWorkers | StartProcesses) -> None:
+    def start(self, command: StartWorkers | StartProcesses, descriptors: Sequence[int] = ()) -> None:
+        """`descriptors`: the open files that came with the command. They are closed here."""
+        try:
+            self._start(command, descriptors)
+        finally:
+            for fd in descriptors:
+                os.close(fd)
+
+    def _start(self, command: StartWorkers | StartProcesses, descriptors: Sequence[int]) -> None:
         if self._round is not None:
             self.end_all()  # the agent must not ask for this. Two rounds at the same time would be worse
         self._round = _Round(command.round)
@@ -160,7 +170,7 @@ class Processes:
             if self._is_abandoned():
                 return
             try:
-                self._round.leaders.append(self._launcher.start(command, worker))
+                self._round.leaders.append(self._launcher.start(command, worker, descriptors))
             except (OSError, ValueError) as error:
                 self._use_spare()
                 # The round fails because of this worker, so the others are not started.
@@ -225,6 +235,8 @@ class Processes:
         for leader in round_.leaders:
             leader.reap()
             self._streams.release(leader.streams)
+        exitcodes = {leader.local_rank: leader.exitcode for leader in round_.leaders if leader.exitcode is not None}
+        self.exitcodes = round_.number, exitcodes
         if self._strays is not None and stuck:
             self._strays.give_up(stuck)
         self._round = None

@@ -16,7 +16,7 @@ import json
 import os
 import signal
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, get_args
 
 from attrs import frozen
 
@@ -64,6 +64,9 @@ class Process:
     error_file: str = ""
     """The file into which the worker writes why it failed, as the variable TORCHELASTIC_ERROR_FILE. Its folder exists.
     Empty: the worker has no such variable."""
+    descriptors: tuple[tuple[int, int], ...] = ()
+    """Open files that the worker gets besides its streams: the number in the worker, and which one of the files that
+    were sent with the command."""
 
 
 @frozen
@@ -75,6 +78,8 @@ class StartProcesses:
 
     round: int
     processes: tuple[Process, ...]
+    descriptors: int = 0
+    """Number of open files that were sent before this message, beside the stream (`parcels.py`)."""
 
 
 @frozen
@@ -156,6 +161,16 @@ class Pids:
 
 
 @frozen
+class Exitcodes:
+    """How the workers of a round have ended, those that the stop has ended included. Sent just before
+    `WorkersStopped`."""
+
+    round: int
+    exitcodes: Mapping[int, int]
+    """By local rank. A worker that was not started, or that survives SIGKILL, is missing."""
+
+
+@frozen
 class Hello:
     """The keeper's first message."""
 
@@ -211,32 +226,10 @@ class Ping:
     """The sender lives."""
 
 
-ToKeeper = (
-    Configure
-    | StartWorkers
-    | StartProcesses
-    | StopWorkers
-    | ReservePort
-    | Say
-    | Flush
-    | Resized
-    | Credit
-    | Shutdown
-    | Ping
-)
-ToAgent = (
-    Hello
-    | Ready
-    | Unusable
-    | Pids
-    | WorkersStarted
-    | WorkersExited
-    | WorkersStopped
-    | PortReserved
-    | Output
-    | Flushed
-    | Ping
-)
+_Wanted = StartWorkers | StartProcesses | StopWorkers | ReservePort
+_Happened = WorkersStarted | WorkersExited | WorkersStopped | PortReserved
+ToKeeper = _Wanted | Configure | Say | Flush | Resized | Credit | Shutdown | Ping
+ToAgent = _Happened | Hello | Ready | Unusable | Pids | Exitcodes | Output | Flushed | Ping
 
 
 class Broken(Exception):
@@ -361,7 +354,7 @@ class Stream:
         self.source = self.sink = -1
 
 
-_STAMPED = frozenset(cls.__name__ for cls in (WorkersStarted, WorkersExited, WorkersStopped, PortReserved))
+_STAMPED = frozenset(cls.__name__ for cls in get_args(_Happened))
 
 
 def _write(fd: int, data: bytes) -> int:

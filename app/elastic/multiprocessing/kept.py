@@ -24,7 +24,8 @@ from .shared import SharedKeeper
 from .signals import holding_back
 
 if TYPE_CHECKING:
-    from reknit.adapters.keeper.client import Function, Keeper
+    from reknit.adapters.keeper.client import Keeper
+    from reknit.adapters.keeper.functions import Function
 
 _logger = getLogger(__name__)
 
@@ -78,18 +79,27 @@ class KeptProcesses:
         if self.was_started:
             raise ValueError("these processes were started already")
         self._ranks = frozenset(process.local_rank for process in processes)
+        if self._shared.user is not None and self._shared.user.is_running:
+            raise RuntimeError("other processes run on this keeper already")
+        self._shared.user = self
         with holding_back():
-            self._keeper = keeper = self._shared.keeper(self._start_method)
-            self._round = self._shared.next_round()
-            self._is_torn = True
-            keeper.start(StartProcesses(self._round, tuple(processes)), functions or {})
-            self._is_torn = False
+            keeper = self._shared.keeper(self._start_method)
+            number = self._shared.next_round()
+            try:
+                keeper.start(StartProcesses(number, tuple(processes)), functions or {})
+            except ValueError:
+                raise  # a function that cannot be a worker: nothing was said to the keeper
+            except BaseException:
+                self._shared.end()
+                raise
+            self._keeper, self._round = keeper, number
         give_up = self._shared.clock.now() + _START_S
-        while not (self._is_started or self.failures):
+        # A process that could not be started has no pid, and its failure comes a moment later.
+        while not (self.failures or (self._is_started and self.pids.keys() >= self._ranks)):
             self.look(give_up - self._shared.clock.now())
+            self.pids = dict(keeper.pids(self._round))
             if self._shared.clock.now() >= give_up:
                 raise TimeoutError(f"the keeper has not started the processes within {_START_S:g} s")
-        self.pids = dict(keeper.pids(self._round))
         for failure in self.failures.values():
             if failure.pid == 0 and failure.exitcode > 0:
                 raise _not_started(failure)
@@ -125,7 +135,7 @@ class KeptProcesses:
 
     def _be_stopped(self) -> None:
         self._is_stopped = True
-        told = self._keeper.exitcodes(self._round) if self._keeper is not None else {}
+        told = self._keeper.told.exitcodes(self._round) if self._keeper is not None else {}
         for rank in sorted(self._ranks - self.exited.keys()):
             self.ended[rank] = told.get(rank, _KILLED)
 

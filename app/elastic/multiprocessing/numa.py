@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
-
-from attrs import frozen
 
 
 def bind_program(argv: tuple[str, ...], local_rank: int, numa_options: Any) -> tuple[str, ...]:
@@ -21,22 +20,11 @@ def bind_program(argv: tuple[str, ...], local_rank: int, numa_options: Any) -> t
 
 def bind_function(fn: Callable[..., Any], local_rank: int, numa_options: Any) -> Callable[..., Any]:
     """The function, which first binds its process. It can be pickled if `fn` can."""
-    return fn if numa_options is None else _Bound(fn, local_rank, numa_options)
+    return fn if numa_options is None else partial(_call_bound, fn, local_rank, numa_options)
 
 
-@frozen
-class _Bound:
-    fn: Callable[..., Any]
-    local_rank: int
-    numa_options: Any
-
-    def __call__(self, *args: Any) -> Any:
-        wrap = _torchs("maybe_wrap_with_numa_binding")
-        return wrap(self.fn, gpu_index=self.local_rank, numa_options=self.numa_options)(*args)
-
-    @property
-    def __qualname__(self) -> str:
-        return str(getattr(self.fn, "__qualname__", self.fn))
+def _call_bound(fn: Callable[..., Any], local_rank: int, numa_options: Any, *args: Any) -> Any:
+    return _torchs("maybe_wrap_with_numa_binding")(fn, gpu_index=local_rank, numa_options=numa_options)(*args)
 
 
 def _torchs(name: str) -> Callable[..., Any]:
