@@ -12,7 +12,7 @@ from signal import SIGTERM
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from reknit.adapters.loop import Loop
     from reknit.adapters.ports import Clock
@@ -30,8 +30,10 @@ def run(loop: Loop) -> Result:
 class LoopThread:
     """Runs a loop in a thread of its own, for a host program that has other things to do, such as a notebook."""
 
-    def __init__(self, loop: Loop) -> None:
+    def __init__(self, loop: Loop, on_end: Callable[[], None] = lambda: None) -> None:
+        """`on_end`: called in the thread when the loop has ended, with a result or with an error."""
         self._loop = loop
+        self._on_end = on_end
         self._error: BaseException | None = None
         # A daemon thread: a program that ends does not wait for its job. The keeper then ends the workers.
         self._thread = threading.Thread(target=self._run, name=f"reknit {loop.agent.spec.node_id}", daemon=True)
@@ -57,6 +59,7 @@ class LoopThread:
             run(self._loop)
         except BaseException as error:
             self._error = error  # `join` raises it
+        self._on_end()
 
 
 async def run_async(loop: Loop) -> Result:

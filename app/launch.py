@@ -22,6 +22,7 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
@@ -29,16 +30,18 @@ from reknit.adapters import shells
 from reknit.adapters.clock import Clock
 from reknit.adapters.keeper.boot import open_standard
 from reknit.adapters.loop import Loop, Observer
-from reknit.adapters.ports import CannotStart
+from reknit.adapters.ports import CannotStart, Workers
 from reknit.core.agent.agent import Agent
 from reknit.core.agent.commands import Result
 
 from .report import PREFIX, Reporter
 from .settings import Settings
-from .wire import World, wire
+from .wire import Wired, World, wire
 
 if TYPE_CHECKING:
     from asyncio import Future
+
+OpenWorkersHere = Callable[[Clock, str, str], Workers]
 
 
 class Running:
@@ -52,6 +55,9 @@ class Running:
         environ: Mapping[str, str] | None = None,
         say: Callable[[str], None] | None = None,
         observers: Iterable[Observer] = (),
+        workers: OpenWorkersHere | None = None,
+        rewire: Callable[[Wired], None] = lambda wired: None,
+        on_end: Callable[[], None] = lambda: None,
     ) -> None:
         """Opens everything. The agent does not run yet.
 
@@ -59,6 +65,10 @@ class Running:
         `say`: called with each line of reknit's own, in the thread that runs the agent. None: the keeper writes these
         lines to this program's stderr.
         `observers`: called after every step, in the thread that runs the agent.
+        `workers`: makes the port of the workers, from the clock of the agent, its nonce and the mark of its workers
+        (`World.workers`). `say` must be given then. None: a keeper holds the workers.
+        `rewire`: may change the wiring before the agent begins. It closes what it brings.
+        `on_end`: called in the agent's thread when the agent has ended.
 
         For a job with several nodes, this may wait some seconds for the store. Raises `Prevented` if the agent cannot
         begin, and `CannotStart` if no keeper can be started or a limit of the machine is met.
@@ -69,11 +79,13 @@ class Running:
         open_standard()  # rule 4 above
         self._clock = Clock()
         self._wishes = shells.Wishes(self._clock)
+        self._on_end = on_end
         world = World(
             clock=self._clock,
             requests=self._wishes,
             environ=dict(os.environ if environ is None else environ),
             say=say or _drop,
+            workers=partial(workers, self._clock) if workers is not None else None,
         )
         try:
             self._wired = wired = wire(settings, world, os.urandom(8).hex())
@@ -81,6 +93,7 @@ class Running:
             self._clock.close()
             raise
         try:
+            rewire(wired)
             for note in wired.notes:
                 (say or wired.keeper.say)(PREFIX + note)
             reporter = Reporter(say or wired.keeper.say, verbose=settings.verbose)
@@ -95,7 +108,7 @@ class Running:
         be had."""
         if self._thread is not None or self._is_closed:
             raise RuntimeError("an agent is started once, and not after it was closed")
-        self._thread = thread = shells.LoopThread(self.loop)
+        self._thread = thread = shells.LoopThread(self.loop, self._on_end)
         try:
             thread.start()
         except RuntimeError as error:  # how Python says that no further thread can be started

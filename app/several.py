@@ -29,7 +29,7 @@ from reknit.core.job.reasons import Refusal
 
 from .limits import limit_text
 from .settings import Meeting, Settings
-from .wire import Prevented, Wired, World, end_left, ended_text, open_keeper, spec_of
+from .wire import Prevented, Wired, World, end_left, ended_text, open_workers, spec_of
 
 T = TypeVar("T")
 _OPENS_AFTER_S = 3.0
@@ -57,8 +57,8 @@ def wire_several(settings: Settings, meeting: Meeting, world: World, nonce: str)
             address = settings.address or own_address(meeting.endpoints)
             lock = _locked(settings, meeting.place, address)
             stack.callback(lock.release)
-            keeper = open_keeper(settings, world, nonce, mark=f"{lock.mark}/workers")
-            stack.callback(keeper.close)
+            workers = open_workers(settings, world, nonce, mark=f"{lock.mark}/workers")
+            stack.callback(workers.close)
             notes = end_left()
             if ended := lock.end_orphans():
                 notes.append(ended_text(ended))
@@ -72,7 +72,7 @@ def wire_several(settings: Settings, meeting: Meeting, world: World, nonce: str)
             asked = journal if host is None else HostedJournal(journal, host)
             link = ThreadedLink(asked, world.clock, nonce, beats_apart=meeting.backend == "file")
             stack.callback(link.close)
-            stack.callback(keeper.close)  # a second time, so that the workers are ended before the journal is closed
+            stack.callback(workers.close)  # a second time, so that the workers are ended before the journal is closed
             whose = "; this node hosts the job's store" if host is not None else ""
             notes.append(f"node {lock.node} ({address}) joins job {settings.run_id} at {meeting.place}{whose}")
             spec = evolve(
@@ -80,8 +80,8 @@ def wire_several(settings: Settings, meeting: Meeting, world: World, nonce: str)
                 hosts_journal=host is not None,
                 opens_after_s=_OPENS_AFTER_S if meeting.backend == "c10d" and host is None else 0.0,
             )
-            ports = Ports(world.clock, link, keeper, world.requests)
-            return Wired(spec, ports, keeper, stack.pop_all().close, notes)
+            ports = Ports(world.clock, link, workers, world.requests)
+            return Wired(spec, ports, stack.pop_all().close, notes)
     except Taken as e:
         raise Prevented(str(e), Replaced(Node(NodeId(settings.node_id or os.uname().nodename)))) from None
     except Refused as e:

@@ -19,7 +19,7 @@ from reknit.adapters.keeper.folder import working_folder
 from reknit.adapters.keeper.start import Start, by_exec
 from reknit.adapters.keeper.wire import Configure, variables
 from reknit.adapters.loop import Ports
-from reknit.adapters.ports import Clock, Requests
+from reknit.adapters.ports import Clock, Requests, Workers
 from reknit.core.agent.agent import Spec
 from reknit.core.agent.reasons import RunEnd
 from reknit.core.job.entries import NodeId
@@ -36,6 +36,11 @@ class Prevented(Exception):
     def __init__(self, line: str, why: RunEnd) -> None:
         super().__init__(line)
         self.why = why
+
+
+OpenWorkers = Callable[[str, str], Workers]
+"""Makes a port `Workers` from the agent's nonce and the mark of its workers. The mark is a text in the environment of
+the workers (`orphans.MARK`), by which they are found if nobody ends them. The wiring closes the port."""
 
 
 @frozen
@@ -56,6 +61,8 @@ class World:
     """Starts every later keeper. None: it is started by exec on this host."""
     on_keeper_death: Callable[[], None] = lambda: None
     """Called when a keeper has died, before another one is started."""
+    workers: OpenWorkers | None = None
+    """Makes the port of the workers. None: a keeper holds the workers."""
     children: set[int] = Factory(set)
     """The pids of this agent's child processes, besides its keeper. The wiring adds the server of the store."""
 
@@ -63,16 +70,20 @@ class World:
 class Wired:
     """The ports of one agent, and the function that closes them."""
 
-    def __init__(
-        self, spec: Spec, ports: Ports, keeper: Keeper, close: Callable[[], None], notes: Sequence[str] = ()
-    ) -> None:
+    def __init__(self, spec: Spec, ports: Ports, close: Callable[[], None], notes: Sequence[str] = ()) -> None:
         self.spec = spec
         self.ports = ports
-        self.keeper = keeper
         self.close = close
         """Ends workers, keeper, journal and store, in this order. Bounded in time. May be repeated."""
         self.notes = notes
         """Lines for the operator."""
+
+    @property
+    def keeper(self) -> Keeper:
+        """The keeper of this agent's workers. There is none if `World.workers` has made the port."""
+        if not isinstance(self.ports.workers, Keeper):
+            raise AssertionError("the program has brought a port of its own for the workers")
+        return self.ports.workers
 
 
 def wire(settings: Settings, world: World, nonce: str) -> Wired:
@@ -82,18 +93,18 @@ def wire(settings: Settings, world: World, nonce: str) -> Wired:
         from .several import wire_several
 
         return wire_several(settings, settings.meeting, world, nonce)
-    keeper = open_keeper(settings, world, nonce, mark=nonce)
+    workers = open_workers(settings, world, nonce, mark=nonce)
     try:
         # Only now, while the keeper gets ready: the first worker does not wait for this import.
         from reknit.adapters.hostlock import take_alone
 
         lock, notes = take_alone(nonce), end_left()
     except BaseException:  # for example an import that finds no free descriptor
-        keeper.close()
+        workers.close()
         raise
 
     def close() -> None:
-        keeper.close()
+        workers.close()
         link.close()
         if lock is not None:
             lock.release()
@@ -101,7 +112,7 @@ def wire(settings: Settings, world: World, nonce: str) -> Wired:
     link = MemoryLink(MemoryJournal(), world.clock)
     name = settings.node_id or os.uname().nodename or "localhost"
     spec = evolve(spec_of(settings, name, settings.address or "127.0.0.1"), shares_journal=False)
-    return Wired(spec, Ports(world.clock, link, keeper, world.requests), keeper, close, notes)
+    return Wired(spec, Ports(world.clock, link, workers, world.requests), close, notes)
 
 
 def end_left() -> list[str]:
@@ -134,9 +145,11 @@ def spec_of(settings: Settings, node_id: str, address: str) -> Spec:
     )
 
 
-def open_keeper(settings: Settings, world: World, nonce: str, *, mark: str) -> Keeper:
-    """Start the keeper of this agent's workers. `mark`: a text in the environment of the workers, by which they are
-    found if agent and keeper were killed."""
+def open_workers(settings: Settings, world: World, nonce: str, *, mark: str) -> Workers:
+    """Make the port of this agent's workers. `mark`: a text in the environment of the workers, by which they are found
+    if agent and keeper were killed."""
+    if world.workers is not None:
+        return world.workers(nonce, mark)
     by_exec_here = partial(by_exec, world.environ)
     configure = Configure(
         argv=settings.command,

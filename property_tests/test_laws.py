@@ -16,7 +16,7 @@ from reknit.core.job import entries as said
 from reknit.core.job.entries import Entry, Joined, Node, NodeId, Terms, WorkerFailure
 from reknit.core.job.fold import fold, fold_all
 from reknit.core.job.job import Closed, Job, Running, admissible, has_admissible
-from reknit.core.job.ranks import assign
+from reknit.core.job.ranks import Assignment, WorkerRanks, assign
 from reknit.core.job.reasons import Refusal
 from reknit.core.job.ring import ring_of
 
@@ -162,13 +162,15 @@ def _torch_ranks(members: list[Joined]) -> list[list[tuple[int, int, int, int]]]
 JOBS = JOURNALS.map(lambda journal: fold_all(Job(), journal))
 TIMES = st.floats(0, 100)
 EXITS = st.lists(st.builds(events.WorkerExit, st.integers(0, 1), st.none()), max_size=2).map(tuple)
+ELSEWHERE = Assignment(7, 1, 2, 8, "other", 4, "elsewhere", 1, (WorkerRanks(0, 6, 2), WorkerRanks(1, 7, 3)))
+"""Ranks that another rendezvous has decided."""
 EVENTS: st.SearchStrategy[events.Event] = st.one_of(
     st.builds(events.EntriesRead, TIMES, st.lists(ENTRIES, max_size=4).map(tuple)),
     st.builds(events.EntriesRead, TIMES, st.just((said.Opened(TERMS, "j"),))),
     st.builds(events.Counters, TIMES, st.dictionaries(NODES, st.integers(0, 5), max_size=3)),
     st.builds(events.EntriesRead, TIMES, st.lists(ENTRIES, max_size=2).map(tuple), JOBS),
     st.builds(events.JournalFailed, TIMES, st.just("why"), st.sampled_from([None, None, *Refusal])),
-    st.builds(events.WorkersStarted, TIMES, ROUNDS),
+    st.builds(events.WorkersStarted, TIMES, ROUNDS, st.sampled_from([None, None, ELSEWHERE])),
     st.builds(events.WorkersExited, TIMES, ROUNDS, EXITS),
     st.builds(events.WorkersStopped, TIMES, ROUNDS, st.just(5), st.sampled_from([(), (7,)])),
     st.builds(events.PortReserved, TIMES, st.just(6)),

@@ -55,6 +55,7 @@ from reknit.core.job.entries import (
 )
 from reknit.core.job.fold import fold_all
 from reknit.core.job.job import Gathering, Job
+from reknit.core.job.ranks import Assignment
 from reknit.core.job.reasons import Refusal
 
 
@@ -191,8 +192,8 @@ def after(seconds: float) -> Builder:
     return lambda p: Woken(p.at + seconds)
 
 
-def up(round: int | None = None) -> Builder:
-    return lambda p: WorkersStarted(p.at, _round(p, round))
+def up(round: int | None = None, assignment: Assignment | None = None) -> Builder:
+    return lambda p: WorkersStarted(p.at, _round(p, round), assignment)
 
 
 def exits(*exits: WorkerFailure | int, round: int | None = None) -> Builder:

@@ -25,7 +25,9 @@ def short_event(event: events.Event) -> str:
         case events.JournalFailed():
             return f"store unreachable: {event.why}" + (f" ({event.refusal.value})" if event.refusal else "")
         case events.WorkersStarted():
-            return f"workers run r{event.round}"
+            ranks = event.assignment.workers if event.assignment is not None else ()
+            other = f" as rank {_list(w.rank for w in ranks)}" if ranks else ""
+            return f"workers run r{event.round}{other}"
         case events.WorkersExited():
             ends = (f"{e.local_rank}:{_failure(e.failure) if e.failure else 'ok'}" for e in event.exits)
             return f"workers exited r{event.round} {' '.join(ends)}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, get_args
 
 import pytest
+from attrs import evolve
 
 from reknit.core.agent import reasons as own
 from reknit.core.agent.agent import Agent, Spec
@@ -76,6 +77,17 @@ STOPPING = "stopping this node's workers (SIGTERM, SIGKILL after 30 s)"
 def test_a_run_in_which_nothing_happens() -> None:
     """One line, and the rest is the workers'. The end is the caller's to tell, once."""
     assert told(agent(), *ALONE, exits(0), stopped(), echo(), echo()) == [FIRST_ALONE]
+
+
+def test_a_run_whose_ranks_another_rendezvous_decides() -> None:
+    """The ranks of the journal are told first, and these are not what the workers see."""
+    made = Assignment(0, 1, 2, 8, "default", 8, "elsewhere", 7, (WorkerRanks(0, 6, 6), WorkerRanks(1, 7, 7)))
+    assert told(agent(), *ALONE[:-1], up(assignment=made)) == [
+        FIRST_ALONE,
+        "round 0, by another rendezvous: 2 nodes, 8 workers, ranks 6 to 7 here, master elsewhere:7",
+    ]
+    alone = evolve(made, workers=made.workers[:1])
+    assert told(agent(), *ALONE[:-1], up(assignment=alone))[1].split(", ")[3] == "rank 6 here"
 
 
 def test_a_run_that_is_knit_together_again() -> None:

@@ -7,6 +7,7 @@ from reknit.core.agent.commands import Append, Finish, Result, StopWorkers
 from reknit.core.agent.reasons import JournalRefused, SignalReceived, TermsDiffer
 from reknit.core.agent.states import WorkerState
 from reknit.core.job.entries import Aborted, Failed, Joined, Leaving, Left, Opened, RestartPolicy, Succeeded, Terms
+from reknit.core.job.ranks import Assignment, WorkerRanks
 from reknit.core.job.reasons import AbortedByOperator, AllSucceeded, BudgetSpent, Refusal, WorkerFailed
 
 from .playbook import (
@@ -27,11 +28,13 @@ from .playbook import (
     read,
     start,
     stopped,
+    up,
 )
 
 PAIR = Terms(2, 2)
 ME, N1 = node("n0"), node("n1")
 ANY = Placeholder
+ELSEWHERE = Assignment(0, 1, 2, 8, "default", 8, "elsewhere", 1, (WorkerRanks(0, 6, 6), WorkerRanks(1, 7, 7)))
 DONE = (Append(Left(ME)),)
 
 
@@ -63,6 +66,14 @@ def test_success_is_told_by_global_rank() -> None:
     assert (result.state, result.why) == (WorkerState.SUCCEEDED, AllSucceeded())
     assert set(result.return_values) == {1, 2}
     assert not result.failures
+
+
+def test_success_is_told_by_the_ranks_that_the_workers_really_got() -> None:
+    """Another rendezvous may have decided the ranks: the agents of the other nodes know them, and the journal does
+    not."""
+    playbook = playing("n0", Terms(), local_world_size=2) >> up(assignment=ELSEWHERE) >> exits(0, 1)
+    assert playbook << ANY(StopWorkers) << Append(Succeeded(ME, 0)) >> stopped() >> echo() << Append(Left(ME))
+    assert set(finishing(playbook >> echo()).return_values) == {6, 7}
 
 
 def test_failure_is_told_with_all_failures_of_the_last_round_on_every_node() -> None:

@@ -8,6 +8,7 @@ from reknit.core.agent.commands import Append, Finish, ReservePort, StartWorkers
 from reknit.core.agent.reasons import CannotStop, CutOff, DeclaredLost, JournalRefused, SignalReceived, StopReason
 from reknit.core.agent.states import WorkerState
 from reknit.core.job.entries import Aborted, Admit, Entry, Failed, Joined, RestartPolicy, Succeeded, Terms
+from reknit.core.job.ranks import Assignment, WorkerRanks
 from reknit.core.job.reasons import (
     AbortedByOperator,
     AllSucceeded,
@@ -103,6 +104,20 @@ def test_the_next_round_starts_only_after_the_last_ones_processes_are_gone() -> 
     assert playbook << stopping(NodeGone(N1, Departure.LOST, node("n2")))
     assert playbook >> read(joined("n2", 1)) >> ack() >> stopped() << joining(1)
     assert playbook >> echo() << Placeholder(StartWorkers, round=1)
+
+
+def test_the_ranks_that_workers_really_got_are_kept() -> None:
+    """Also if all workers have ended before they were reported as started, and never for another round."""
+    made = Assignment(0, 1, 2, 8, "default", 8, "elsewhere", 1, (WorkerRanks(0, 6, 6),))
+    early = playing("n0", ALONE) >> exits(failure()) << Placeholder(StopWorkers) << Append(failed("n0"))
+    assert early >> up(assignment=made)
+    assert early.agent.workers.assignment == made
+    assert (state(early), early.agent.workers.exits.keys()) == (WorkerState.FAILED, {0})
+    asked = playing("n0", ALONE)
+    assert asked >> up(1, made)
+    assert asked.agent.workers.assignment != made
+    assert asked >> up(assignment=made) >> up()
+    assert asked.agent.workers.assignment == made
 
 
 def test_the_assignment_counts_restarts_spent() -> None:

@@ -125,7 +125,6 @@ def _clean(text: str) -> str:
 
 def write(path: str, failure: WorkerFailure, exitcode: int) -> bool:
     """Write `failure` as torchelastic's error file, for the program that runs this agent. False if that fails."""
-    import json
     import time
 
     message: dict[str, object] = {
@@ -134,13 +133,20 @@ def write(path: str, failure: WorkerFailure, exitcode: int) -> bool:
     }
     if exitcode:
         message["errorCode"] = exitcode
+    return write_document(path, {"message": message})
+
+
+def write_document(path: str, document: dict[str, Any]) -> bool:
+    """Write an error file. A reader sees the whole file or none. False if that fails."""
+    import json
+
     beside = f"{path}.{os.getpid()}"
     try:
         fd = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666)
         with open(fd, "w", encoding="utf-8") as file:
-            json.dump({"message": message}, file)
-        os.replace(beside, path)  # so that a reader sees the whole file or none
-    except (OSError, ValueError):
+            json.dump(document, file)
+        os.replace(beside, path)
+    except (OSError, TypeError, ValueError):
         try:
             os.unlink(beside)
         except (OSError, ValueError):

@@ -64,6 +64,7 @@ class Workers:
     exits: Mapping[int, WorkerExit] = EMPTY
     """The workers that ended by themselves, by local rank."""
     assignment: Assignment | None = None
+    """Their ranks: as `StartWorkers` asked for, or as `WorkersStarted` has reported."""
     stuck: tuple[int, ...] = ()
 
 

@@ -15,6 +15,7 @@ from attrs import frozen
 
 from reknit.core.job.entries import Entry, Node, WorkerFailure
 from reknit.core.job.job import Job
+from reknit.core.job.ranks import Assignment
 from reknit.core.job.reasons import Refusal
 
 
@@ -71,6 +72,9 @@ class WorkersStarted:
 
     at: float
     round: int
+    assignment: Assignment | None = None
+    """The ranks that the workers really got, if another rendezvous than the journal has decided them. It takes the
+    place of the assignment in `StartWorkers`. None: the workers got the ranks of `StartWorkers`."""
 
 
 @frozen

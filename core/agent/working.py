@@ -31,9 +31,14 @@ them ran."""
 
 def started(agent: Agent, event: WorkersStarted) -> Agent:
     workers = agent.workers
-    if event.round != workers.round or workers.state is not WorkerState.INIT:
+    if event.round != workers.round:
         return agent
-    return evolve(agent, workers=evolve(workers, state=WorkerState.HEALTHY, up_at=agent.at))
+    if event.assignment is not None:
+        # Taken even if workers have ended already: the result names them by these ranks.
+        workers = evolve(workers, assignment=event.assignment)
+    if workers.state is WorkerState.INIT:
+        workers = evolve(workers, state=WorkerState.HEALTHY, up_at=agent.at)
+    return evolve(agent, workers=workers)
 
 
 def exited(agent: Agent, event: WorkersExited) -> Agent:

@@ -116,6 +116,7 @@ def decisions(before: Agent, after: Agent, commands: Sequence[Command]) -> Itera
                     yield f"{reason_text(why)}; stopping this node's workers ({signal_name(signal)}{kill})"
     if after.end is None:
         yield from _job_news(before, after)
+        yield from _rank_news(before, after)
         yield from _pause_news(before, after)
 
 
@@ -152,6 +153,20 @@ def _job_news(before: Agent, after: Agent) -> Iterator[str]:
             yield _waiting_text(new)
         case _:
             pass
+
+
+def _rank_news(before: Agent, after: Agent) -> Iterator[str]:
+    """The workers have got other ranks than the journal says."""
+    old, new = before.workers, after.workers
+    if new.assignment is None or new.assignment == old.assignment or new.round != old.round:
+        return
+    made = new.assignment
+    ranks = [worker.rank for worker in made.workers]
+    span = f"ranks {ranks[0]} to {ranks[-1]}" if len(ranks) > 1 else f"rank {ranks[0]}" if ranks else "no rank"
+    yield (
+        f"round {new.round}, by another rendezvous: {_count(made.group_world_size, 'node')},"
+        f" {_count(made.world_size, 'worker')}, {span} here, master {made.master_addr}:{made.master_port}"
+    )
 
 
 def _pause_news(before: Agent, after: Agent) -> Iterator[str]:

@@ -1,0 +1,392 @@
+"""The counterpart of `torch.distributed.elastic.agent.server.api`: the agent that others extend.
+
+    run → _invoke_run → _initialize_workers → _rendezvous → _assign_worker_ranks
+                                            → _start_workers
+          _monitor_workers, again and again
+          _restart_workers → _stop_workers → _initialize_workers     another round follows
+          _stop_workers                                              no round follows
+          _exit_barrier                                              the workers have succeeded
+        → _record_metrics, _record_worker_events; _shutdown
+
+1. These methods may be overridden, and are called by the thread that called `run()`. They may take minutes: the agent's
+   loop runs in a thread of its own, and goes on talking to the other nodes.
+2. They decide nothing. The core decides when workers are started and stopped, and with which ranks. It learns from
+   `_monitor_workers` how the workers are.
+3. Whether a round follows a stop is a guess when the stop begins. If the guess was `_restart_workers`, and no round
+   follows, `_rendezvous` raises `Ended`. If it was `_stop_workers`, and a round follows, `_initialize_workers` is
+   called.
+4. An overridden `_invoke_run` takes the place of the core. `run` then only adds metrics, events and `_shutdown`.
+5. Outside of `run` each method works alone. `_rendezvous` then asks the spec's handler.
+"""
+
+from __future__ import annotations
+
+import abc
+import json
+import signal
+import socket
+import time
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from ...events import Event, EventSource, record
+from ...metrics import prof, put_metric
+from ...multiprocessing.signals import SignalException, holding_back
+from ...utils.logging import get_logger
+from .course import Course, Ended
+from .group import RunResult, Worker, WorkerGroup, WorkerSpec, WorkerState, _RoleInstanceInfo
+from .hooks import called
+from .ranks import alone, wait_for_all, workers_alike, workers_of, workers_over_store
+from .results import leave_error_file, run_result
+from .turns import Turns
+
+__all__ = [
+    "ElasticAgent",
+    "RunResult",
+    "SimpleElasticAgent",
+    "Worker",
+    "WorkerGroup",
+    "WorkerSpec",
+    "WorkerState",
+    "_RoleInstanceInfo",
+]
+
+DEFAULT_ROLE = "default"
+_HURRY_S = 5
+"""Time that a second signal leaves to workers that are being stopped. Seconds."""
+logger = get_logger(__name__)
+
+
+def _get_fq_hostname() -> str:
+    return socket.getfqdn(socket.gethostname())
+
+
+class ElasticAgent(abc.ABC):
+    """Runs the workers of one node. `SimpleElasticAgent` is the usual class to extend."""
+
+    @abc.abstractmethod
+    def run(self, role: str = DEFAULT_ROLE) -> RunResult:
+        """Run the workers until they have succeeded, or have failed too often. Raises whatever is no worker's
+        failure."""
+
+    @abc.abstractmethod
+    def get_worker_group(self, role: str = DEFAULT_ROLE) -> WorkerGroup:
+        """The workers of this node. The group may change at any time."""
+
+
+class SimpleElasticAgent(ElasticAgent):
+    """An agent for workers of one role. A subclass says how workers are started, stopped and looked at.
+
+    It implements `_start_workers`, `_stop_workers`, `_monitor_workers` and `_shutdown`, and may override every other
+    method. Signatures of older versions of torch are understood as well.
+    """
+
+    def __init__(self, spec: WorkerSpec, exit_barrier_timeout: float = 300, shutdown_timeout: float = 30) -> None:
+        """`exit_barrier_timeout`: how long the agent waits for the other nodes when its own workers have succeeded.
+        `shutdown_timeout`: how long workers get to end before they are killed. Both in seconds."""
+        self._worker_group = WorkerGroup(spec)
+        self._remaining_restarts = spec.max_restarts
+        """Failures that the job still survives. It is set anew in each round. A subclass may make it lower."""
+        self._withdrawn_restarts = 0
+        """Restarts that the subclass has taken from the budget."""
+        self._store: Any = None
+        self._exit_barrier_timeout = exit_barrier_timeout
+        self._shutdown_timeout = shutdown_timeout
+        self._total_execution_time = 0
+        self._in_exit_barrier = False
+        self._course: Course | None = None
+        """The run that is under way. None: none is."""
+        self._is_in_run = False
+
+    def get_worker_group(self, role: str = DEFAULT_ROLE) -> WorkerGroup:
+        return self._worker_group
+
+    # ---- what a subclass implements ----
+
+    @abc.abstractmethod
+    def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
+        """Start `spec.local_world_size` workers. Returns, by local rank, what each worker is known by."""
+
+    @abc.abstractmethod
+    def _stop_workers(self, worker_group: WorkerGroup) -> None:
+        """End all workers, whatever state they are in. When this returns, no worker runs."""
+
+    @abc.abstractmethod
+    def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
+        """Say how the workers are: HEALTHY, UNHEALTHY, SUCCEEDED or FAILED. If they have succeeded, none runs."""
+
+    @abc.abstractmethod
+    def _shutdown(self, death_sig: signal.Signals = signal.SIGTERM, timeout: float = 30) -> None:
+        """End all workers, and let go of everything. `death_sig`: what they get first. `timeout`: SIGKILL follows after
+        so many seconds. May be called several times."""
+
+    # ---- a round ----
+
+    @prof
+    def _rendezvous(self, worker_group: WorkerGroup) -> None:
+        """Wait for the next round, and put the ranks of this node into the group."""
+        spec, course = worker_group.spec, self._course
+        with self.record_duration("RENDEZVOUS"):
+            place = course.next_place() if course is not None else alone(spec)
+        self._store = place.store
+        if course is not None:
+            self._remaining_restarts = self._restarts_left()
+        with self.record_duration("ASSIGN_WORKER_RANKS"):
+            workers = self._assign_worker_ranks(place.store, place.group_rank, place.group_world_size, spec)
+        worker_group.workers = workers
+        worker_group.store = place.store
+        worker_group.group_rank = place.group_rank
+        worker_group.group_world_size = place.group_world_size
+        worker_group.master_addr = spec.master_addr or place.master_addr
+        worker_group.master_port = spec.master_port or place.master_port
+        logger.info(
+            "[%s] group rank %s of %s, master %s:%s, workers: %s",
+            spec.role,
+            place.group_rank,
+            place.group_world_size,
+            worker_group.master_addr,
+            worker_group.master_port,
+            workers,
+        )
+
+    def _restarts_left(self) -> int:
+        """Failures that the job survives from the present round on, as far as the core knows."""
+        spent = self._course.assignment.restart_count if self._course is not None else 0
+        return max(0, self._worker_group.spec.max_restarts - spent - self._withdrawn_restarts)
+
+    @prof
+    def _assign_worker_ranks(
+        self, store: Any, group_rank: int, group_world_size: int, spec: WorkerSpec
+    ) -> list[Worker]:
+        """The workers of this node with their ranks in the round. `store`: where the agents of the round tell each
+        other what they have. None: reknit's agents know it without a store."""
+        if store is not None:
+            return workers_over_store(store, group_rank, group_world_size, spec)
+        if self._course is not None:
+            return workers_of(self._course.assignment)
+        return workers_alike(group_rank, group_world_size, spec)
+
+    @prof
+    def _initialize_workers(self, worker_group: WorkerGroup) -> None:
+        """Wait for a round, and start its workers. No worker may run."""
+        role = worker_group.spec.role
+        logger.info("[%s] waiting for a round", role)
+        self._rendezvous(worker_group)
+        if self._course is not None:
+            self._course.be_in_round()
+        logger.info("[%s] starting workers", role)
+        for local_rank, worker_id in self._start_workers(worker_group).items():
+            worker = worker_group.workers[local_rank]
+            worker.id = worker_id
+            record(self._construct_event("START", EventSource.WORKER, worker), worker_group.spec.event_log_handler)
+        worker_group.state = WorkerState.HEALTHY
+
+    @prof
+    def _restart_workers(self, worker_group: WorkerGroup) -> None:
+        """Stop the workers, wait for the next round, and start its workers."""
+        logger.info("[%s] stopping workers", worker_group.spec.role)
+        called(self._stop_workers, worker_group, is_restart=True)
+        worker_group.state = WorkerState.STOPPED
+        self._initialize_workers(worker_group)
+
+    # ---- a run ----
+
+    @prof
+    def run(self, role: str = DEFAULT_ROLE) -> RunResult:
+        """Run the workers until the job has ended, on this node or at all.
+
+        Raises `SignalException` when the workers have ended after a signal, and whatever an overridden method raises.
+        If the nodes cannot meet, or the store is lost: torch's error for that, or `RendezvousFailed` where torch is not
+        loaded. `Prevented` if this agent cannot begin.
+        """
+        start = time.monotonic()
+        death_sig: int | None = None
+        self._is_in_run = True
+        try:
+            result = self._invoke_run(role)
+            self._total_execution_time = int(time.monotonic() - start)
+            self._record_metrics(result)
+            self._record_worker_events(result)
+            leave_error_file(result)
+            return result
+        except SignalException as e:
+            logger.warning("%s: the workers are ended", e)
+            death_sig = e.sigval
+            if self._course is not None:
+                self._course.leave(death_sig)
+            raise
+        finally:
+            try:
+                self._end_workers(death_sig)
+            finally:
+                self._is_in_run = False
+                self._total_execution_time = int(time.monotonic() - start)
+                with holding_back():
+                    self._close_course()
+
+    def _end_workers(self, death_sig: int | None) -> None:
+        """End all workers. Each further signal meanwhile shortens the time that they get."""
+        if death_sig is None:
+            called(self._shutdown, timeout=self._shutdown_timeout)
+            return
+        for signum, left_s in ((death_sig, self._shutdown_timeout), (death_sig, _HURRY_S), (signal.SIGKILL, 0)):
+            try:
+                called(self._shutdown, signal.Signals(signum), timeout=left_s)
+                return
+            except SignalException as e:
+                logger.warning("%s again: the workers get less time to end", e)
+
+    def _invoke_run(self, role: str = DEFAULT_ROLE) -> RunResult:
+        """`run` without metrics and events, and without the clean-up of workers after an error."""
+        spec = self._worker_group.spec
+        logger.info("[%s] starting %s", spec.role, spec.get_entrypoint_name())
+        self._withdrawn_restarts = 0
+        self._course = course = self._opened_course()
+        try:
+            Turns(self, course).run()
+        except Ended:
+            return run_result(course.result(), course.last)
+        finally:
+            if not self._is_in_run:
+                self._close_course()
+
+    def _opened_course(self) -> Course:
+        return Course(self._worker_group.spec, self._shutdown_timeout)
+
+    def _exit_barrier(self) -> None:
+        """Wait until the other nodes have ended as well, at most for `exit_barrier_timeout` seconds. If a node fails
+        meanwhile, this returns, and another round follows."""
+        timeout = self._exit_barrier_timeout
+        logger.info("the workers of this node have ended; waiting for the other nodes, at most %s s", timeout)
+        self._in_exit_barrier = True
+        try:
+            if self._store is not None:
+                has_ended = wait_for_all(self._store, self._worker_group.group_world_size or 1, timeout, time.sleep)
+            else:
+                has_ended = self._course is None or self._course.stay(timeout)
+            if not has_ended:
+                logger.warning("the other nodes have not ended within %s s", timeout)
+        except SignalException as e:
+            logger.warning("%s while this agent waits for the other nodes", e)
+            raise
+        except Exception:
+            logger.exception("this agent could not wait for the other nodes")
+        finally:
+            self._in_exit_barrier = False
+
+    def _close_course(self) -> None:
+        course, self._course = self._course, None
+        if course is not None:
+            course.close()
+
+    # ---- events and metrics ----
+
+    def get_event_failed(self) -> Event:
+        """The event that this agent has failed, with the exception that is being handled."""
+        return self._construct_event("FAILED", EventSource.AGENT, raw_error=traceback.format_exc())
+
+    def get_event_succeeded(self) -> Event:
+        """The event that this agent has done its work. Its workers may have failed."""
+        return self._construct_event("SUCCEEDED", EventSource.AGENT)
+
+    def _record_worker_events(self, result: RunResult) -> None:
+        for worker in self._worker_group.workers:
+            failure = result.failures.get(worker.global_rank)
+            event = self._construct_event(
+                state=self._get_worker_state(worker, result),
+                source=EventSource.WORKER,
+                worker=worker,
+                raw_error=json.dumps(failure.error_file_data) if failure else None,
+                exit_code=failure.exitcode if failure else None,
+                worker_pid=failure.pid if failure else None,
+            )
+            record(event, self._worker_group.spec.event_log_handler)
+
+    def _get_worker_state(self, worker: Worker, result: RunResult) -> str:
+        """The state of one worker at the end. TERMINATED: the agent has ended it."""
+        if worker.global_rank in result.failures or worker.global_rank in result.return_values:
+            return result.state.value
+        return "TERMINATED"
+
+    @contextmanager
+    def record_duration(self, state: str) -> Iterator[None]:
+        """A context. Afterwards the event `state` of this agent is recorded, with the time that passed."""
+        start = time.perf_counter()
+        try:
+            yield
+        finally:
+            duration_ms = (time.perf_counter() - start) * 1000
+            event = self._construct_event(state, EventSource.AGENT, duration_ms=duration_ms)
+            record(event, self._worker_group.spec.event_log_handler)
+
+    def _construct_event(
+        self,
+        state: str,
+        source: EventSource,
+        worker: Worker | None = None,
+        raw_error: str | None = None,
+        duration_ms: float | None = None,
+        exit_code: int | None = None,
+        worker_pid: int | None = None,
+    ) -> Event:
+        group, spec = self._worker_group, self._worker_group.spec
+        more: dict[str, Any] = {
+            "group_world_size": group.group_world_size,
+            "entry_point": spec.get_entrypoint_name(),
+        }
+        if worker is not None:
+            # Each of these is a list of one, as torch writes them: readers of torch's events expect it.
+            more["local_rank"] = [worker.local_rank]
+            more["role_rank"] = [worker.role_rank]
+            more["role_world_size"] = [worker.role_world_size]
+            more["exit_code"] = [exit_code]
+            more["worker_pid"] = [worker_pid]
+        handler = spec.rdzv_handler
+        metadata = {
+            "run_id": self._run_id(),
+            "global_rank": None if worker is None else worker.global_rank,
+            "group_rank": group.group_rank,
+            "worker_id": None if worker is None else str(worker.id),
+            "role": spec.role,
+            "hostname": _get_fq_hostname(),
+            "state": state,
+            "total_run_time": self._total_execution_time,
+            "rdzv_backend": handler.get_backend() if handler is not None else "reknit",
+            "raw_error": raw_error,
+            "metadata": json.dumps(more),
+            "agent_restarts": spec.max_restarts - self._remaining_restarts,
+            "duration_ms": duration_ms,
+        }
+        return Event(f"torchelastic.worker.status.{state}", source=source, metadata=metadata)
+
+    def _run_id(self) -> str:
+        if self._course is not None:
+            return self._course.run_id
+        handler = self._worker_group.spec.rdzv_handler
+        return str(handler.get_run_id()) if handler is not None else ""
+
+    def _record_state(self, state: WorkerState) -> None:
+        """Publish what the latest look at the workers has shown."""
+        role = self._worker_group.spec.role
+        put_metric(f"workers.{role}.remaining_restarts", self._remaining_restarts)
+        put_metric(f"workers.{role}.{state.name.lower()}", 1)
+
+    def _record_metrics(self, group_results: RunResult) -> None:
+        is_failed = group_results.is_failed()
+        self._record_flakiness_metric(is_failed)
+        has_restarted = self._remaining_restarts != self._worker_group.spec.max_restarts
+        put_metric(f"workers.{self._worker_group.spec.role}.run_total", 1)
+        for how, is_so in (("success", not is_failed), ("failed", is_failed)):
+            self._record_metric_with_condition(f"run_{how}_with_retries", is_so and has_restarted)
+            self._record_metric_with_condition(f"run_{how}_no_retries", is_so and not has_restarted)
+
+    def _record_metric_with_condition(self, metric_name: str, condition: bool) -> None:
+        put_metric(f"workers.{self._worker_group.spec.role}.{metric_name}", int(condition))
+
+    def _record_flakiness_metric(self, is_failed: bool = False) -> None:
+        """How much of the budget was spent, in percent. 100: the job has failed."""
+        spec = self._worker_group.spec
+        left = 0.0 if is_failed else (self._remaining_restarts + 1) / (spec.max_restarts + 1)
+        put_metric(f"workers.{spec.role}.flakiness", int(100.0 - 100.0 * left))

@@ -1,0 +1,318 @@
+"""One run of an agent: its loop in a thread of its own, and the commands that come from there.
+
+All judgement is the core's. A course hands its commands to the thread that called `run()`, and what that thread reports
+to the core.
+
+1. Only the thread that made a course uses it.
+2. The thread waits for a command, for the end of the loop, and, while it looks at workers, for news of them.
+3. A course is closed after the workers have ended.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from typing import Any, Protocol, runtime_checkable
+
+from reknit.adapters.clock import Clock
+from reknit.app.launch import Running
+from reknit.app.settings import Meeting, Settings
+from reknit.app.wire import Wired
+from reknit.core.agent.commands import Result, StartWorkers, StopWorkers
+from reknit.core.agent.states import WorkerState as CoreState
+from reknit.core.job.entries import RestartPolicy, Terms, WorkerFailure
+from reknit.core.job.ranks import Assignment
+from reknit.core.job.reasons import AllSucceeded, WorkerFailed
+
+from ...multiprocessing.signals import holding_back
+from ...rendezvous.foreign import ForeignRendezvous
+from ...utils.logging import get_logger
+from .group import RunResult, WorkerSpec
+from .hooked import HookedWorkers
+from .ranks import Place, place_at, place_of
+from .results import is_graceful_exit
+
+_FAREWELL_S = 15.0
+"""Time for the agent to say goodbye to the others. The store may not answer. Seconds."""
+_HURRY_S = 5.0
+"""Time for an agent that hosts the store to wait for the others, after the exit barrier. Seconds."""
+
+_logger = get_logger(__name__)
+
+
+class Ended(BaseException):
+    """No round follows on this node. It is raised through methods that people override, so it is no `Exception`."""
+
+
+@runtime_checkable
+class MeetingHandler(Protocol):
+    """A rendezvous handler of reknit's own: it knows where the nodes meet, and on which terms."""
+
+    @property
+    def node_id(self) -> str: ...
+    @property
+    def address(self) -> str: ...
+    @property
+    def rank_hint(self) -> int | None: ...
+    @property
+    def store_timeout_s(self) -> float: ...
+    def meeting(self) -> Meeting | None: ...
+    def terms(self, max_restarts: int = 0) -> Terms: ...
+    def get_run_id(self) -> str: ...
+
+
+def settings_of(spec: WorkerSpec, grace_s: float) -> Settings:
+    """What the core needs of a spec. `grace_s`: the time that workers get to end. Raises `ValueError` for nonsense.
+
+    An agent with a handler of torch is alone in a private journal: see `foreign.py` of the rendezvous package."""
+    handler = spec.rdzv_handler
+    common: dict[str, Any] = {
+        "command": (spec.get_entrypoint_name() or "worker",),
+        "local_world_size": spec.local_world_size,
+        "role": spec.role,
+        "address": spec.local_addr or "",
+        "grace_s": float(grace_s),
+    }
+    if handler is None:
+        return Settings(terms=Terms(restarts=RestartPolicy(max_restarts=spec.max_restarts)), **common)
+    if not isinstance(handler, MeetingHandler):
+        return Settings(run_id=str(handler.get_run_id()) or os.urandom(8).hex(), **common)
+    meeting, run_id = handler.meeting(), handler.get_run_id()
+    return Settings(
+        terms=handler.terms(spec.max_restarts),
+        meeting=meeting,
+        run_id=run_id or os.urandom(8).hex(),
+        node_id=handler.node_id,
+        rank_hint=handler.rank_hint,
+        store_timeout_s=handler.store_timeout_s,
+        **{**common, "address": common["address"] or handler.address},
+    )
+
+
+def _foreign(spec: WorkerSpec) -> ForeignRendezvous | None:
+    """What calls a handler of torch. None: the handler is reknit's own, or there is none."""
+    handler = spec.rdzv_handler
+    if handler is None or isinstance(handler, MeetingHandler):
+        return None
+    return ForeignRendezvous(handler, spec.max_restarts, poll_s=spec.monitor_interval)
+
+
+class Course:
+    """One run of an agent. The agent's loop runs from the start."""
+
+    def __init__(self, spec: WorkerSpec, grace_s: float) -> None:
+        """`grace_s`: the time that workers get to end. May wait some seconds for the store. Raises `ValueError`,
+        `Prevented` and `CannotStart`."""
+        settings = settings_of(spec, grace_s)
+        self._owner = os.getpid()
+        self._clock = Clock()
+        self._workers_clock: Clock | None = None
+        self._master_port = spec.master_port or 0
+        self._has_ended = False
+        self._hooked: HookedWorkers
+        self._round: StartWorkers | None = None
+        """The round that is formed or runs. None: it was stopped, or there was none."""
+        self._is_formed = False
+        """`next_round` has returned the round that is being formed, or that runs."""
+        self._settings = settings
+        self._foreign = _foreign(spec)
+        self.run_id = settings.run_id
+        self.last: RunResult | None = None
+        """The end of this node's workers in the present round. None: they run."""
+        try:
+            self._running = Running(
+                settings, say=_logger.info, workers=self._open, rewire=self._rewire, on_end=self._end
+            )
+            self._running.start()
+        except BaseException:
+            self._clock.close()
+            raise
+
+    def _open(self, clock: Clock, nonce: str, mark: str) -> HookedWorkers:
+        self._hooked = HookedWorkers(clock, nonce, mark, news=self._wake, master_port=self._master_port)
+        return self._hooked
+
+    def _rewire(self, wired: Wired) -> None:
+        if self._foreign is not None:
+            self._foreign.rewire(wired)
+
+    def _end(self) -> None:
+        self._has_ended = True
+        self._wake()
+
+    def _wake(self) -> None:
+        self._clock.wake()
+        if self._workers_clock is not None:
+            self._workers_clock.wake()
+
+    def watch(self, clock: Clock) -> None:
+        """Wait in this clock while workers run: it is also woken by news of them. The caller closes it, after the
+        course."""
+        self._workers_clock = clock
+
+    @property
+    def mark(self) -> str:
+        """The text that every worker carries in its environment (`orphans.MARK`)."""
+        return self._hooked.mark
+
+    @property
+    def assignment(self) -> Assignment:
+        """The ranks of this node in the present round."""
+        if self._round is None:
+            raise AssertionError("there is no round")
+        return self._round.assignment
+
+    # ---- commands ----
+
+    def wait(self, until: float | None = None) -> StartWorkers | StopWorkers | None:
+        """The next command. Raises `Ended`.
+
+        `until`: None waits for a command alone. A time waits for news of workers as well, and returns None then, or
+        when that time has come.
+        """
+        while (command := self._taken()) is None:
+            if until is None:
+                self._pause(self._clock, None)
+            elif self.now() >= until:
+                return None
+            else:
+                self._pause(self._workers_clock or self._clock, until)
+                return self._taken()
+        return command
+
+    def _pause(self, clock: Clock, until: float | None) -> None:
+        """Wait for news. A signal ends the wait, and is raised when the clock is left."""
+        with holding_back(clock.wake):
+            clock.wait(until)
+
+    def _taken(self) -> StartWorkers | StopWorkers | None:
+        command = self._hooked.taken()
+        if command is None and self._has_ended:
+            raise Ended
+        return command
+
+    def now(self) -> float:
+        return self._clock.now()
+
+    def next_place(self) -> Place:
+        """The place of this node in the next round. See `next_round`."""
+        assignment = self.next_round()
+        return place_of(assignment) if self._foreign is None else place_at(self._foreign.info)
+
+    def next_round(self) -> Assignment:
+        """Report that the workers of the last round have ended, and wait for the next one. Raises `Ended`."""
+        self.be_stopped()
+        while True:
+            command = self.wait()
+            if isinstance(command, StartWorkers):
+                self._round, self._is_formed, self.last = command, True, None
+                if not self._is_stopped_already():
+                    return command.assignment
+                self.be_stopped()
+
+    def _is_stopped_already(self) -> bool:
+        """The round that was to be started is over."""
+        command = self._hooked.taken()
+        if command is not None:
+            self._hooked.put_back(command)
+        return isinstance(command, StopWorkers)
+
+    def form(self) -> None:
+        """Another round is going to be formed."""
+        self._is_formed = False
+
+    def be_in_round(self) -> None:
+        """Call `next_round` if nobody has since `form`: whoever did the rendezvous did it without the core. Raises
+        `Ended`."""
+        if not self._is_formed:
+            self.next_round()
+
+    def give_back(self, command: StartWorkers) -> None:
+        """Let `next_round` find this command."""
+        self._hooked.put_back(command)
+
+    def will_restart(self, command: StopWorkers) -> bool:
+        """Whether a round is likely to follow the one that is stopped. A wrong guess does no harm: see
+        `SimpleElasticAgent`."""
+        agent = self._running.loop.agent
+        if agent.leaving is not None or agent.end is not None or agent.outcome is not None:
+            return False
+        has_budget = agent.job.spent < agent.job.terms.restarts.max_restarts
+        return has_budget or not isinstance(command.why, WorkerFailed)
+
+    # ---- reports ----
+
+    def be_started(self) -> None:
+        """The workers of the round run. Raises `Ended` as `be_in_round` does."""
+        self.be_in_round()
+        self._hooked.report_started(self.assignment.round)
+        if self._foreign is not None:
+            self._foreign.be_started()
+
+    def be_stopped(self) -> None:
+        """No worker of the round runs any more."""
+        if self._round is not None:
+            self._hooked.report_stopped(self._round.round)
+            self._round = None
+
+    def succeeded(self, result: RunResult) -> None:
+        """All workers of the round have succeeded."""
+        self.last = result
+        if self._round is not None:
+            self._hooked.report_success(self._round.round, self._settings.local_world_size)
+
+    def failed(self, result: RunResult, failures: tuple[WorkerFailure, ...]) -> None:
+        """Workers of the round have failed."""
+        self.last = result
+        if self._round is not None:
+            self._hooked.report_failures(self._round.round, failures)
+
+    # ---- the end ----
+
+    def stay(self, timeout_s: float) -> bool:
+        """Wait until the job has ended, or another round begins. False: neither is so after `timeout_s` seconds."""
+        until = self.now() + timeout_s
+        while not (self._has_ended or self._hooked.has_start()):
+            if self.now() >= until:
+                return False
+            self._pause(self._clock, until)
+        return True
+
+    def leave(self, signum: int = signal.SIGTERM) -> None:
+        """Tell the others that this node leaves. The workers may still run."""
+        self._running.leave(signum)
+
+    def retire(self) -> None:
+        """Leave after the workers of this node have succeeded, whether or not the others have. Raises `Ended` if that
+        was done."""
+        if self._hooked.has_start():
+            return
+        self._hooked.dismiss()
+        self.leave()
+        if self._running.join(_HURRY_S) is None:
+            self.leave(signal.SIGKILL)  # this node hosts the store, and others use it
+            self._running.join(_FAREWELL_S)
+        raise Ended
+
+    def result(self) -> Result:
+        """How the agent has ended. Raises what the loop has raised, and what a handler of torch has raised."""
+        error = None if self._foreign is None else self._foreign.error
+        if error is not None and not is_graceful_exit(error):
+            raise error
+        result = self._running.join(_FAREWELL_S)
+        return result if result is not None else Result(CoreState.STOPPED, AllSucceeded())
+
+    def close(self) -> None:
+        """Say goodbye if the job goes on without this node, and let go of everything. No worker may run. Bounded in
+        time. May be repeated, and does nothing in a forked child."""
+        if os.getpid() != self._owner:
+            return
+        try:
+            if not self._has_ended:
+                self._hooked.dismiss()
+                self.be_stopped()
+                self.leave()
+                self._running.join(_FAREWELL_S)
+        finally:
+            self._running.close()
+            self._clock.close()

@@ -1,0 +1,93 @@
+"""What the thread that called `run()` does meanwhile: it carries out the core's commands with the methods of the agent,
+and tells the core what they have found."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, NoReturn
+
+from reknit.core.agent.commands import StartWorkers, StopWorkers
+from reknit.core.job.reasons import WorkerFailed
+
+from ...utils.logging import get_logger
+from .course import Course
+from .group import WorkerGroup, WorkerState
+from .hooks import called
+from .results import BAD, failures_of
+
+if TYPE_CHECKING:
+    from .api import SimpleElasticAgent
+
+_logger = get_logger(__name__)
+
+
+class Turns:
+    """One run of an agent, turn by turn."""
+
+    def __init__(self, agent: SimpleElasticAgent, course: Course) -> None:
+        self._agent = agent
+        self._course = course
+        self._group = agent._worker_group
+        self._looks_at = course.now()
+        """When the workers are looked at again, on the clock of the course."""
+
+    def run(self) -> NoReturn:
+        """Run the agent until no round follows. Raises `Ended` then, and whatever a method of the agent raises."""
+        self._form(self._agent._initialize_workers)
+        while True:
+            self._turn()
+
+    def _form(self, form: Callable[[WorkerGroup], None]) -> None:
+        self._course.form()
+        form(self._group)
+        self._course.be_started()
+        self._looks_at = self._course.now() + self._group.spec.monitor_interval
+
+    def _turn(self) -> None:
+        has_ended = self._course.last is not None
+        command = self._course.wait(None if has_ended else self._looks_at)
+        if isinstance(command, StartWorkers):
+            self._course.give_back(command)
+            self._form(self._agent._initialize_workers)
+        elif isinstance(command, StopWorkers):
+            self._obey(command)
+        elif not has_ended:
+            self._looks_at = self._course.now() + self._group.spec.monitor_interval
+            self._look()
+
+    def _obey(self, command: StopWorkers) -> None:
+        agent = self._agent
+        if self._course.will_restart(command):
+            if isinstance(command.why, WorkerFailed):
+                agent._remaining_restarts = max(0, agent._remaining_restarts - 1)
+            self._form(agent._restart_workers)
+            return
+        called(agent._stop_workers, self._group)
+        if self._group.state is not WorkerState.FAILED:
+            self._group.state = WorkerState.STOPPED
+        self._course.be_stopped()
+
+    def _look(self) -> None:
+        agent, group, course = self._agent, self._group, self._course
+        result = agent._monitor_workers(group)
+        group.state = result.state
+        agent._record_state(result.state)
+        if result.state is WorkerState.SUCCEEDED:
+            course.succeeded(result)
+            agent._exit_barrier()
+            course.retire()
+        elif result.state in BAD:
+            _logger.info("[%s] the workers are %s", group.spec.role, result.state.name)
+            course.failed(result, failures_of(result, group))
+            self._take_back_restarts()
+        elif result.state is not WorkerState.HEALTHY:
+            raise RuntimeError(f"[{group.spec.role}] the workers are {result.state.name}: the agent cannot go on")
+
+    def _take_back_restarts(self) -> None:
+        """If the subclass has lowered the number of restarts, this failure may be the last one of this node."""
+        agent = self._agent
+        left = agent._restarts_left()
+        if agent._remaining_restarts < left:
+            agent._withdrawn_restarts += left - agent._remaining_restarts
+            if agent._remaining_restarts <= 0:
+                self._course.leave()
