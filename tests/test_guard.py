@@ -16,7 +16,7 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the signal of a
 
 
 def guarded(guard: Guard) -> subprocess.Popen[bytes]:
-    ticket = guard.ticket()
+    ticket = guard.ticket(2)
     os.set_inheritable(ticket, True)
     process = subprocess.Popen(["sleep", "1000"], process_group=0, pass_fds=[ticket])
     guard.arm(ticket, process.pid)
@@ -42,7 +42,7 @@ def test_the_end_of_the_guard_kills_every_group_and_nothing_before() -> None:
 def test_a_worker_that_is_dead_before_it_is_armed_is_no_error() -> None:
     """`true` may end before its keeper gets to it."""
     guard = Guard()
-    ticket = guard.ticket()
+    ticket = guard.ticket(2)
     dead = subprocess.Popen(["true"], process_group=0)
     dead.wait()
     guard.arm(ticket, dead.pid)

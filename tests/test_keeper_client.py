@@ -161,6 +161,25 @@ def test_a_flush_that_the_keeper_did_not_live_to_answer_is_asked_for_again(keep:
     assert "after all" in kept.flushed()
 
 
+def test_how_a_stop_has_ended_the_workers_is_told(keep: Keep, tmp_path: Path) -> None:
+    """torch's contexts report the exit codes of workers that they have ended. The events do not hold them."""
+    ready = tmp_path / "ready"
+    scripts = {
+        "0": "exit 3",
+        "1": f"trap 'exit 7' TERM; touch {ready}; while true; do sleep 0.01; done",
+        "2": f"echo > {ready}.2; exec sleep 1000",
+    }
+    kept = keep("sh", "-c", "case $LOCAL_RANK in " + " ".join(f"{k}) {v} ;;" for k, v in scripts.items()) + " esac")
+    kept.ready()
+    kept.run(3)
+    kept.drive_until(lambda: exits(kept) == [0])
+    until(lambda: ready.exists() and (tmp_path / "ready.2").exists())
+    assert kept.keeper.told.exitcodes(0) == {}
+    kept.stop(FOR_EVER)
+    assert kept.keeper.told.exitcodes(0) == {0: 3, 1: 7, 2: -15}
+    assert kept.keeper.told.exitcodes(1) == {}
+
+
 # ---- a keeper that cannot be started, or does not answer ----
 
 

@@ -13,14 +13,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from attrs import evolve
 
 from reknit.adapters.clock import Clock
 from reknit.adapters.keeper.bootstrap import Reservation
 from reknit.adapters.keeper.environment import arguments
 from reknit.adapters.keeper.streams import StreamSettings
+from reknit.core.agent.commands import StartWorkers
 from reknit.core.agent.events import PortReserved, WorkersExited, WorkersStarted, WorkersStopped
 from tests.alone import ENV, ROOT, command, run_alone
-from tests.processes import Make, drive, drive_exits, failures, start, stop, stopped
+from tests.processes import Make, assignment, drive, drive_exits, failures, start, stop, stopped
 
 # ---- starting ----
 
@@ -380,15 +382,14 @@ def test_torchs_store_binds_over_the_reservation(make: Make, clock: Clock) -> No
     script = """
         import os
         from torch.distributed import TCPStore
-        port = int(os.environ["PORT"])
+        port = int(os.environ["MASTER_PORT"])
         store = TCPStore("localhost", port, is_master=True, wait_for_workers=False)
         store.set("key", "value")
         other = TCPStore("127.0.0.1", port, is_master=False)
         assert other.get("key") == b"value"
     """
     workers = make(script=script)
-    workers._env["PORT"] = str(workers.reserve_port())
-    start(workers)
+    workers.start(StartWorkers(0, evolve(assignment(1), master_port=workers.reserve_port())))
     assert failures(drive(workers, clock, WorkersExited)) == []
 
 

@@ -200,6 +200,7 @@ def test_what_survives_sigkill_is_reported_and_left(tmp_path: Path, own_children
         from tests.processes import *
         from reknit.adapters.children import become_subreaper
         from reknit.adapters.keeper import leaders, processes, strays
+        from reknit.adapters.keeper.wire import Process, StartProcesses
         become_subreaper()
         clock = Clock()
         pids, own_children = sys.argv[1], sys.argv[2] == "True"
@@ -212,8 +213,7 @@ def test_what_survives_sigkill_is_reported_and_left(tmp_path: Path, own_children
         stop(workers, 0.1)
         event = stopped(drive(workers, clock, WorkersStopped))
         assert event.stuck == ((worker, grandchild) if own_children else (worker,)), event
-        workers._argv = ("true",)
-        start(workers, 1, 1)
+        workers.start(StartProcesses(1, (Process(0, 0, ("true",)),)))
         drive(workers, clock, WorkersExited)
         stop(workers, 0.1, 1)
         assert stopped(drive(workers, clock, WorkersStopped)).stuck == (), "not again"

@@ -1,9 +1,10 @@
-"""The program of a keeper that is started by exec: `python -I -S boot.py PATHS WIRE AGENT`.
+"""The program of a keeper that is started by exec: `python -I -S boot.py PATHS WIRE AGENT PARCELS`.
 
 1. PATHS is the list of folders from which modules are imported, separated as in the variable PATH.
 2. WIRE is the descriptor of the stream to the agent. `-` means that the stream is stdin and stdout.
 3. AGENT is the pid of the agent, which is the parent of this process. 0: the agent runs on another host.
-4. This program imports reknit only after the paths are set and every other descriptor is closed.
+4. PARCELS is the descriptor of the socket by which the agent sends open files. `-`: there is none.
+5. This program imports reknit only after the paths are set and every other descriptor is closed.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import sys
 
 def main() -> None:
     gc.disable()  # imported modules stay in use, so the collector would find no garbage. `keep` turns it on again
-    paths, wire, agent = sys.argv[1:4]
+    paths, wire, agent, parcels = sys.argv[1:5]
     # The standard library comes first, as in any program. A module beside reknit must not take the place of one of its.
     sys.path += paths.split(os.pathsep)
     open_standard()
@@ -29,12 +30,16 @@ def main() -> None:
         source = int(wire)
         sink = os.dup(source)
         os.set_inheritable(source, False)
-    close_all_but(source, sink)
+    parcels_fd = -1
+    if parcels != "-":
+        parcels_fd = int(parcels)
+        os.set_inheritable(parcels_fd, False)
+    close_all_but(source, sink, parcels_fd)
 
     from reknit.adapters.keeper.process import keep
     from reknit.adapters.keeper.wire import Stream, ToKeeper
 
-    keep(Stream(source, sink, ToKeeper), int(agent), has_console=wire != "-")
+    keep(Stream(source, sink, ToKeeper), int(agent), has_console=wire != "-", parcels=parcels_fd)
 
 
 def open_standard() -> None:

@@ -17,6 +17,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
 from weakref import WeakSet
 
 from attrs import evolve
@@ -24,20 +25,17 @@ from attrs import evolve
 from reknit.adapters.console import LAST_WORDS_S, Console
 from reknit.adapters.ports import CannotStart, Clock
 from reknit.core.agent.commands import ReservePort, StartWorkers, StopWorkers
-from reknit.core.agent.events import (
-    Event,
-    PortReserved,
-    Started,
-    WorkersExited,
-    WorkersStarted,
-    WorkersStopped,
-)
+from reknit.core.agent.events import Event, PortReserved, Started, WorkersExited, WorkersStarted, WorkersStopped
 from reknit.core.job.job import EMPTY
 
 from . import wire
+from .calling import Calling
 from .line import Line
-from .staff import Staff
+from .staff import Staff, Told
 from .start import Start
+
+if TYPE_CHECKING:
+    from .functions import Function
 
 _HELLO_S = 60.0
 """Time for a new keeper to say that it is ready. A keeper that needs longer is killed. Seconds."""
@@ -67,6 +65,7 @@ class Keeper:
         say: Callable[[str], None] = lambda line: None,
         consoles: Mapping[int, Console] = EMPTY,
         on_death: Callable[[], None] = lambda: None,
+        start_method: str = "spawn",
     ) -> None:
         """Starts a keeper at once. Raises `CannotStart`.
 
@@ -75,7 +74,9 @@ class Keeper:
         `say`: shows a line while no keeper with a console is ready.
         `consoles`: needed if the keeper has no console. By stream (1 and 2), where the workers' output goes.
         `on_death`: called when a keeper has died, before the next one is started.
+        `start_method`: how workers that are functions are started.
         """
+        self._calling = Calling(start_method)
         self._clock = clock
         self._configure = configure
         self._nonce = nonce
@@ -93,6 +94,7 @@ class Keeper:
         """Messages that are sent when the keeper is ready."""
         self._pending: list[Event] = []
         self._round: Staff | None = None
+        self.told = Told()
         self._why = ""
         """Why there is no keeper. Empty: there was always one."""
         self._deadline: float | None = None
@@ -124,9 +126,17 @@ class Keeper:
         """The folder of this run on the keeper's host. Empty: there is none, or the keeper is not ready yet."""
         return self._configure.log_dir
 
+    def pids(self, round_: int) -> Mapping[int, int]:
+        """The workers' processes by local rank. Empty before `WorkersStarted` of the round, and after the next one."""
+        return self.told.pids(round_)
+
     # ---- what the loop wants ----
 
-    def start(self, command: StartWorkers) -> None:
+    def start(self, command: StartWorkers | wire.StartProcesses, functions: Mapping[int, Function] = EMPTY) -> None:
+        """`functions`: by local rank, what the processes of the command call. Such a process has an empty `argv`.
+        Raises `FunctionError` if one of them cannot be a worker."""
+        takes_files = self._line is None or self._line.takes_files
+        message = self._calling.message(command, functions, takes_files=takes_files)
         self._round, self._port = Staff(command), 0
         if self._line is None:
             self._failures = 0
@@ -134,7 +144,12 @@ class Keeper:
         if self._line is None:
             self._fail(f"cannot start the keeper of this node's workers: {self._why}", only_first=True)
         else:
-            self._tell(command)
+            self._tell(message)
+
+    def values(self, round_: int) -> Mapping[int, object]:
+        """By local rank: what the functions of the round have returned, until the next start of workers. Raises
+        `FunctionError` if such a value cannot be read in this process."""
+        return self._calling.values(round_)
 
     def stop(self, command: StopWorkers) -> None:
         round_ = self._round
@@ -250,6 +265,9 @@ class Keeper:
                     self._consoles[stream].write(text.encode("utf-8", "surrogateescape"), self)
             case wire.Flushed():
                 self._owes_flush = False
+            case wire.Pids() | wire.Exitcodes():
+                self.told.take(message)
+                self._calling.release()
             case wire.Ping():
                 pass
             case WorkersStarted() | WorkersExited() | WorkersStopped() | PortReserved():
@@ -272,6 +290,7 @@ class Keeper:
     def _noted(self, event: Event) -> Event:
         match event:
             case WorkersExited(_, _, exits) if self._round is not None:
+                event = self._calling.judged(event, self._round.running)
                 self._round.ended(exits)
             case WorkersStopped(at, round_, port, ()) if self._stuck:
                 stuck, self._stuck = self._stuck, ()  # of the last keeper's round, which this one does not know
@@ -367,6 +386,7 @@ class Keeper:
 
     def close(self) -> None:
         """End workers and keeper, and close all descriptors. Bounded in time. May be repeated."""
+        self._calling.close()
         if os.getpid() == self._owner and self._line is not None:
             if self._consoles:
                 self.flush(LAST_WORDS_S)  # output that is still on the wire would be lost with the keeper
@@ -383,6 +403,7 @@ class Keeper:
         line, self._line = self._line, None
         if line is not None:
             line.abandon()
+        self._calling.close()
 
 
 def _cause(error: OSError) -> str:

@@ -24,10 +24,22 @@ def environment(
     `virtual_local_rank`: the worker sees one GPU, as its device 0. Raises `ValueError` if CUDA_VISIBLE_DEVICES in
     `base` names too few devices.
     """
+    given = given_by(base, assignment, worker, run_id=run_id, virtual_local_rank=virtual_local_rank)
+    return whole(base, given, error_file)
+
+
+def whole(base: Mapping[str, str], given: Mapping[str, str], error_file: str) -> dict[str, str]:
+    """`base`, and on top of it `given` and the variable TORCHELASTIC_ERROR_FILE: see `environment`."""
     error = {"TORCHELASTIC_ERROR_FILE": error_file} if error_file else {}
+    handed_down = {name: value for name, value in base.items() if name != "TORCHELASTIC_ERROR_FILE"}
+    return {**handed_down, **given, **error}
+
+
+def given_by(
+    base: Mapping[str, str], assignment: Assignment, worker: WorkerRanks, *, run_id: str, virtual_local_rank: bool
+) -> dict[str, str]:
+    """The variables of a worker that come from its ranks. Raises `ValueError` as `environment` does."""
     return {
-        **{name: value for name, value in base.items() if name != "TORCHELASTIC_ERROR_FILE"},
-        **error,
         **_device(base, worker.local_rank, virtual=virtual_local_rank),
         "RANK": str(worker.rank),
         "WORLD_SIZE": str(assignment.world_size),

@@ -25,17 +25,26 @@ class Guard:
     def __init__(self) -> None:
         self._read_end, self._write_end = os.pipe()
 
-    def ticket(self) -> int:
-        """A read end for one worker to inherit. -1: there is none, because the system or its limits do not allow it.
+    def ticket(self, above: int) -> int:
+        """A read end for one worker to inherit, with a number above this one. -1: there is none, because the system or
+        its limits do not allow it.
 
         The pipe is opened once more for each worker, because the kernel keeps the receiver of the signal per open file.
         """
         if not hasattr(fcntl, "F_SETSIG"):
             return -1
         try:
-            return os.open(f"/proc/self/fd/{self._read_end}", os.O_RDONLY | os.O_NONBLOCK)
+            fd = os.open(f"/proc/self/fd/{self._read_end}", os.O_RDONLY | os.O_NONBLOCK)
         except OSError:
             return -1
+        if fd > above:
+            return fd
+        try:
+            return int(fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, above + 1))
+        except OSError:
+            return -1
+        finally:
+            os.close(fd)
 
     def arm(self, ticket: int, pgid: int) -> None:
         """Let the ticket kill the group `pgid`, once the worker has inherited it. Closes this process's copy."""

@@ -12,7 +12,7 @@ import signal
 from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING
 
-from reknit.adapters.children import descendants, signal_group, signal_process
+from reknit.adapters.children import apart, descendants, signal_group, signal_process
 
 from .guard import Guard
 from .streams import WorkerStreams
@@ -39,25 +39,23 @@ def spawn(
 
     Raises `OSError`. Raises `ValueError` for a command that no process can have, for example one with a null byte.
     """
-    actions: list[tuple[int, int, int] | tuple[int, int, str, int, int]] = [
-        (os.POSIX_SPAWN_DUP2, ours, theirs) for theirs, ours in ends.items()
-    ]
+    actions: list[tuple[int, int, int] | tuple[int, int, str, int, int]] = []
     if 0 not in ends and os.isatty(0):
         # The kernel stops a background group that reads the terminal. The worker would hang, and nobody would know why.
         actions.append((os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0))
-    ticket = guard.ticket()
-    if ticket >= 0:
-        actions.append((os.POSIX_SPAWN_DUP2, ticket, ticket))
+    ticket = guard.ticket(above=max(ends, default=2))
     try:
-        pid = os.posix_spawnp(
-            argv[0],
-            argv,
-            env,
-            file_actions=actions,
-            setpgroup=0,
-            setsigmask=(),
-            setsigdef=(signal.SIGPIPE, signal.SIGXFSZ, *given_back),  # Python ignores the first two
-        )
+        with apart({**ends, **({ticket: ticket} if ticket >= 0 else {})}) as numbers:
+            actions += [(os.POSIX_SPAWN_DUP2, fd, number) for number, fd in numbers.items()]
+            pid = os.posix_spawnp(
+                argv[0],
+                argv,
+                env,
+                file_actions=actions,
+                setpgroup=0,
+                setsigmask=(),
+                setsigdef=(signal.SIGPIPE, signal.SIGXFSZ, *given_back),  # Python ignores the first two
+            )
     except BaseException:
         if ticket >= 0:
             os.close(ticket)
@@ -79,21 +77,18 @@ class Leader:
     """A worker that was started."""
 
     def __init__(
-        self, pid: int, clock: Clock, *, local_rank: int, rank: int, streams: WorkerStreams, folder: str
+        self, pid: int, clock: Clock, *, local_rank: int, rank: int, streams: WorkerStreams, error_file: str
     ) -> None:
         self.pid = pid
         self.local_rank = local_rank
         self.rank = rank
         self.streams = streams
-        self.folder = folder
+        self.error_file = error_file
+        """Empty: there is none."""
         self.exitcode: int | None = None
         """None: the worker lives. Negative: it was killed by that signal."""
         self._reaped = False
         self._watch = PidWatch(pid, clock)
-
-    @property
-    def error_file(self) -> str:
-        return os.path.join(self.folder, "error.json") if self.folder else ""
 
     def look(self) -> bool:
         """True if the worker has died since the last look. The worker is not reaped."""

@@ -10,6 +10,7 @@ import time
 from reknit.adapters.children import reap
 from reknit.adapters.ports import Clock
 
+from .parcels import Parcel, Sender
 from .start import Keeping, Start
 from .wire import Broken, Ended, Shutdown
 
@@ -25,14 +26,30 @@ class Line:
         keeping: Keeping = start()
         self._clock = clock
         self._stream, self.pid, self._fd = keeping.stream, keeping.pid, keeping.fd
+        self._sender = Sender(keeping.parcels)
+        self.takes_files = keeping.parcels is not None
+        """Whether a `Parcel` may be sent to this keeper."""
         clock.watch(self._stream.source)
         if self._fd >= 0:
             clock.watch(self._fd)
         self._stream.wants_to_write = self._watch_sink
 
     def send(self, message: object) -> None:
-        """Never waits."""
-        self._stream.send(message)
+        """Send a message or a `Parcel`. Never waits."""
+        if self._sender.is_waiting or isinstance(message, Parcel):
+            self._sender.add(message)
+            self._send_files()
+        else:
+            self._stream.send(message)
+
+    def _send_files(self) -> None:
+        if not self._sender.is_waiting:
+            return
+        self._clock.unwatch(self._sender.fd)
+        for message in self._sender.ready():
+            self._stream.send(message)
+        if self._sender.is_waiting:
+            self._clock.watch_writable(self._sender.fd)
 
     @property
     def unsent(self) -> int:
@@ -44,6 +61,7 @@ class Line:
         dead or has sent something that is no message, once all earlier messages were returned."""
         # In this order: if the keeper is dead now, everything that it has ever said is read below.
         is_dead = self._fd >= 0 and is_readable(self._fd, 0)
+        self._send_files()
         self._stream.flush()
         messages = self._stream.receive(now)
         if is_dead and not messages:
@@ -77,9 +95,11 @@ class Line:
         """Kill the keeper if it lives, and close everything. Returns how the keeper had ended by itself. Empty: it was
         alive, or how it ended is not known."""
         self._stream.wants_to_write = _nothing
-        for fd in (self._stream.source, self._stream.sink, self._fd):
-            self._clock.unwatch(fd)
+        for fd in (self._stream.source, self._stream.sink, self._fd, self._sender.fd):
+            if fd >= 0:
+                self._clock.unwatch(fd)
         self._stream.close()
+        self._sender.close()
         if self._fd >= 0:
             is_readable(self._fd, _END_S)
         how = _reaped(self.pid)
@@ -97,6 +117,7 @@ class Line:
     def abandon(self) -> None:
         """In a forked child: close its copies of the descriptors. The keeper goes on."""
         self._stream.close()
+        self._sender.close()
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1

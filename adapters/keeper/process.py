@@ -27,10 +27,11 @@ from reknit.adapters.clock import Clock
 from reknit.adapters.console import LAST_WORDS_S, Console
 from reknit.adapters.orphans import MARK, end_marked_counting
 from reknit.core.agent.commands import ReservePort, StartWorkers, StopWorkers
-from reknit.core.agent.events import WorkersStarted
+from reknit.core.agent.events import WorkersStarted, WorkersStopped
 
 from .folder import LogFolder, NoFolder, remove_abandoned, working_folder
 from .guard import continue_on_news
+from .parcels import Receiver
 from .processes import Processes
 from .wire import (
     LARGEST_RECORD,
@@ -41,15 +42,18 @@ from .wire import (
     Broken,
     Configure,
     Credit,
+    Exitcodes,
     Flush,
     Flushed,
     Hello,
     Output,
+    Pids,
     Ping,
     Ready,
     Resized,
     Say,
     Shutdown,
+    StartProcesses,
     Stream,
     Unusable,
 )
@@ -71,11 +75,12 @@ _SWEEP_S = 5.0
 _BUG, _OS_ERROR = 70, 71
 
 
-def keep(stream: Stream, agent_pid: int, *, has_console: bool) -> NoReturn:
+def keep(stream: Stream, agent_pid: int, *, has_console: bool, parcels: int = -1) -> NoReturn:
     """Be the keeper of the agent at the other end of `stream`. Never returns: the process ends here.
 
     `agent_pid`: the agent's process, which is the parent of this one. 0: the agent runs on another host.
     `has_console`: descriptors 1 and 2 are the console. If False, the workers' output crosses the stream.
+    `parcels`: the descriptor of the socket by which the agent sends open files. -1: it sends none.
     """
     inherited = {s for s in _IGNORED if signal.getsignal(s) is signal.SIG_IGN}
     signal.set_wakeup_fd(-1)
@@ -93,7 +98,8 @@ def keep(stream: Stream, agent_pid: int, *, has_console: bool) -> NoReturn:
     try:
         # The workers do not ignore what the keeper ignores. SIGTTOU is the exception: workers run in the background of
         # a terminal, and after `stty tostop` the first line that a worker writes would stop it.
-        keeper = Keeper(stream, agent_pid, has_console, {*_IGNORED} - inherited - {signal.SIGTTOU})
+        given_back = {*_IGNORED} - inherited - {signal.SIGTTOU}
+        keeper = Keeper(stream, agent_pid, has_console, given_back, Receiver(parcels))
     except OSError as error:  # a limit of the operator's, not a bug
         stream.send(Unusable(f"the keeper of this node's workers cannot be started: {error.strerror}"))
         os._exit(_OS_ERROR)
@@ -119,9 +125,17 @@ def _show(error: BaseException) -> None:
 
 
 class Keeper:
-    def __init__(self, stream: Stream, agent_pid: int, has_console: bool, given_back: set[signal.Signals]) -> None:
+    def __init__(
+        self,
+        stream: Stream,
+        agent_pid: int,
+        has_console: bool,
+        given_back: set[signal.Signals],
+        receiver: Receiver,
+    ) -> None:
         self._clock = Clock()
         self._stream = stream
+        self._receiver = receiver
         self._given_back = given_back
         self._agent_fd = pidfd_of(agent_pid) if agent_pid else -1
         self._is_gone = agent_pid != 0 and os.getppid() != agent_pid
@@ -146,6 +160,8 @@ class Keeper:
         if not has_console:
             self._pretend_a_console()
         self._clock.watch(stream.source)
+        if receiver.fd >= 0:
+            self._clock.watch(receiver.fd)
         if self._agent_fd >= 0:
             self._clock.watch(self._agent_fd)
         stream.wants_to_write = self._watch_sink
@@ -168,6 +184,7 @@ class Keeper:
     def _take(self) -> None:
         now = self._clock.now()
         self._stream.flush()
+        self._receiver.receive()
         try:
             messages = self._stream.receive(now)
         except Broken:
@@ -194,8 +211,9 @@ class Keeper:
                 pass  # a ping carries nothing else: `_take` has noted that something came
             case _ if self._workers is None:
                 pass  # the keeper could not be configured, and has said so
-            case StartWorkers():
-                self._workers.start(message)
+            case StartWorkers() | StartProcesses():
+                count = message.descriptors if isinstance(message, StartProcesses) else 0
+                self._workers.start(message, self._receiver.take(count))
             case StopWorkers():
                 self._workers.stop(message)
             case ReservePort():
@@ -268,6 +286,10 @@ class Keeper:
         if workers is None:
             return
         for event in workers.events(now):
+            if isinstance(event, WorkersStarted):
+                self._stream.send(Pids(event.round, workers.pids))
+            if isinstance(event, WorkersStopped):
+                self._stream.send(Exitcodes(*workers.exitcodes))
             self._stream.send(event)
             if not self._has_tidied and isinstance(event, WorkersStarted):
                 self._has_tidied = True

@@ -19,17 +19,15 @@ from reknit.adapters.children import reap, sweep_counting
 from reknit.adapters.console import LAST_WORDS_S
 from reknit.adapters.keeper.bootstrap import Reservation
 from reknit.adapters.keeper.errors import explain
-from reknit.adapters.keeper.streams import STDIN, Streams, StreamSettings, file_with
+from reknit.adapters.keeper.streams import Streams, StreamSettings
 from reknit.core.agent.commands import StartWorkers, StopWorkers
 from reknit.core.agent.events import Event, PortReserved, WorkerExit, WorkersExited, WorkersStarted, WorkersStopped
 from reknit.core.job.entries import WorkerFailure
-from reknit.core.job.ranks import Assignment, WorkerRanks
 
-from .environment import arguments, environment
-from .folder import worker_folder
-from .guard import Guard
-from .leaders import Leader, spawn, spawn_exitcode
+from .launcher import Launcher
+from .leaders import Leader
 from .strays import STUCK_AFTER_S, Strays
+from .wire import StartProcesses, workers_of
 
 if TYPE_CHECKING:
     from reknit.adapters.ports import Clock
@@ -94,23 +92,28 @@ class Processes:
         `virtual_local_rank`: see `environment`.
         """
         self._clock = clock
-        self._argv = tuple(argv)
-        self._env = dict(env)
-        self._run_id = run_id
-        self._log_dir = log_dir
         self._streams = Streams(streams or StreamSettings(), env=env, stdout=stdout, stderr=stderr)
-        self._given_back = given_back
+        self._launcher = Launcher(
+            clock,
+            self._streams,
+            argv=argv,
+            env=env,
+            run_id=run_id,
+            log_dir=log_dir,
+            given_back=given_back,
+            stdin=stdin,
+            virtual_local_rank=virtual_local_rank,
+        )
         self._is_abandoned = is_abandoned
-        self._stdin = stdin
         self._spare = os.open(os.devnull, os.O_RDONLY)
         """A descriptor in reserve. It is closed when no descriptor is left, because reporting that needs one. -1: it
         was used."""
-        self._guard: Guard | None = None
         self._strays = Strays(clock) if own_children else None
         self._round: _Round | None = None
+        self.exitcodes: tuple[int, dict[int, int]] = (-1, {})
+        """The last round that was stopped, and how its workers have ended, by local rank."""
         self._unknown_stops: list[int] = []
         self._master_port = master_port
-        self._virtual_local_rank = virtual_local_rank
         self._reservation: Reservation | None = None
         self._used_ports = set(used_ports)
         self._owes_port = False
@@ -150,64 +153,39 @@ class Processes:
 
     # ---- starting ----
 
-    def start(self, command: StartWorkers) -> None:
+    def start(self, command: StartWorkers | StartProcesses, descriptors: Sequence[int] = ()) -> None:
+        """`descriptors`: the open files that came with the command. They are closed here."""
+        try:
+            self._start(command, descriptors)
+        finally:
+            for fd in descriptors:
+                os.close(fd)
+
+    def _start(self, command: StartWorkers | StartProcesses, descriptors: Sequence[int]) -> None:
         if self._round is not None:
             self.end_all()  # the agent must not ask for this. Two rounds at the same time would be worse
         self._round = _Round(command.round)
         self._wakes_at = _AT_ONCE
-        for worker in command.assignment.workers:
+        for worker in workers_of(command):
             if self._is_abandoned():
                 return
             try:
-                self._round.leaders.append(self._start_one(command.round, command.assignment, worker))
+                self._round.leaders.append(self._launcher.start(command, worker, descriptors))
             except (OSError, ValueError) as error:
                 self._use_spare()
                 # The round fails because of this worker, so the others are not started.
-                self._round.exits.append(WorkerExit(worker.local_rank, self._not_started(worker, error)))
+                self._round.exits.append(WorkerExit(worker.local_rank, self._launcher.failure(worker, error)))
                 return
+
+    @property
+    def pids(self) -> dict[int, int]:
+        """The processes of the round that runs, by local rank. Empty: none runs."""
+        return {} if self._round is None else {leader.local_rank: leader.pid for leader in self._round.leaders}
 
     def _use_spare(self) -> None:
         if self._spare >= 0:
             os.close(self._spare)
             self._spare = -1
-
-    def _start_one(self, round_: int, assignment: Assignment, worker: WorkerRanks) -> Leader:
-        folder = worker_folder(self._log_dir, round_, worker.local_rank, must=self._streams.has_files)
-        ranks = {"local_rank": worker.local_rank, "rank": worker.rank}
-        streams = self._streams.open(**ranks, role=assignment.role, folder=folder)
-        error_file = os.path.join(folder, "error.json") if folder else ""
-        try:
-            self._guard = self._guard or Guard()
-            if self._stdin is not None:
-                streams.ends[STDIN] = file_with(self._stdin)
-            env = environment(
-                self._env,
-                assignment,
-                worker,
-                run_id=self._run_id,
-                error_file=error_file,
-                virtual_local_rank=self._virtual_local_rank,
-            )
-            argv = arguments(self._argv, worker.local_rank)
-            pid = spawn(argv, env, streams.ends, guard=self._guard, given_back=self._given_back)
-        except (OSError, ValueError):
-            streams.spawned()
-            self._streams.release(streams)
-            raise
-        streams.spawned()
-        return Leader(pid, self._clock, **ranks, streams=streams, folder=folder)
-
-    def _not_started(self, worker: WorkerRanks, error: OSError | ValueError) -> WorkerFailure:
-        reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-        # posix_spawn gives the program as the file name. Any other file is one for the worker's output.
-        file = error.filename if isinstance(error, OSError) and error.filename != self._argv[0] else None
-        what = f"cannot write to {file}" if file else f"cannot start {self._argv[0]}"
-        return WorkerFailure(
-            local_rank=worker.local_rank,
-            rank=worker.rank,
-            exitcode=spawn_exitcode(error),
-            message=f"{what}: {reason}",
-        )
 
     # ---- stopping ----
 
@@ -257,6 +235,8 @@ class Processes:
         for leader in round_.leaders:
             leader.reap()
             self._streams.release(leader.streams)
+        exitcodes = {leader.local_rank: leader.exitcode for leader in round_.leaders if leader.exitcode is not None}
+        self.exitcodes = round_.number, exitcodes
         if self._strays is not None and stuck:
             self._strays.give_up(stuck)
         self._round = None
@@ -316,7 +296,7 @@ class Processes:
             message=message,
             traceback=traceback,
             stderr=lines[-_LAST_LINES:],
-            log=leader.folder if leader.streams.files else "",
+            log=next((os.path.dirname(path) for path in leader.streams.files.values()), ""),
         )
 
     @property
@@ -361,9 +341,7 @@ class Processes:
             self._reservation.release()
             self._reservation = None
         self._use_spare()
-        if self._guard is not None:
-            self._guard.close()
-            self._guard = None
+        self._launcher.close()
 
     def close_output(self, deadline_s: float) -> bool:
         """To be called last, after `close`. Waits for the console, drops what the console has not taken, and ends its

@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from reknit.core.agent.commands import StartWorkers, StopWorkers
 from reknit.core.agent.events import WorkerExit
 from reknit.core.job.entries import WorkerFailure
+from reknit.core.job.job import EMPTY
 from reknit.core.job.ranks import WorkerRanks
+
+from .wire import Exitcodes, Pids, Process, StartProcesses, workers_of
 
 _OS_ERROR = 71  # EX_OSERR of sysexits: a shell has no exit code for this
 
 
 class Staff:
-    def __init__(self, command: StartWorkers) -> None:
+    def __init__(self, command: StartWorkers | StartProcesses) -> None:
         self.number = command.round
-        self.running: dict[int, WorkerRanks] = {w.local_rank: w for w in command.assignment.workers}
+        self.running: dict[int, WorkerRanks | Process] = {w.local_rank: w for w in workers_of(command)}
         """By local rank: the workers whose exit was not reported yet."""
         self.stop: StopWorkers | None = None
         """The latest request to stop. None: there was none."""
@@ -41,3 +44,26 @@ class Staff:
         )
         self.running.clear()
         return exits[:1] if only_first else exits
+
+
+class Told:
+    """What a keeper tells of the processes of a round, besides the events."""
+
+    def __init__(self) -> None:
+        self._pids = Pids(-1, EMPTY)
+        self._exitcodes = Exitcodes(-1, EMPTY)
+
+    def take(self, message: Pids | Exitcodes) -> None:
+        if isinstance(message, Pids):
+            self._pids = message
+        else:
+            self._exitcodes = message
+
+    def pids(self, round_: int) -> Mapping[int, int]:
+        """By local rank. Empty before `WorkersStarted` of the round, and after that of the next one."""
+        return self._pids.pids if self._pids.round == round_ else EMPTY
+
+    def exitcodes(self, round_: int) -> Mapping[int, int]:
+        """By local rank: how the workers have ended, those included that the stop has ended. Empty before
+        `WorkersStopped` of the round, and after that of the next one."""
+        return self._exitcodes.exitcodes if self._exitcodes.round == round_ else EMPTY

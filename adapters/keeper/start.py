@@ -21,13 +21,13 @@ from typing import NoReturn
 
 from attrs import frozen
 
-from reknit.adapters.children import pidfd_of
+from reknit.adapters.children import apart, pidfd_of
 
 from . import boot
 from .wire import Stream, ToAgent, ToKeeper
 
-_WIRE = 3
-"""The descriptor of the stream in a keeper that is started by exec."""
+_WIRE, _PARCELS = 3, 4
+"""The descriptors of the stream and of the socket for open files, in a keeper that is started by exec."""
 _OS_ERROR = 71  # sysexits' EX_OSERR
 
 
@@ -40,6 +40,8 @@ class Keeping:
     """The pid of a child of this process: the keeper, or the command that reaches it."""
     fd: int
     """A descriptor that is readable when this child has ended. -1: the system has none."""
+    parcels: socket.socket | None = None
+    """Takes open files for the keeper. None: this keeper cannot be given any."""
 
 
 Start = Callable[[], Keeping]
@@ -56,15 +58,24 @@ def by_exec(env: Mapping[str, str]) -> Keeping:
         theirs.close()
         raise
     try:
-        argv = [sys.executable, "-I", "-S", boot.__file__, os.pathsep.join(_paths()), str(_WIRE), str(os.getpid())]
-        actions = [(os.POSIX_SPAWN_DUP2, theirs.fileno(), _WIRE)]
-        pid = _spawned(argv, env, actions)
+        parcels, taker = socket.socketpair()
+        try:
+            parcels.setblocking(False)
+            argv = [sys.executable, "-I", "-S", boot.__file__, os.pathsep.join(_paths())]
+            argv += [str(_WIRE), str(os.getpid()), str(_PARCELS)]
+            with apart({_WIRE: theirs.fileno(), _PARCELS: taker.fileno()}) as ends:
+                pid = _spawned(argv, env, [(os.POSIX_SPAWN_DUP2, fd, number) for number, fd in ends.items()])
+        except BaseException:
+            parcels.close()
+            raise
+        finally:
+            taker.close()
     except BaseException:
         stream.close()
         raise
     finally:
         theirs.close()
-    return Keeping(stream, pid, pidfd_of(pid))
+    return Keeping(stream, pid, pidfd_of(pid), parcels)
 
 
 def by_fork() -> Keeping:
@@ -107,7 +118,7 @@ def _become(wire: socket.socket, agent: int) -> NoReturn:
 
 def be_one() -> NoReturn:
     """Become a keeper whose stream is the stdin and stdout of this process. `reknit keeper` calls this."""
-    os.execv(sys.executable, [sys.executable, "-I", "-S", boot.__file__, os.pathsep.join(_paths()), "-", "0"])
+    os.execv(sys.executable, [sys.executable, "-I", "-S", boot.__file__, os.pathsep.join(_paths()), "-", "0", "-"])
 
 
 def by_command(prefix: Sequence[str]) -> Keeping:

@@ -25,6 +25,7 @@ from typing import Literal
 from attrs import frozen
 
 from reknit.adapters.console import Console
+from reknit.core.job.job import EMPTY
 
 from .relay import Relay, Tap
 
@@ -96,10 +97,16 @@ class Streams:
         """Whether the output of some worker goes to a file."""
         return bool(self._settings.redirects or self._settings.tee)
 
-    def open(self, *, local_rank: int, rank: int, role: str, folder: str) -> WorkerStreams:
-        """Prepare both streams of a worker. `folder`: an existing folder for its files. Empty: it has no files."""
+    def open(
+        self, *, local_rank: int, rank: int, role: str, folder: str, paths: Mapping[int, str] = EMPTY
+    ) -> WorkerStreams:
+        """Prepare both streams of a worker. `folder`: an existing folder for its files. Empty: it has no files.
+        `paths`: by stream, the file that it is written to. Empty or missing: the stream goes where the settings say."""
         streams = WorkerStreams()
         try:
+            streams.files = {stream: path for stream, path in paths.items() if path}
+            for stream, path in streams.files.items():
+                streams.ends[stream] = _create(path)
             self._open(streams, local_rank, rank, role, folder)
         except BaseException:
             streams.spawned()
@@ -112,6 +119,8 @@ class Streams:
         is_shown = not settings.shown or local_rank in settings.shown
         plain = []
         for stream in (STDOUT, STDERR):
+            if stream in streams.files:
+                continue
             tee = _has(settings.tee, local_rank, stream)
             to_file = tee or _has(settings.redirects, local_rank, stream)
             if to_file and folder:

@@ -15,18 +15,19 @@ from __future__ import annotations
 import json
 import os
 import signal
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, get_args
 
 from attrs import frozen
 
 from reknit.core.agent.commands import ReservePort, StartWorkers, StopWorkers
 from reknit.core.agent.events import PortReserved, WorkersExited, WorkersStarted, WorkersStopped
+from reknit.core.job.ranks import WorkerRanks
 from reknit.core.text.codec import CodecError, decode, encode
 
 from .streams import StreamSettings
 
-VERSION = 1
+VERSION = 2
 """The version of the messages. Both sides must have the same."""
 LARGEST_RECORD = 16_384
 """Bytes of a worker's output in one `Output`, at most."""
@@ -44,6 +45,41 @@ _LONGEST_LINE = 1 << 26
 
 
 # ---- agent → keeper, beside StartWorkers, StopWorkers and ReservePort ----
+
+
+@frozen
+class Process:
+    """One worker of a `StartProcesses`."""
+
+    local_rank: int
+    rank: int
+    """The global rank."""
+    argv: tuple[str, ...]
+    env: tuple[tuple[str, str], ...] = ()
+    """Variables on top of those with which the environment of every worker begins."""
+    stdout: str = ""
+    stderr: str = ""
+    """The file that the stream is written to. Its folder exists. Empty: the stream goes where the `StreamSettings` of
+    the keeper send it."""
+    error_file: str = ""
+    """The file into which the worker writes why it failed, as the variable TORCHELASTIC_ERROR_FILE. Its folder exists.
+    Empty: the worker has no such variable."""
+    descriptors: tuple[tuple[int, int], ...] = ()
+    """Open files that the worker gets besides its streams: the number in the worker, and which one of the files that
+    were sent with the command."""
+
+
+@frozen
+class StartProcesses:
+    """Start these workers, for an agent that has worked out itself what each of them gets.
+
+    Answered as `StartWorkers` is, by the same events.
+    """
+
+    round: int
+    processes: tuple[Process, ...]
+    descriptors: int = 0
+    """Number of open files that were sent before this message, beside the stream (`parcels.py`)."""
 
 
 @frozen
@@ -116,6 +152,25 @@ class Shutdown:
 
 
 @frozen
+class Pids:
+    """The processes of a round. Sent just before `WorkersStarted`."""
+
+    round: int
+    pids: Mapping[int, int]
+    """By local rank. A worker that could not be started is missing."""
+
+
+@frozen
+class Exitcodes:
+    """How the workers of a round have ended, those that the stop has ended included. Sent just before
+    `WorkersStopped`."""
+
+    round: int
+    exitcodes: Mapping[int, int]
+    """By local rank. A worker that was not started, or that survives SIGKILL, is missing."""
+
+
+@frozen
 class Hello:
     """The keeper's first message."""
 
@@ -171,10 +226,10 @@ class Ping:
     """The sender lives."""
 
 
-ToKeeper = Configure | StartWorkers | StopWorkers | ReservePort | Say | Flush | Resized | Credit | Shutdown | Ping
-ToAgent = (
-    Hello | Ready | Unusable | WorkersStarted | WorkersExited | WorkersStopped | PortReserved | Output | Flushed | Ping
-)
+_Wanted = StartWorkers | StartProcesses | StopWorkers | ReservePort
+_Happened = WorkersStarted | WorkersExited | WorkersStopped | PortReserved
+ToKeeper = _Wanted | Configure | Say | Flush | Resized | Credit | Shutdown | Ping
+ToAgent = _Happened | Hello | Ready | Unusable | Pids | Exitcodes | Output | Flushed | Ping
 
 
 class Broken(Exception):
@@ -299,7 +354,7 @@ class Stream:
         self.source = self.sink = -1
 
 
-_STAMPED = frozenset(cls.__name__ for cls in (WorkersStarted, WorkersExited, WorkersStopped, PortReserved))
+_STAMPED = frozenset(cls.__name__ for cls in get_args(_Happened))
 
 
 def _write(fd: int, data: bytes) -> int:
@@ -322,6 +377,11 @@ def _write(fd: int, data: bytes) -> int:
 
 def _nothing(is_wanted: bool) -> None:
     """Does nothing: no caller has asked to be told."""
+
+
+def workers_of(command: StartWorkers | StartProcesses) -> Sequence[WorkerRanks | Process]:
+    """The workers that the command wants started."""
+    return command.assignment.workers if isinstance(command, StartWorkers) else command.processes
 
 
 def variables(env: Mapping[str, str]) -> tuple[tuple[str, str], ...]:

@@ -1,7 +1,8 @@
 """The keeper of a `PContext`, driven by the thread that calls.
 
 1. The keeper is started with the first round, and again when something that workers inherit has changed: a variable of
-   `os.environ`, or the working folder. So workers see what they would see if this process started them.
+   `os.environ`, the working folder, or how functions are started. So workers see what they would see if this process
+   started them.
 2. A keeper carries out one round at a time.
 3. Only the process that opened a keeper uses and closes it. In a forked child `close` does nothing.
 """
@@ -11,6 +12,7 @@ from __future__ import annotations
 import os
 from functools import partial
 from logging import getLogger
+from typing import TYPE_CHECKING
 
 from attrs import frozen
 
@@ -19,6 +21,9 @@ from reknit.adapters.keeper.client import Keeper
 from reknit.adapters.keeper.folder import working_folder
 from reknit.adapters.keeper.start import by_exec
 from reknit.adapters.keeper.wire import Configure
+
+if TYPE_CHECKING:
+    from .kept import KeptProcesses
 
 _logger = getLogger(__name__)
 
@@ -29,7 +34,9 @@ class SharedKeeper:
 
     def __init__(self, name: str = "reknit") -> None:
         """Starts nothing. `name`: what the processes are, for their mark."""
-        self.clock = Clock()
+        self.user: KeptProcesses | None = None
+        """Whose processes run on the keeper, or ran last."""
+        self._clock: Clock | None = None
         self._name = name
         self._owner = os.getpid()
         self._keeper: Keeper | None = None
@@ -37,13 +44,30 @@ class SharedKeeper:
         self._round = -1
         self._is_closed = False
 
-    def keeper(self) -> Keeper:
-        """The keeper. It is started if there is none that is fit to start workers now. Raises `CannotStart`."""
-        if self._is_closed or os.getpid() != self._owner:
-            raise RuntimeError("this keeper was closed, or belongs to the parent of this process")
-        inherited = _Inherited(dict(os.environ), working_folder())
+    @property
+    def clock(self) -> Clock:
+        """What waits for the keeper."""
+        if self._clock is None:
+            self._clock = Clock()
+        return self._clock
+
+    def check_owner(self) -> None:
+        """Raises `RuntimeError` in a forked child."""
+        if os.getpid() != self._owner:
+            raise RuntimeError("these processes belong to the parent of this process, which was forked")
+
+    def keeper(self, start_method: str | None = None) -> Keeper:
+        """The keeper. It is started if there is none that is fit to start workers now. Raises `CannotStart`.
+
+        `start_method`: how functions are started. None: programs are started."""
+        self.check_owner()
+        if self._is_closed:
+            raise RuntimeError("this keeper was closed")
+        if start_method is None:
+            start_method = "spawn" if self._inherited is None else self._inherited.start_method
+        inherited = _Inherited(dict(os.environ), working_folder(), start_method)
         if self._keeper is not None and inherited != self._inherited:
-            self._end_keeper()
+            self.end()
         if self._keeper is None:
             self._keeper = self._opened(inherited)
             self._inherited = inherited
@@ -58,7 +82,8 @@ class SharedKeeper:
             log_base=os.devnull,  # the files of workers are named by the context
             mark=f"{self._name}/{nonce}",
         )
-        return Keeper(self.clock, configure, nonce, partial(by_exec, inherited.env), say=_logger.warning)
+        start = partial(by_exec, inherited.env)
+        return Keeper(self.clock, configure, nonce, start, say=_logger.warning, start_method=inherited.start_method)
 
     def next_round(self) -> int:
         """A number for a round that this keeper has not used yet."""
@@ -72,11 +97,13 @@ class SharedKeeper:
             return
         self._is_closed = True
         try:
-            self._end_keeper()
+            self.end()
         finally:
-            self.clock.close()
+            if self._clock is not None:
+                self._clock.close()
 
-    def _end_keeper(self) -> None:
+    def end(self) -> None:
+        """End the keeper, and with it what it has started, at once. The next start has another keeper."""
         keeper, self._keeper = self._keeper, None
         if keeper is not None:
             keeper.close()
@@ -88,3 +115,5 @@ class _Inherited:
 
     env: dict[str, str]
     cwd: str
+    start_method: str
+    """How functions are started."""

@@ -31,16 +31,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from reknit.adapters.clock import Clock
-
 from ...events import Event, EventSource, record
 from ...metrics import prof, put_metric
-from ...multiprocessing import SignalException
+from ...multiprocessing.signals import SignalException, holding_back
 from ...utils.logging import get_logger
-from .course import Course, Ended, settings_of
+from .course import Course, Ended
 from .group import RunResult, Worker, WorkerGroup, WorkerSpec, WorkerState, _RoleInstanceInfo
 from .hooks import called
-from .ranks import alone, workers_alike, workers_of, workers_over_store
+from .ranks import alone, wait_for_all, workers_alike, workers_of, workers_over_store
 from .results import leave_error_file, run_result
 from .turns import Turns
 
@@ -56,8 +54,6 @@ __all__ = [
 ]
 
 DEFAULT_ROLE = "default"
-_BARRIER = "torchelastic/agent/terminal_state"
-"""Where the exit barrier stands in a torch handler's store. torch's agents use the same key."""
 _HURRY_S = 5
 """Time that a second signal leaves to workers that are being stopped. Seconds."""
 logger = get_logger(__name__)
@@ -178,6 +174,8 @@ class SimpleElasticAgent(ElasticAgent):
         role = worker_group.spec.role
         logger.info("[%s] waiting for a round", role)
         self._rendezvous(worker_group)
+        if self._course is not None:
+            self._course.be_in_round()
         logger.info("[%s] starting workers", role)
         for local_rank, worker_id in self._start_workers(worker_group).items():
             worker = worker_group.workers[local_rank]
@@ -225,7 +223,8 @@ class SimpleElasticAgent(ElasticAgent):
             finally:
                 self._is_in_run = False
                 self._total_execution_time = int(time.monotonic() - start)
-                self._close_course()
+                with holding_back():
+                    self._close_course()
 
     def _end_workers(self, death_sig: int | None) -> None:
         """End all workers. Each further signal meanwhile shortens the time that they get."""
@@ -244,9 +243,7 @@ class SimpleElasticAgent(ElasticAgent):
         spec = self._worker_group.spec
         logger.info("[%s] starting %s", spec.role, spec.get_entrypoint_name())
         self._withdrawn_restarts = 0
-        self._course = course = Course(
-            settings_of(spec, self._shutdown_timeout), self._news_clock(), master_port=spec.master_port or 0
-        )
+        self._course = course = self._opened_course()
         try:
             Turns(self, course).run()
         except Ended:
@@ -255,10 +252,8 @@ class SimpleElasticAgent(ElasticAgent):
             if not self._is_in_run:
                 self._close_course()
 
-    def _news_clock(self) -> Clock | None:
-        """The clock that the end of a worker wakes, for `run` to wait in. None: the agent has none, and looks at its
-        workers every `monitor_interval` seconds only."""
-        return None
+    def _opened_course(self) -> Course:
+        return Course(self._worker_group.spec, self._shutdown_timeout)
 
     def _exit_barrier(self) -> None:
         """Wait until the other nodes have ended as well, at most for `exit_barrier_timeout` seconds. If a node fails
@@ -267,11 +262,11 @@ class SimpleElasticAgent(ElasticAgent):
         logger.info("the workers of this node have ended; waiting for the other nodes, at most %s s", timeout)
         self._in_exit_barrier = True
         try:
-            if self._course is None and self._store is not None:
-                from ...utils import store as store_util  # torch's module
-
-                store_util.barrier(self._store, self._worker_group.group_world_size, _BARRIER, timeout)
-            elif self._course is not None and not self._course.stay(timeout):
+            if self._store is not None:
+                has_ended = wait_for_all(self._store, self._worker_group.group_world_size or 1, timeout, time.sleep)
+            else:
+                has_ended = self._course is None or self._course.stay(timeout)
+            if not has_ended:
                 logger.warning("the other nodes have not ended within %s s", timeout)
         except SignalException as e:
             logger.warning("%s while this agent waits for the other nodes", e)
@@ -350,7 +345,7 @@ class SimpleElasticAgent(ElasticAgent):
             more["worker_pid"] = [worker_pid]
         handler = spec.rdzv_handler
         metadata = {
-            "run_id": handler.get_run_id() if handler is not None else self._run_id(),
+            "run_id": self._run_id(),
             "global_rank": None if worker is None else worker.global_rank,
             "group_rank": group.group_rank,
             "worker_id": None if worker is None else str(worker.id),
@@ -367,7 +362,10 @@ class SimpleElasticAgent(ElasticAgent):
         return Event(f"torchelastic.worker.status.{state}", source=source, metadata=metadata)
 
     def _run_id(self) -> str:
-        return self._course.run_id if self._course is not None else ""
+        if self._course is not None:
+            return self._course.run_id
+        handler = self._worker_group.spec.rdzv_handler
+        return str(handler.get_run_id()) if handler is not None else ""
 
     def _record_state(self, state: WorkerState) -> None:
         """Publish what the latest look at the workers has shown."""

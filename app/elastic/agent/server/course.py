@@ -4,8 +4,7 @@ All judgement is the core's. A course hands its commands to the thread that call
 to the core.
 
 1. Only the thread that made a course uses it.
-2. The thread waits in the clock `news`, which is woken by a command, by the end of the loop, and by whatever else the
-   agent watches with it.
+2. The thread waits for a command, for the end of the loop, and, while it looks at workers, for news of them.
 3. A course is closed after the workers have ended.
 """
 
@@ -18,16 +17,20 @@ from typing import Any, Protocol, runtime_checkable
 from reknit.adapters.clock import Clock
 from reknit.app.launch import Running
 from reknit.app.settings import Meeting, Settings
+from reknit.app.wire import Wired
 from reknit.core.agent.commands import Result, StartWorkers, StopWorkers
 from reknit.core.agent.states import WorkerState as CoreState
 from reknit.core.job.entries import RestartPolicy, Terms, WorkerFailure
 from reknit.core.job.ranks import Assignment
 from reknit.core.job.reasons import AllSucceeded, WorkerFailed
 
+from ...multiprocessing.signals import holding_back
+from ...rendezvous.foreign import ForeignRendezvous
 from ...utils.logging import get_logger
 from .group import RunResult, WorkerSpec
 from .hooked import HookedWorkers
-from .ranks import Place, place_of
+from .ranks import Place, place_at, place_of
+from .results import is_graceful_exit
 
 _FAREWELL_S = 15.0
 """Time for the agent to say goodbye to the others. The store may not answer. Seconds."""
@@ -59,8 +62,9 @@ class MeetingHandler(Protocol):
 
 
 def settings_of(spec: WorkerSpec, grace_s: float) -> Settings:
-    """What the core needs of a spec. `grace_s`: the time that workers get to end. Raises `TypeError` for a handler that
-    is none of reknit's own, and `ValueError` for nonsense."""
+    """What the core needs of a spec. `grace_s`: the time that workers get to end. Raises `ValueError` for nonsense.
+
+    An agent with a handler of torch is alone in a private journal: see `foreign.py` of the rendezvous package."""
     handler = spec.rdzv_handler
     common: dict[str, Any] = {
         "command": (spec.get_entrypoint_name() or "worker",),
@@ -72,9 +76,7 @@ def settings_of(spec: WorkerSpec, grace_s: float) -> Settings:
     if handler is None:
         return Settings(terms=Terms(restarts=RestartPolicy(max_restarts=spec.max_restarts)), **common)
     if not isinstance(handler, MeetingHandler):
-        raise TypeError(
-            f"WorkerSpec.rdzv_handler must come from reknit.elastic.rendezvous, or be None, not {handler!r:.100}"
-        )
+        return Settings(run_id=str(handler.get_run_id()) or os.urandom(8).hex(), **common)
     meeting, run_id = handler.meeting(), handler.get_run_id()
     return Settings(
         terms=handler.terms(spec.max_restarts),
@@ -87,41 +89,66 @@ def settings_of(spec: WorkerSpec, grace_s: float) -> Settings:
     )
 
 
+def _foreign(spec: WorkerSpec) -> ForeignRendezvous | None:
+    """What calls a handler of torch. None: the handler is reknit's own, or there is none."""
+    handler = spec.rdzv_handler
+    if handler is None or isinstance(handler, MeetingHandler):
+        return None
+    return ForeignRendezvous(handler, spec.max_restarts, poll_s=spec.monitor_interval)
+
+
 class Course:
     """One run of an agent. The agent's loop runs from the start."""
 
-    def __init__(self, settings: Settings, news: Clock | None, *, master_port: int = 0) -> None:
-        """`news`: the clock in which the calling thread waits. None: the course makes one, and closes it.
-        `master_port`: the bootstrap port of every round. 0: another free port for each round. May wait some seconds for
-        the store. Raises `Prevented`, `CannotStart`."""
+    def __init__(self, spec: WorkerSpec, grace_s: float) -> None:
+        """`grace_s`: the time that workers get to end. May wait some seconds for the store. Raises `ValueError`,
+        `Prevented` and `CannotStart`."""
+        settings = settings_of(spec, grace_s)
         self._owner = os.getpid()
-        self._news = news if news is not None else Clock()
-        self._own_clock = self._news if news is None else None
-        self._master_port = master_port
+        self._clock = Clock()
+        self._workers_clock: Clock | None = None
+        self._master_port = spec.master_port or 0
         self._has_ended = False
         self._hooked: HookedWorkers
         self._round: StartWorkers | None = None
         """The round that is formed or runs. None: it was stopped, or there was none."""
-        self._is_up = False
-        """Its workers were started."""
+        self._is_formed = False
+        """`next_round` has returned the round that is being formed, or that runs."""
         self._settings = settings
+        self._foreign = _foreign(spec)
         self.run_id = settings.run_id
         self.last: RunResult | None = None
         """The end of this node's workers in the present round. None: they run."""
         try:
-            self._running = Running(settings, say=_logger.info, workers=self._open, on_end=self._end)
+            self._running = Running(
+                settings, say=_logger.info, workers=self._open, rewire=self._rewire, on_end=self._end
+            )
             self._running.start()
         except BaseException:
-            self._close_clock()
+            self._clock.close()
             raise
 
     def _open(self, clock: Clock, nonce: str, mark: str) -> HookedWorkers:
-        self._hooked = HookedWorkers(clock, nonce, mark, news=self._news.wake, master_port=self._master_port)
+        self._hooked = HookedWorkers(clock, nonce, mark, news=self._wake, master_port=self._master_port)
         return self._hooked
+
+    def _rewire(self, wired: Wired) -> None:
+        if self._foreign is not None:
+            self._foreign.rewire(wired)
 
     def _end(self) -> None:
         self._has_ended = True
-        self._news.wake()
+        self._wake()
+
+    def _wake(self) -> None:
+        self._clock.wake()
+        if self._workers_clock is not None:
+            self._workers_clock.wake()
+
+    def watch(self, clock: Clock) -> None:
+        """Wait in this clock while workers run: it is also woken by news of them. The caller closes it, after the
+        course."""
+        self._workers_clock = clock
 
     @property
     def mark(self) -> str:
@@ -137,13 +164,26 @@ class Course:
 
     # ---- commands ----
 
-    def wait(self, until: float | None) -> StartWorkers | StopWorkers | None:
-        """The next command. None: there is news of another kind, or the time `until` has come. Raises `Ended`."""
-        command = self._taken()
-        if command is None and (until is None or self._news.now() < until):
-            self._news.wait(until)
-            command = self._taken()
+    def wait(self, until: float | None = None) -> StartWorkers | StopWorkers | None:
+        """The next command. Raises `Ended`.
+
+        `until`: None waits for a command alone. A time waits for news of workers as well, and returns None then, or
+        when that time has come.
+        """
+        while (command := self._taken()) is None:
+            if until is None:
+                self._pause(self._clock, None)
+            elif self.now() >= until:
+                return None
+            else:
+                self._pause(self._workers_clock or self._clock, until)
+                return self._taken()
         return command
+
+    def _pause(self, clock: Clock, until: float | None) -> None:
+        """Wait for news. A signal ends the wait, and is raised when the clock is left."""
+        with holding_back(clock.wake):
+            clock.wait(until)
 
     def _taken(self) -> StartWorkers | StopWorkers | None:
         command = self._hooked.taken()
@@ -152,19 +192,20 @@ class Course:
         return command
 
     def now(self) -> float:
-        return self._news.now()
+        return self._clock.now()
 
     def next_place(self) -> Place:
         """The place of this node in the next round. See `next_round`."""
-        return place_of(self.next_round())
+        assignment = self.next_round()
+        return place_of(assignment) if self._foreign is None else place_at(self._foreign.info)
 
     def next_round(self) -> Assignment:
         """Report that the workers of the last round have ended, and wait for the next one. Raises `Ended`."""
         self.be_stopped()
         while True:
-            command = self.wait(None)
+            command = self.wait()
             if isinstance(command, StartWorkers):
-                self._round, self._is_up, self.last = command, False, None
+                self._round, self._is_formed, self.last = command, True, None
                 if not self._is_stopped_already():
                     return command.assignment
                 self.be_stopped()
@@ -175,6 +216,16 @@ class Course:
         if command is not None:
             self._hooked.put_back(command)
         return isinstance(command, StopWorkers)
+
+    def form(self) -> None:
+        """Another round is going to be formed."""
+        self._is_formed = False
+
+    def be_in_round(self) -> None:
+        """Call `next_round` if nobody has since `form`: whoever did the rendezvous did it without the core. Raises
+        `Ended`."""
+        if not self._is_formed:
+            self.next_round()
 
     def give_back(self, command: StartWorkers) -> None:
         """Let `next_round` find this command."""
@@ -192,12 +243,11 @@ class Course:
     # ---- reports ----
 
     def be_started(self) -> None:
-        """The workers of the round run."""
-        if self._round is None:
-            self.next_round()
-        if self._round is not None and not self._is_up:
-            self._is_up = True
-            self._hooked.report_started(self._round.round)
+        """The workers of the round run. Raises `Ended` as `be_in_round` does."""
+        self.be_in_round()
+        self._hooked.report_started(self.assignment.round)
+        if self._foreign is not None:
+            self._foreign.be_started()
 
     def be_stopped(self) -> None:
         """No worker of the round runs any more."""
@@ -221,11 +271,11 @@ class Course:
 
     def stay(self, timeout_s: float) -> bool:
         """Wait until the job has ended, or another round begins. False: neither is so after `timeout_s` seconds."""
-        until = self._news.now() + timeout_s
+        until = self.now() + timeout_s
         while not (self._has_ended or self._hooked.has_start()):
-            if self._news.now() >= until:
+            if self.now() >= until:
                 return False
-            self._news.wait(until)
+            self._pause(self._clock, until)
         return True
 
     def leave(self, signum: int = signal.SIGTERM) -> None:
@@ -245,7 +295,10 @@ class Course:
         raise Ended
 
     def result(self) -> Result:
-        """How the agent has ended. Raises what the loop has raised."""
+        """How the agent has ended. Raises what the loop has raised, and what a handler of torch has raised."""
+        error = None if self._foreign is None else self._foreign.error
+        if error is not None and not is_graceful_exit(error):
+            raise error
         result = self._running.join(_FAREWELL_S)
         return result if result is not None else Result(CoreState.STOPPED, AllSucceeded())
 
@@ -262,8 +315,4 @@ class Course:
                 self._running.join(_FAREWELL_S)
         finally:
             self._running.close()
-            self._close_clock()
-
-    def _close_clock(self) -> None:
-        if self._own_clock is not None:
-            self._own_clock.close()
+            self._clock.close()

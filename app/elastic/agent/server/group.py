@@ -53,7 +53,7 @@ class WorkerSpec:
     numa_options: Any = None
     """Which CPUs the workers may use: torch's `NumaOptions`. None: all."""
     duplicate_stdout_filters: list[str] | None = None
-    """Lines of the workers' stdout that contain one of these texts are copied to a file. None: there is no such file."""
+    """Lines of the workers' stdout that contain one of these texts are copied to a file. None: there is no file."""
     duplicate_stderr_filters: list[str] | None = None
     """The same for stderr."""
     virtual_local_rank: bool = False

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import time
+from collections.abc import Callable
 from typing import Any
 
 from attrs import frozen
@@ -16,6 +18,10 @@ from .group import Worker, WorkerGroup, WorkerSpec, _RoleInstanceInfo
 _INFO = "torchelastic/role_info/"
 _RANKS = "torchelastic/assigned_ranks/"
 """Keys in the store of a round, each followed by a group rank. torch's agents use the same."""
+
+
+_BARRIER = "torchelastic/agent/terminal_state"
+_POLL_S = 0.05
 
 
 @frozen
@@ -40,7 +46,11 @@ def alone(spec: WorkerSpec) -> Place:
         reservation = Reservation()
         reservation.release()  # nobody would do it later
         return Place(0, 1, "127.0.0.1", reservation.port)
-    info = spec.rdzv_handler.next_rendezvous()
+    return place_at(spec.rdzv_handler.next_rendezvous())
+
+
+def place_at(info: Any) -> Place:
+    """The place that a handler of torch has found: its `RendezvousInfo`."""
     bootstrap = info.bootstrap_store_info
     return Place(info.rank, info.world_size, bootstrap.master_addr, bootstrap.master_port, info.store)
 
@@ -74,10 +84,8 @@ def assignment_of(group: WorkerGroup, *, round_: int, restart_count: int) -> Ass
 
 def workers_alike(group_rank: int, group_world_size: int, spec: WorkerSpec) -> list[Worker]:
     """The workers of this node, if all nodes have the same role and the same number of workers."""
-    world_size = group_world_size * spec.local_world_size
-    return _workers(
-        group_rank * spec.local_world_size, world_size, group_rank * spec.local_world_size, world_size, spec
-    )
+    base, world_size = group_rank * spec.local_world_size, group_world_size * spec.local_world_size
+    return _workers(base, world_size, base, world_size, spec)
 
 
 def workers_over_store(store: Any, group_rank: int, group_world_size: int, spec: WorkerSpec) -> list[Worker]:
@@ -95,6 +103,23 @@ def workers_over_store(store: Any, group_rank: int, group_world_size: int, spec:
         store.multi_set([f"{_RANKS}{rank}" for rank in range(group_world_size)], [json.dumps(base) for base in bases])
     rank, world_size, role_rank, role_world_size = json.loads(store.get(f"{_RANKS}{group_rank}"))
     return _workers(rank, world_size, role_rank, role_world_size, spec)
+
+
+def wait_for_all(store: Any, count: int, timeout_s: float, pause: Callable[[float], None]) -> bool:
+    """The exit barrier of agents that share a store: wait until all `count` agents are here. False: they are not after
+    `timeout_s` seconds. `pause`: waits so many seconds.
+
+    torch's agents take part with the same keys. The store is asked again and again: a call that waits in the store
+    could not be ended by a signal, and would hold up the handler, which uses the same connection.
+    """
+    if store.add(f"{_BARRIER}/num_members", 1) == count:
+        store.set(f"{_BARRIER}/last_member", "")
+    give_up = time.monotonic() + timeout_s
+    while not store.check([f"{_BARRIER}/last_member"]):
+        if time.monotonic() >= give_up:
+            return False
+        pause(_POLL_S)
+    return True
 
 
 def _bases(infos: list[_RoleInstanceInfo]) -> list[tuple[int, int, int, int]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import time
-from typing import NoReturn
+from typing import Any
 
 from reknit.adapters.keeper.errors import explain, write_document
 from reknit.core.agent import reasons as own
@@ -48,8 +48,10 @@ def failures_of(result: RunResult, group: WorkerGroup) -> tuple[WorkerFailure, .
 
 def _worker_failure(local_rank: int, rank: int, failure: ProcessFailure) -> WorkerFailure:
     message, traceback = explain(failure.error_file, ())
-    if not message and isinstance(failure.message, str):
-        message = failure.message
+    if not message and isinstance(failure.message, dict):  # from the worker's stderr
+        message, traceback = _texts(failure.message)
+    elif not message and failure.message != ProcessFailure(local_rank, failure.pid, failure.exitcode, "").message:
+        message = str(failure.message)  # a text that was not made up from the exit code
     return WorkerFailure(
         local_rank=local_rank,
         rank=rank,
@@ -58,6 +60,12 @@ def _worker_failure(local_rank: int, rank: int, failure: ProcessFailure) -> Work
         message=message,
         traceback=traceback,
     )
+
+
+def _texts(message: dict[str, Any]) -> tuple[str, str]:
+    extra = message.get("extraInfo")
+    stack = extra.get("py_callstack") if isinstance(extra, dict) else None
+    return str(message.get("message") or ""), str(stack or "")
 
 
 def process_failure(failure: WorkerFailure) -> ProcessFailure:
@@ -87,7 +95,7 @@ def run_result(ended: Result, last: RunResult | None) -> RunResult:
     if ended.failures:
         root = _root_of(ended)
         return RunResult(WorkerState.FAILED, failures={root.rank: process_failure(root)})
-    _raise(ended)
+    raise _error(ended)
 
 
 def _failed(last: RunResult, ended: Result) -> RunResult:
@@ -105,7 +113,7 @@ def _root_of(ended: Result) -> WorkerFailure:
     return root_cause_of(tuple(ended.failures.values()))
 
 
-def _raise(ended: Result) -> NoReturn:
+def _error(ended: Result) -> Exception:
     match ended.why:
         case reasons.TooFewNodes():
             name = "RendezvousTimeoutError"
@@ -116,8 +124,13 @@ def _raise(ended: Result) -> NoReturn:
         case _:
             name = "RendezvousClosedError"
     # Whoever catches torch's error has loaded its module.
-    kind = getattr(sys.modules.get(_TORCHS_ERRORS), name, RendezvousFailed)
-    raise kind(reason_text(ended.why))
+    kind: type[Exception] = getattr(sys.modules.get(_TORCHS_ERRORS), name, RendezvousFailed)
+    return kind(reason_text(ended.why))
+
+
+def is_graceful_exit(error: BaseException) -> bool:
+    """A handler of torch needs this node no more. That is no failure."""
+    return isinstance(error, getattr(sys.modules.get(_TORCHS_ERRORS), "RendezvousGracefulExitError", ()))
 
 
 def leave_error_file(result: RunResult) -> None:

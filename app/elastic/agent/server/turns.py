@@ -4,7 +4,7 @@ and tells the core what they have found."""
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 from reknit.core.agent.commands import StartWorkers, StopWorkers
 from reknit.core.job.reasons import WorkerFailed
@@ -31,13 +31,14 @@ class Turns:
         self._looks_at = course.now()
         """When the workers are looked at again, on the clock of the course."""
 
-    def run(self) -> None:
+    def run(self) -> NoReturn:
         """Run the agent until no round follows. Raises `Ended` then, and whatever a method of the agent raises."""
         self._form(self._agent._initialize_workers)
         while True:
             self._turn()
 
     def _form(self, form: Callable[[WorkerGroup], None]) -> None:
+        self._course.form()
         form(self._group)
         self._course.be_started()
         self._looks_at = self._course.now() + self._group.spec.monitor_interval

@@ -88,6 +88,17 @@ class ProcessFailure:
         return _NO_TRACEBACK
 
     @property
+    def has_error_file(self) -> bool:
+        return self.error_file != _NOT_AVAILABLE
+
+    def keep(self, owner: object) -> None:
+        """Keep the owner of the error file, which removes it when nobody uses the owner any more."""
+        self._owner = owner
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if name != "_owner"}
+
+    @property
     def exit_code(self) -> int:
         """The same as `exitcode`. The documentation uses this name."""
         return self.exitcode

@@ -1,0 +1,318 @@
+"""Functions as workers, on the side of the agent.
+
+1. A function and its arguments are pickled in this process, as `multiprocessing` does it when it spawns a process. So
+   queues, events, locks and shared tensors can be arguments. The same function with the same arguments is pickled
+   once.
+2. The keeper gets open files and a command line. It never unpickles.
+3. Each worker has one file without a name. This process writes into it what `multiprocessing` must know, and the worker
+   replaces that by the value that its function has returned.
+4. A mistake of the caller raises `FunctionError`, before any process is started.
+"""
+
+from __future__ import annotations
+
+import inspect
+import io
+import mmap
+import os
+import pickle
+import sys
+from collections import ChainMap
+from collections.abc import Callable, Mapping
+from multiprocessing import context, resource_tracker, spawn
+from multiprocessing.reduction import ForkingPickler
+from typing import Any, ClassVar
+
+from attrs import evolve, frozen
+
+from reknit.core.agent.events import WorkerExit, WorkersExited
+from reknit.core.job.entries import WorkerFailure
+from reknit.core.job.ranks import WorkerRanks
+
+from .function_main import RETURNED, Passed, Payload, Worker
+from .parcels import Parcel
+from .wire import Process, StartProcesses
+
+_TOLD, _FILE, _PAYLOAD, _TRACKER, _FIRST = 10, 11, 12, 13, 14
+"""Descriptors of a worker: what it is told, the file for its value (the same one), the pickled function, the resource
+tracker, and the first one of its arguments."""
+_ENDED_EARLY = 1
+_NAMED = (str, bytes, int, float, bool, type(None))
+
+
+class FunctionError(ValueError):
+    """This function cannot be a worker, or what it has returned cannot be read. The text is one line for the caller."""
+
+
+@frozen(eq=False)
+class Function:
+    """What one worker calls."""
+
+    fn: Callable[..., object]
+    args: tuple[object, ...] = ()
+
+
+class _Spawning:
+    """Stands for a process that is being started: `multiprocessing` hands it the descriptors of what is pickled."""
+
+    DupFd = Passed
+
+    def __init__(self) -> None:
+        self.descriptors: list[int] = []
+
+    def duplicate_for_child(self, fd: int) -> int:
+        """Returns the number of the descriptor in the worker."""
+        self.descriptors.append(os.dup(fd))  # the value may be dropped before the descriptor is sent
+        return _FIRST + len(self.descriptors) - 1
+
+
+@frozen(eq=False)
+class _Packed:
+    """A function with its arguments, ready for any number of workers."""
+
+    file: int
+    descriptors: tuple[int, ...]
+
+
+class Calls:
+    """The functions of one round, and what has become of them."""
+
+    def __init__(self, round_: int, functions: Mapping[int, Function], start_method: str) -> None:
+        """`functions`: by local rank. Raises `FunctionError`, and `OSError` if no descriptor is free."""
+        self.round = round_
+        self._start_method = start_method
+        self._files: dict[int, int] = {}
+        """By local rank: the worker's file. It stays open until `close`."""
+        self._packed: dict[object, _Packed] = {}
+        self._which: dict[int, _Packed] = {}
+        try:
+            for local_rank, function in functions.items():
+                self._files[local_rank] = _new_file()
+                self._which[local_rank] = self._pack(function)
+        except BaseException:
+            self.close()
+            raise
+
+    def _pack(self, function: Function) -> _Packed:
+        key = (id(function.fn), *(_key(arg) for arg in function.args))
+        if key not in self._packed:
+            check(function.fn)
+            self._packed[key] = _pack(function)
+        return self._packed[key]
+
+    def parcel(self, command: StartProcesses) -> Parcel:
+        """The command and the files that a keeper needs to start these functions."""
+        sent: list[int] = []
+        processes = []
+        told = _told()
+        tracker = _tracker()
+        for process in command.processes:
+            local_rank = process.local_rank
+            file, packed = self._files[local_rank], self._which[local_rank]
+            _write(file, told, Worker(self._start_method, _FILE, Payload(_PAYLOAD)))
+            numbers = {_TOLD: file, _FILE: file, _PAYLOAD: packed.file}
+            numbers |= dict(enumerate(packed.descriptors, _FIRST))
+            if tracker >= 0:
+                numbers[_TRACKER] = tracker
+            sent += [fd for fd in dict.fromkeys(numbers.values()) if fd not in sent]
+            argv = spawn.get_command_line(tracker_fd=_TRACKER if tracker >= 0 else None, pipe_handle=_TOLD)
+            descriptors = tuple((number, sent.index(fd)) for number, fd in numbers.items())
+            processes.append(evolve(process, argv=tuple(map(os.fsdecode, argv)), descriptors=descriptors))
+        return Parcel(evolve(command, processes=tuple(processes), descriptors=len(sent)), sent)
+
+    def release(self) -> None:
+        """Close what the keeper has by now. The workers' files stay open. May be repeated."""
+        for packed in self._packed.values():
+            for fd in (packed.file, *packed.descriptors):
+                os.close(fd)
+        self._packed, self._which = {}, {}
+
+    def judged(self, event: WorkersExited, workers: Mapping[int, WorkerRanks | Process]) -> WorkersExited:
+        """The event, in which a process that has ended well without a value is a failure. `workers`: by local rank."""
+        return evolve(event, exits=tuple(self._judged(exit_, workers) for exit_ in event.exits))
+
+    def _judged(self, exit_: WorkerExit, workers: Mapping[int, WorkerRanks | Process]) -> WorkerExit:
+        local_rank = exit_.local_rank
+        if exit_.failure is not None or local_rank not in self._files or self._has_returned(local_rank):
+            return exit_
+        why = "the function has ended without returning: its process has exited with status 0"
+        rank = workers[local_rank].rank if local_rank in workers else local_rank
+        failure = WorkerFailure(local_rank, rank, _ENDED_EARLY, message=why)
+        return WorkerExit(local_rank, failure)
+
+    def _has_returned(self, local_rank: int) -> bool:
+        return os.pread(self._files[local_rank], len(RETURNED), 0) == RETURNED
+
+    def values(self) -> dict[int, object]:
+        """By local rank: what the functions that have returned so far have returned. Raises `FunctionError`."""
+        return {local_rank: self._value(local_rank) for local_rank in self._files if self._has_returned(local_rank)}
+
+    def _value(self, local_rank: int) -> object:
+        data = mmap.mmap(self._files[local_rank], 0, access=mmap.ACCESS_READ)
+        with data, memoryview(data) as view, view[len(RETURNED) :] as pickled:
+            try:
+                return pickle.loads(pickled)
+            except Exception as error:
+                what = f"what the function of local rank {local_rank} has returned cannot be read here"
+                raise FunctionError(f"{what}: {type(error).__name__}: {error}") from error
+
+    def close(self) -> None:
+        """Close everything. May be repeated."""
+        self.release()
+        for fd in self._files.values():
+            os.close(fd)
+        self._files = {}
+
+
+# ---- what can be a worker ----
+
+
+def check(fn: Callable[..., object]) -> None:
+    """Raises `FunctionError` for a function that does nothing when it is called."""
+    for is_one, what in (
+        (inspect.isgeneratorfunction, "a generator function"),
+        (inspect.iscoroutinefunction, "a coroutine function"),
+        (inspect.isasyncgenfunction, "an asynchronous generator function"),
+    ):
+        if is_one(fn):
+            raise FunctionError(f"{_name(fn)} is {what}: a call of it runs nothing, so it cannot be a worker")
+
+
+def _name(fn: object) -> str:
+    return str(getattr(fn, "__qualname__", None) or repr(fn))
+
+
+def _key(arg: object) -> object:
+    return (type(arg), arg) if isinstance(arg, _NAMED) else id(arg)
+
+
+# ---- pickling ----
+
+
+def _pack(function: Function) -> _Packed:
+    spawning = _Spawning()
+    try:
+        data = _pickled(function, spawning)
+        file = _new_file()
+    except BaseException:
+        for fd in spawning.descriptors:
+            os.close(fd)
+        raise
+    with open(file, "wb", closefd=False) as opened:
+        opened.write(data)
+    return _Packed(file, tuple(spawning.descriptors))
+
+
+def _pickled(function: Function, spawning: _Spawning) -> memoryview:
+    buffer = io.BytesIO()
+    try:
+        with _as_spawning(spawning):
+            ForkingPickler(buffer, pickle.HIGHEST_PROTOCOL).dump((function.fn, function.args))
+    except OSError:
+        raise
+    except Exception as error:
+        raise FunctionError(_why_not(function, error)) from error
+    if b"__main__" in buffer.getvalue() and not _has_main_file():
+        return _by_value(function, spawning)
+    return buffer.getbuffer()
+
+
+def _by_value(function: Function, spawning: _Spawning) -> memoryview:
+    """For what a notebook or an interactive session has defined, which no worker can import."""
+    name = _name(function.fn)
+    try:
+        import cloudpickle  # type: ignore[import-untyped]
+    except ImportError:
+        raise FunctionError(
+            f"{name} or one of its arguments is defined in an interactive session, which a worker cannot import: "
+            "define it in a module, or install cloudpickle"
+        ) from None
+    for fd in spawning.descriptors:
+        os.close(fd)
+    spawning.descriptors.clear()
+    buffer = io.BytesIO()
+
+    ours = ForkingPickler(io.BytesIO()).dispatch_table  # for queues and shared tensors
+
+    class Pickler(cloudpickle.CloudPickler):  # type: ignore[misc]  # it has no types
+        dispatch_table: ClassVar[Any] = ChainMap(ours, cloudpickle.CloudPickler.dispatch_table)
+
+    try:
+        with _as_spawning(spawning):
+            Pickler(buffer).dump((function.fn, function.args))
+    except OSError:
+        raise
+    except Exception as error:
+        raise FunctionError(_why_not(function, error)) from error
+    return buffer.getbuffer()
+
+
+def _why_not(function: Function, error: Exception) -> str:
+    name, cause = _name(function.fn), f"{type(error).__name__}: {error}"
+    try:
+        ForkingPickler.dumps(function.fn)
+    except Exception:
+        return f"{name} cannot be pickled, so a worker cannot import it. Define it at the top of a module: {cause}"
+    return f"the arguments of {name} cannot be pickled: {cause}"
+
+
+class _as_spawning:  # noqa: N801  # a context
+    """Within this context, `multiprocessing` pickles for a process that is being started."""
+
+    def __init__(self, spawning: _Spawning) -> None:
+        self._spawning = spawning
+
+    def __enter__(self) -> None:
+        self._before: Any = context.get_spawning_popen()
+        stand_in: Any = self._spawning
+        context.set_spawning_popen(stand_in)
+
+    def __exit__(self, *error: object) -> None:
+        context.set_spawning_popen(self._before)
+
+
+def _has_main_file() -> bool:
+    """Whether a worker can import the module `__main__` of this process."""
+    main = sys.modules["__main__"]
+    if getattr(main, "__spec__", None) is not None:
+        return True
+    return os.path.exists(getattr(main, "__file__", None) or "")
+
+
+def _told() -> bytes:
+    """What `multiprocessing` tells a process that it starts."""
+    try:
+        with _as_spawning(_Spawning()):
+            told = spawn.get_preparation_data("worker")
+            if not _has_main_file():
+                told.pop("init_main_from_path", None)  # for example `<stdin>`
+            return bytes(ForkingPickler.dumps(told))
+    except RuntimeError:
+        raise FunctionError(
+            "workers are started while a worker imports this script: put the start below `if __name__ == '__main__':`"
+        ) from None
+
+
+def _write(file: int, told: bytes, worker: Worker) -> None:
+    with _as_spawning(_Spawning()):
+        data = bytes(ForkingPickler.dumps(worker))
+    with open(file, "wb", closefd=False) as opened:
+        opened.write(told + data)
+    os.lseek(file, 0, os.SEEK_SET)  # the worker has the same position
+
+
+def _tracker() -> int:
+    """The descriptor of this process's resource tracker. -1: it has none, so nothing of its own needs one."""
+    tracker: Any = getattr(resource_tracker, "_resource_tracker", None)
+    fd = resource_tracker.getfd() if getattr(tracker, "_fd", None) is not None else None
+    return -1 if fd is None else fd
+
+
+def _new_file() -> int:
+    """A descriptor of a new file without a name."""
+    if hasattr(os, "memfd_create"):
+        return os.memfd_create("reknit")
+    from tempfile import TemporaryFile
+
+    with TemporaryFile() as file:
+        return os.dup(file.fileno())

@@ -1,0 +1,128 @@
+"""Starting one worker: from a command of the agent to a `Process`, and from a `Process` to its leader.
+
+There is one way to start. A worker of `StartWorkers` is first turned into the same value that `StartProcesses` brings.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+from collections.abc import Collection, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from reknit.core.agent.commands import StartWorkers
+from reknit.core.job.entries import WorkerFailure
+from reknit.core.job.ranks import WorkerRanks
+
+from .environment import arguments, given_by, whole
+from .folder import worker_folder
+from .guard import Guard
+from .leaders import Leader, spawn, spawn_exitcode
+from .streams import STDERR, STDIN, STDOUT, Streams, file_with
+from .wire import Process, StartProcesses, variables
+
+if TYPE_CHECKING:
+    from reknit.adapters.ports import Clock
+
+
+class Launcher:
+    """Starts the workers of one keeper. The arguments are those of `Processes`."""
+
+    def __init__(
+        self,
+        clock: Clock,
+        streams: Streams,
+        *,
+        argv: Sequence[str],
+        env: Mapping[str, str],
+        run_id: str,
+        log_dir: str,
+        given_back: Collection[signal.Signals],
+        stdin: bytes | None,
+        virtual_local_rank: bool,
+    ) -> None:
+        self._clock = clock
+        self._streams = streams
+        self._argv = tuple(argv)
+        self._env = dict(env)
+        self._run_id = run_id
+        self._log_dir = log_dir
+        self._given_back = given_back
+        self._stdin = stdin
+        self._virtual_local_rank = virtual_local_rank
+        self._guard: Guard | None = None
+
+    def start(
+        self, command: StartWorkers | StartProcesses, worker: WorkerRanks | Process, descriptors: Sequence[int] = ()
+    ) -> Leader:
+        """Start one of the workers of the command. `descriptors`: the open files that came with the command.
+        Raises `OSError` and `ValueError`."""
+        process = worker if isinstance(worker, Process) else self._process(command, worker)
+        given = dict(process.env)
+        ranks = {"local_rank": process.local_rank, "rank": process.rank}
+        streams = self._streams.open(
+            **ranks,
+            role=given.get("ROLE_NAME", ""),
+            folder=os.path.dirname(process.error_file),
+            paths={STDOUT: process.stdout, STDERR: process.stderr},
+        )
+        try:
+            self._guard = self._guard or Guard()
+            if self._stdin is not None:
+                streams.ends[STDIN] = file_with(self._stdin)
+            env = whole(self._env, given, process.error_file)
+            ends = {**streams.ends, **_files(process, descriptors)}
+            pid = spawn([*process.argv], env, ends, guard=self._guard, given_back=self._given_back)
+        except (OSError, ValueError):
+            streams.spawned()
+            self._streams.release(streams)
+            raise
+        streams.spawned()
+        return Leader(pid, self._clock, **ranks, streams=streams, error_file=process.error_file)
+
+    def _process(self, command: StartWorkers | StartProcesses, worker: WorkerRanks) -> Process:
+        if not isinstance(command, StartWorkers):
+            raise AssertionError(f"{command} brings processes, and not ranks")
+        given = given_by(
+            self._env,
+            command.assignment,
+            worker,
+            run_id=self._run_id,
+            virtual_local_rank=self._virtual_local_rank,
+        )
+        folder = worker_folder(self._log_dir, command.round, worker.local_rank, must=self._streams.has_files)
+        return Process(
+            worker.local_rank,
+            worker.rank,
+            tuple(arguments(self._argv, worker.local_rank)),
+            variables(given),
+            error_file=os.path.join(folder, "error.json") if folder else "",
+        )
+
+    def failure(self, worker: WorkerRanks | Process, error: OSError | ValueError) -> WorkerFailure:
+        """Why this worker could not be started."""
+        program = worker.argv[0] if isinstance(worker, Process) and worker.argv else next(iter(self._argv), "")
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+        # posix_spawn gives the program as the file name. Any other file is one for the worker's output.
+        file = error.filename if isinstance(error, OSError) and error.filename != program else None
+        what = f"cannot write to {file}" if file else f"cannot start {program}"
+        return WorkerFailure(
+            local_rank=worker.local_rank,
+            rank=worker.rank,
+            exitcode=spawn_exitcode(error),
+            message=f"{what}: {reason}",
+        )
+
+    def close(self) -> None:
+        """Close the guard pipe. May be repeated."""
+        if self._guard is not None:
+            self._guard.close()
+            self._guard = None
+
+
+def _files(process: Process, descriptors: Sequence[int]) -> dict[int, int]:
+    """By number in the worker: the open files that the worker gets. Raises `OSError` if one did not arrive."""
+    if any(which >= len(descriptors) for _, which in process.descriptors):
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))  # the keeper had no descriptor free for it
+    return {number: descriptors[which] for number, which in process.descriptors}

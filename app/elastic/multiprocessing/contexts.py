@@ -1,0 +1,209 @@
+"""The contexts of programs and of functions, over a keeper. `api` exports them, as torch's module does."""
+
+from __future__ import annotations
+
+import os
+import signal
+from abc import abstractmethod
+from collections.abc import Callable
+from logging import getLogger
+from typing import Any
+
+from reknit.adapters.keeper.wire import Process
+from reknit.core.job.entries import WorkerFailure
+
+from .api import PContext, RunProcsResult
+from .errors import ProcessFailure
+from .kept import KeptProcesses
+from .logs import LogsSpecs
+from .numa import bind_function, bind_program
+from .shared import SharedKeeper
+
+_logger = getLogger(__name__)
+
+
+class _KeptContext(PContext):
+    """A context whose processes a keeper holds."""
+
+    def __init__(self, *given: Any, kept: KeptProcesses, **more: Any) -> None:
+        super().__init__(*given, **more)
+        self._kept = self._open.kept = kept
+        self._failures: dict[int, ProcessFailure] = {}
+        self._result: RunProcsResult | None = None
+
+    def _process(self, local_rank: int, argv: tuple[str, ...] = ()) -> Process:
+        env = self.envs[local_rank]
+        return Process(
+            local_rank=local_rank,
+            rank=int(env.get("RANK", local_rank)),
+            argv=argv,
+            env=tuple(sorted(env.items())),
+            stdout=self.stdouts[local_rank],
+            stderr=self.stderrs[local_rank],
+            error_file=_no_null(self.error_files.get(local_rank, "")),
+        )
+
+    def pids(self) -> dict[int, int]:
+        return dict(self._kept.pids)
+
+    def _pause(self, seconds: float) -> None:
+        self._kept.look(seconds)
+
+    def _poll(self) -> RunProcsResult | None:
+        if self._result is None:
+            if not self._kept.was_started:
+                raise RuntimeError("these processes were not started")
+            self._kept.look(0.0)
+            self._note_failures()
+            if self._failures or len(self._kept.exited) == self.nprocs or not self._kept.is_running:
+                self._result = self._ended()
+        return self._result
+
+    def _note_failures(self) -> None:
+        """Read the error files of processes that have failed by themselves."""
+        for rank, told in self._kept.failures.items():
+            if rank not in self._failures:
+                self._failures[rank] = failure = self._failure(rank, told.exitcode)
+                _tell(failure, told)
+                _logger.error(
+                    "failed (exitcode: %s) local_rank: %s (pid: %s) of %s", told.exitcode, rank, failure.pid, self.name
+                )
+
+    def _failure(self, rank: int, exitcode: int) -> ProcessFailure:
+        failure = ProcessFailure(rank, self._kept.pids.get(rank, 0), exitcode, self.error_files.get(rank, ""))
+        failure.keep(self._logs_specs)
+        return failure
+
+    def _ended(self) -> RunProcsResult:
+        """End what still runs. The result."""
+        has_succeeded = not self._failures and len(self._kept.exited) == self.nprocs
+        values = self._values() if has_succeeded else {}
+        self.close()
+        self._note_ended()
+        return RunProcsResult(values, self._failures, self.stdouts, self.stderrs)
+
+    @abstractmethod
+    def _values(self) -> dict[int, Any]:
+        """What the processes have returned."""
+
+    @abstractmethod
+    def _note_ended(self) -> None:
+        """Note the processes that this context has ended."""
+
+    def _close(self, death_sig: signal.Signals, timeout: float = 30) -> None:
+        self._kept.stop(death_sig, timeout)
+
+
+def _no_null(path: str) -> str:
+    return "" if path == os.devnull else path
+
+
+def _tell(failure: ProcessFailure, told: WorkerFailure) -> None:
+    """Use what the keeper has found on the process's stderr, or why there is no process, if there is no error file."""
+    if failure.has_error_file or not told.message:
+        return
+    failure.message = told.message
+    if told.traceback:
+        extra = {"py_callstack": told.traceback, "timestamp": str(failure.timestamp)}
+        failure.message = {"message": told.message, "extraInfo": extra}
+
+
+class SubprocessContext(_KeptContext):
+    """Processes that run a program. A process that the context has ended is among the failures, with the exit code that
+    it ended with: -15 if it obeyed SIGTERM."""
+
+    def __init__(
+        self,
+        name: str,
+        entrypoint: str,
+        args: dict[int, tuple[Any, ...]],
+        envs: dict[int, dict[str, str]],
+        logs_specs: LogsSpecs,
+        log_line_prefixes: dict[int, str] | None = None,
+        numa_options: Any = None,
+        duplicate_stdout_filters: list[str] | None = None,
+        duplicate_stderr_filters: list[str] | None = None,
+        *,
+        _shared: SharedKeeper | None = None,
+    ) -> None:
+        """The parameters are those of `start_processes`."""
+        super().__init__(
+            name,
+            entrypoint,
+            args,
+            envs,
+            logs_specs,
+            log_line_prefixes,
+            duplicate_stdout_filters,
+            duplicate_stderr_filters,
+            kept=KeptProcesses(_shared or SharedKeeper(name), owns=_shared is None),
+        )
+        self._program = entrypoint
+        self._numa_options = numa_options
+
+    def _start(self) -> None:
+        argvs = {rank: (self._program, *map(str, self.args[rank])) for rank in range(self.nprocs)}
+        if any("\0" in text for argv in argvs.values() for text in argv):
+            raise ValueError(f"cannot start {self._program}: its command line has a null byte")
+        bound = {rank: bind_program(argv, rank, self._numa_options) for rank, argv in argvs.items()}
+        self._kept.start([self._process(rank, argv) for rank, argv in bound.items()])
+
+    def _values(self) -> dict[int, Any]:
+        return dict.fromkeys(range(self.nprocs))
+
+    def _note_ended(self) -> None:
+        for rank, exitcode in self._kept.ended.items():
+            if exitcode != 0:
+                self._failures[rank] = self._failure(rank, exitcode)
+
+
+class MultiprocessContext(_KeptContext):
+    """Processes that run a function. A process that the context has ended is not among the failures."""
+
+    def __init__(
+        self,
+        name: str,
+        entrypoint: Callable[..., Any],
+        args: dict[int, tuple[Any, ...]],
+        envs: dict[int, dict[str, str]],
+        start_method: str,
+        logs_specs: LogsSpecs,
+        log_line_prefixes: dict[int, str] | None = None,
+        numa_options: Any = None,
+        duplicate_stdout_filters: list[str] | None = None,
+        duplicate_stderr_filters: list[str] | None = None,
+        *,
+        _shared: SharedKeeper | None = None,
+    ) -> None:
+        """The parameters are those of `start_processes`."""
+        super().__init__(
+            name,
+            entrypoint,
+            args,
+            envs,
+            logs_specs,
+            log_line_prefixes,
+            duplicate_stdout_filters,
+            duplicate_stderr_filters,
+            kept=KeptProcesses(_shared or SharedKeeper(name), start_method, owns=_shared is None),
+        )
+        self.start_method = start_method
+        self._function = entrypoint
+        self._numa_options = numa_options
+
+    def _start(self) -> None:
+        from reknit.adapters.keeper.functions import Function  # slow to import, and not needed for programs
+
+        functions = {
+            rank: Function(bind_function(self._function, rank, self._numa_options), tuple(self.args[rank]))
+            for rank in range(self.nprocs)
+        }
+        self._kept.start([self._process(rank) for rank in functions], functions)
+
+    def _values(self) -> dict[int, Any]:
+        return self._kept.values
+
+    def _note_ended(self) -> None:
+        if not self._failures:  # the program has closed the context while they ran
+            for rank, exitcode in self._kept.ended.items():
+                self._failures[rank] = self._failure(rank, exitcode)

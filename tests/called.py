@@ -1,0 +1,161 @@
+"""Functions that tests run as workers. A worker imports this module."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import sys
+import threading
+from collections.abc import Iterator
+from typing import Any, NoReturn
+
+import psutil
+
+
+class Odd(Exception):
+    """An exception that cannot be pickled, and whose `__init__` wants more than its text."""
+
+    def __init__(self, one: int, two: Any) -> None:
+        super().__init__(f"odd {one}")
+        self.two = two
+
+
+class Mute(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError("cannot speak")
+
+
+class Unreadable:
+    """A value that can be pickled and not unpickled."""
+
+    def __reduce__(self) -> Any:
+        return _refuse, ()
+
+
+def _refuse() -> NoReturn:
+    raise ValueError("not here")
+
+
+def give(value: object = None) -> object:
+    return value
+
+
+def told(name: str) -> tuple[str | None, int, int]:
+    """A variable, the rank that this module would have read while it was imported, and the process group."""
+    return os.environ.get(name), int(IMPORTED_RANK or -1), os.getpgid(0) - os.getpid()
+
+
+IMPORTED_RANK = os.environ.get("RANK")
+
+
+def identity() -> tuple[str, bool, bool, str, bool]:
+    me, parent = multiprocessing.current_process(), multiprocessing.parent_process()
+    assert parent is not None
+    return me.name[:6], me.daemon, parent.is_alive(), str(multiprocessing.get_start_method()), bytes(me.authkey) != b""
+
+
+def speak(out: str, err: str) -> None:
+    print(out)
+    print(err, file=sys.stderr)
+
+
+def fail(kind: str) -> None:
+    if kind == "odd":
+        raise Odd(1, threading.Lock())
+    if kind == "mute":
+        raise Mute
+    if kind == "keyboard":
+        raise KeyboardInterrupt
+    if kind == "surrogate":
+        raise ValueError("\udcff")
+    raise ValueError("plain")
+
+
+def leave(status: object) -> NoReturn:
+    sys.exit(status)  # type: ignore[arg-type]  # whatever a user may write
+
+
+def end_at_once(status: int) -> NoReturn:
+    os._exit(status)
+
+
+def interrupt_itself() -> None:
+    os.kill(os.getpid(), signal.SIGINT)
+
+
+def generate() -> Iterator[int]:
+    yield 1
+
+
+async def wait() -> None:
+    pass
+
+
+def give_generator() -> Iterator[int]:
+    return (i for i in range(3))
+
+
+def give_lock() -> object:
+    return threading.Lock()
+
+
+def big(size: int) -> bytes:
+    return b"x" * size
+
+
+def fill(queue: Any, event: Any, rank: int) -> None:
+    """Uses what only `multiprocessing` can hand to a process."""
+    event.wait()
+    queue.put(rank * rank)
+
+
+def fork_and_leave(path: str) -> int:
+    """Its child lives on, after the function has returned in both processes."""
+    pid = os.fork()
+    if pid == 0:
+        with open(path, "w") as file:
+            file.write(f"{os.getpid()}\n")
+        signal.pause()
+    return 7
+
+
+def fork_and_return_twice() -> int:
+    """Its child returns from the function as well."""
+    pid = os.fork()
+    if pid:
+        os.waitpid(pid, 0)
+    return 7 if pid else 8
+
+
+def open_files() -> list[str]:
+    """What is open in the worker, besides the standard streams."""
+    return sorted(f"{file.path}" for file in psutil.Process().open_files())
+
+
+def descriptors() -> dict[int, str]:
+    found = {}
+    for fd in os.listdir("/proc/self/fd"):
+        try:
+            found[int(fd)] = os.readlink(f"/proc/self/fd/{fd}")
+        except FileNotFoundError:
+            pass  # this one was used to list the others
+    return found
+
+
+def add(tensor: Any) -> Any:
+    """Changes a shared tensor, and returns another one."""
+    tensor += 1
+    return tensor * 2
+
+
+def pause() -> None:
+    signal.pause()
+
+
+def makes_daemon_child() -> int:
+    """A worker may have children, whatever its host may have."""
+    child = multiprocessing.get_context("spawn").Process(target=give)
+    child.start()
+    child.join()
+    return child.exitcode or 0

@@ -1,0 +1,358 @@
+"""`LocalElasticAgent`: workers on this host, of one agent or of several, as somebody's program runs them."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import textwrap
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from reknit.elastic.agent.server import local_elastic_agent
+from reknit.elastic.agent.server.api import RunResult, WorkerGroup, WorkerSpec, WorkerState
+from reknit.elastic.agent.server.health_check_server import HealthCheckServer, create_healthcheck_server
+from reknit.elastic.agent.server.local_elastic_agent import LocalElasticAgent
+from reknit.elastic.multiprocessing import DefaultLogsSpecs, SignalException, Std
+from reknit.elastic.rendezvous import RendezvousParameters
+from reknit.elastic.rendezvous.handler import ReknitRendezvousHandler
+from tests.leaks import nothing_left
+from tests.stores import free_port
+from tests.waiting import is_alive, read_pids, until
+
+WAITS = "import os, signal, sys; open(sys.argv[1], 'a').write(f'{os.getpid()}\\n'); signal.pause()"
+
+
+def python(script: str, *args: object, **more: Any) -> WorkerSpec:
+    """A spec whose workers run this script."""
+    given: dict[str, Any] = {"role": "trainer", "local_world_size": 2, "max_restarts": 0, **more}
+    return WorkerSpec(entrypoint=sys.executable, args=("-c", textwrap.dedent(script), *map(str, args)), **given)
+
+
+@pytest.fixture(autouse=True)
+def _nothing_is_left(tmp_path: Path) -> Any:
+    """Threads, descriptors, children, handlers, the environment, and the folder for temporary files."""
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TMPDIR", str(scratch))
+        patch.setattr("tempfile.tempdir", None)
+        LocalElasticAgent(python("pass")).run()  # what is imported or made once in a process is no leak
+        with nothing_left(scratch):
+            yield
+
+
+# ---- one agent ----
+
+
+def test_a_program_that_succeeds() -> None:
+    """As the documentation has it: the result is no failure, and there are no return values."""
+    agent = LocalElasticAgent(WorkerSpec("trainer", 3, entrypoint="true"), "spawn")
+    result = agent.run()
+    assert not result.is_failed()
+    assert result == RunResult(WorkerState.SUCCEEDED, {0: None, 1: None, 2: None})
+    assert {worker.id for worker in agent.get_worker_group().workers} == set(agent._pcontext.pids().values())  # type: ignore[union-attr]
+
+
+def test_what_a_worker_is_told(tmp_path: Path) -> None:
+    """docs/torchelastic.md#environment, and the macro in the arguments."""
+    script = "import json, os, sys; json.dump(dict(os.environ), open(sys.argv[1], 'w'))"
+    spec = python(script, tmp_path / "told.${local_rank}", max_restarts=2, local_addr="127.0.0.2")
+    LocalElasticAgent(spec, DefaultLogsSpecs(str(tmp_path / "logs"))).run()
+    told = [json.loads((tmp_path / f"told.{rank}").read_text()) for rank in range(2)]
+    assert {name: value for name, value in told[1].items() if told[0].get(name) != value}.keys() == {
+        "RANK",
+        "LOCAL_RANK",
+        "ROLE_RANK",
+        "TORCHELASTIC_ERROR_FILE",
+    }
+    wanted = {
+        "RANK": "1",
+        "LOCAL_RANK": "1",
+        "ROLE_RANK": "1",
+        "WORLD_SIZE": "2",
+        "LOCAL_WORLD_SIZE": "2",
+        "ROLE_WORLD_SIZE": "2",
+        "ROLE_NAME": "trainer",
+        "GROUP_RANK": "0",
+        "GROUP_WORLD_SIZE": "1",
+        "MASTER_ADDR": "127.0.0.2",
+        "TORCHELASTIC_RESTART_COUNT": "0",
+        "TORCHELASTIC_MAX_RESTARTS": "2",
+        "TORCHELASTIC_USE_AGENT_STORE": "False",
+        "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1",
+    }
+    assert {name: told[1].get(name) for name in wanted} == wanted
+    assert told[1]["TORCHELASTIC_RUN_ID"]
+    assert told[1]["PATH"] == os.environ["PATH"]
+
+
+def test_only_workers_that_failed_by_themselves_are_failures() -> None:
+    """The agent has ended the other one. `PContext`, a level below, reports it with -15."""
+    script = "import os, signal; exit(7) if os.environ['RANK'] == '0' else signal.pause()"
+    result = LocalElasticAgent(python(script)).run()
+    assert result.is_failed()
+    assert [(rank, failure.exitcode) for rank, failure in result.failures.items()] == [(0, 7)]
+
+
+def test_the_workers_own_words_come_with_the_failure(tmp_path: Path) -> None:
+    """From its stderr, if it has not recorded its error. They are handed on to the program that runs the agent."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TORCHELASTIC_ERROR_FILE", str(tmp_path / "error.json"))
+        result = LocalElasticAgent(python("raise ValueError('bad data')", local_world_size=1)).run()
+    assert "ValueError: bad data" in str(result.failures[0].message)
+    message = json.loads((tmp_path / "error.json").read_text())["message"]
+    assert message["message"] == "ValueError: bad data"
+    assert "Traceback" in message["extraInfo"]["py_callstack"]
+    assert message["errorCode"] == 1
+
+
+def test_restarts_use_one_keeper_and_have_files_of_their_own(tmp_path: Path) -> None:
+    """The count of restarts names the folder of each attempt, as with torch."""
+    script = "import os; n = os.environ['TORCHELASTIC_RESTART_COUNT']; print('attempt', n); exit(n != '2')"
+    logs = DefaultLogsSpecs(str(tmp_path / "logs"), redirects=Std.ALL)
+    agent = LocalElasticAgent(python(script, max_restarts=2, local_world_size=1), logs)
+    keepers = set()
+    start = agent._start_workers
+
+    def noted(worker_group: WorkerGroup) -> dict[int, Any]:
+        ids = start(worker_group)
+        assert agent._shared is not None
+        keepers.add(agent._shared.keeper(None).pid)
+        return ids
+
+    agent._start_workers = noted  # type: ignore[method-assign]
+    assert agent.run().state is WorkerState.SUCCEEDED
+    assert len(keepers) == 1
+    files = sorted((tmp_path / "logs").rglob("stdout.log"))
+    assert [file.parts[-3] for file in files] == ["attempt_0", "attempt_1", "attempt_2"]
+    assert [file.read_text() for file in files] == [f"attempt {n}\n" for n in range(3)]
+
+
+def test_the_prefix_of_teed_lines(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A template with macros."""
+    logs = DefaultLogsSpecs(str(tmp_path / "logs"), tee=Std.OUT)
+    template = "<${role_name}|${local_rank}|${rank}>"
+    agent = LocalElasticAgent(python("print('hello')"), logs, log_line_prefix_template=template)
+    agent.run()
+    assert sorted(capsys.readouterr().out.split("\n")) == ["", "<trainer|0|0>hello", "<trainer|1|1>hello"]
+
+
+def test_a_program_that_does_not_exist() -> None:
+    """One error that names it, as torch raises it, and no restart."""
+    with pytest.raises(FileNotFoundError, match="/no/such/program"):
+        LocalElasticAgent(WorkerSpec("trainer", 2, entrypoint="/no/such/program", max_restarts=3)).run()
+
+
+def test_gpus_for_virtual_local_ranks(tmp_path: Path) -> None:
+    """Each worker sees its own GPU as device 0. Too few GPUs are a mistake that is named."""
+    script = """
+        import os, sys
+        open(sys.argv[1], "a").write(os.environ["LOCAL_RANK"] + os.environ["CUDA_VISIBLE_DEVICES"])
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("CUDA_VISIBLE_DEVICES", "4, 5")
+        LocalElasticAgent(python(script, tmp_path / "told", virtual_local_rank=True)).run()
+        assert sorted((tmp_path / "told").read_text()) == sorted("0405")
+        patch.setenv("CUDA_VISIBLE_DEVICES", "4")
+        with pytest.raises(ValueError, match="CUDA_VISIBLE_DEVICES=4 has no device"):
+            LocalElasticAgent(python(script, tmp_path / "told", virtual_local_rank=True)).run()
+
+
+def test_workers_that_the_kernel_does_not_let_run(tmp_path: Path) -> None:
+    """The run has failed: torch's result is none, so its launcher ends with 0. No restart follows on this node."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(local_elastic_agent, "_is_uninterruptible", lambda pid: pid == read_pids(tmp_path / "pids", 2)[0])
+        spec = python(WAITS, tmp_path / "pids", max_restarts=3)
+        agent = LocalElasticAgent(spec, uninterruptible_state_timeout=0.05)
+        result = agent.run()
+    assert result.is_failed()
+    (failure,) = result.failures.values()
+    assert failure.pid == read_pids(tmp_path / "pids", 2)[0]
+    assert "uninterruptible sleep" in str(failure.message)
+    assert len(read_pids(tmp_path / "pids", 2)) == 2
+
+
+@pytest.mark.parametrize(("text", "seconds"), [("", 0.0), ("2.5", 2.5), ("-1", 0.0), ("soon", 0.0)])
+def test_the_limit_for_such_workers_comes_from_a_variable(text: str, seconds: float) -> None:
+    """What cannot be read turns the check off, as with torch."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TORCHELASTIC_UNINTERRUPTIBLE_STATE_TIMEOUT", text)
+        assert LocalElasticAgent(python("pass"))._uninterruptible_state_timeout == seconds
+
+
+# ---- health check ----
+
+
+def test_a_health_check_server_of_the_program(caplog: pytest.LogCaptureFixture) -> None:
+    """It is made where torch makes it, started with the workers, and stopped at the end."""
+    calls: list[str] = []
+
+    class Server(HealthCheckServer):
+        def start(self) -> None:
+            calls.append(f"start {self._port} {self._timeout} {self.alive_callback() > 0}")
+
+        def stop(self) -> None:
+            calls.append("stop")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TORCHELASTIC_HEALTH_CHECK_PORT", "8123")
+        patch.setattr(local_elastic_agent, "create_healthcheck_server", Server)
+        LocalElasticAgent(python("pass")).run()
+        assert calls == ["start 8123 60 True", "stop"]
+        patch.setenv("TORCHELASTIC_HEALTH_CHECK_PORT", "none")
+        LocalElasticAgent(python("pass")).run()
+    LocalElasticAgent(python("pass"), health_check_server=Server(lambda: 0, 0, 0)).run()
+    assert calls == ["start 8123 60 True", "stop", "stop"]
+    assert "is no port" in caplog.text
+    create_healthcheck_server(lambda: 0, 8123, 60).start()
+    assert "no health check is served on port 8123" in caplog.text
+
+
+# ---- several agents ----
+
+REDUCES = """
+    import os, sys, torch, torch.distributed as dist
+    dist.init_process_group("gloo")
+    if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0" and dist.get_rank() == int(sys.argv[2]):
+        os._exit(9)
+    total = torch.tensor([dist.get_rank() + 1])
+    dist.all_reduce(total)
+    open(sys.argv[1], "a").write(f"{total.item()} ")
+    dist.destroy_process_group()
+"""
+"""Adds up all ranks plus 1. In the first round the rank of the second argument fails. Each worker writes the sum."""
+
+
+@pytest.mark.parametrize("backend", ["file", "c10d"])
+def test_workers_of_two_agents_meet_and_meet_again_after_a_failure(backend: str, tmp_path: Path) -> None:
+    """Real collectives: the bootstrap address is right in every round, and no key of the first round is in the way."""
+    place = str(tmp_path / "journal") if backend == "file" else f"127.0.0.1:{free_port()}"
+    agents = []
+    for name in ("a", "b"):
+        config = {"node_id": name, "last_call_timeout": 1}
+        params = RendezvousParameters("reknit", place, "job", 2, 2, local_addr="127.0.0.1", **config)
+        spec = python(REDUCES, tmp_path / "sums", 3, rdzv_handler=ReknitRendezvousHandler(params), max_restarts=1)
+        agents.append(LocalElasticAgent(spec))
+    results: dict[int, RunResult] = {}
+
+    def run(at: int) -> None:
+        results[at] = agents[at].run()
+
+    threads = [threading.Thread(target=run, args=(at,)) for at in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert [results[at].state for at in range(2)] == [WorkerState.SUCCEEDED] * 2
+    assert sorted(rank for at in range(2) for rank in results[at].return_values) == [0, 1, 2, 3]
+    assert (tmp_path / "sums").read_text().split() == ["10"] * 4
+
+
+# ---- signals ----
+
+
+def test_a_signal_ends_the_workers_and_comes_out_of_run(tmp_path: Path) -> None:
+    """In the main thread. The workers get the signal itself, and the handlers that were there are back afterwards."""
+    script = """
+        import os, signal, sys
+        signal.signal(signal.SIGINT, lambda *given: (open(sys.argv[2], "a").write("SIGINT "), exit(0)))
+        open(sys.argv[1], "a").write(f"{os.getpid()}\\n")
+        while True:
+            signal.pause()
+    """
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)}
+
+    def interrupt() -> None:
+        read_pids(tmp_path / "pids", 2)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    thread = threading.Thread(target=interrupt)
+    thread.start()
+    with pytest.raises(SignalException) as raised:
+        LocalElasticAgent(python(script, tmp_path / "pids", tmp_path / "got")).run()
+    thread.join()
+    assert raised.value.sigval == signal.SIGINT
+    assert (tmp_path / "got").read_text() == "SIGINT SIGINT "
+    assert not any(is_alive(pid) for pid in read_pids(tmp_path / "pids", 2))
+    assert {number: signal.getsignal(number) for number in before} == before
+
+
+def test_further_signals_shorten_the_grace(tmp_path: Path) -> None:
+    """The workers ignore every signal. The third one leaves them no time."""
+    script = """
+        import os, signal, sys
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, lambda *given: open(sys.argv[2], "a").write("."))
+        open(sys.argv[1], "a").write(f"{os.getpid()}\\n")
+        while True:
+            signal.pause()
+    """
+    agent = LocalElasticAgent(
+        python(script, tmp_path / "pids", tmp_path / "got", local_world_size=1), shutdown_timeout=600
+    )
+
+    def insist() -> None:
+        read_pids(tmp_path / "pids", 1)
+        os.kill(os.getpid(), signal.SIGTERM)
+        until((tmp_path / "got").exists)
+        os.kill(os.getpid(), signal.SIGINT)
+        os.kill(os.getpid(), signal.SIGHUP)
+
+    thread = threading.Thread(target=insist)
+    thread.start()
+    with pytest.raises(SignalException):
+        agent.run()
+    thread.join()
+    assert not any(is_alive(pid) for pid in read_pids(tmp_path / "pids", 1))
+
+
+def test_in_another_thread_no_signal_is_taken(tmp_path: Path) -> None:
+    """Signals are the main thread's."""
+    results: list[RunResult] = []
+    handlers: list[object] = []
+
+    class Looks(LocalElasticAgent):
+        def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
+            handlers.append(signal.getsignal(signal.SIGTERM))
+            return super()._monitor_workers(worker_group)
+
+    thread = threading.Thread(target=lambda: results.append(Looks(python("pass")).run()))
+    thread.start()
+    thread.join()
+    assert results[0].state is WorkerState.SUCCEEDED
+    assert set(handlers) == {signal.getsignal(signal.SIGTERM)}
+
+
+def test_a_keeper_that_is_killed_is_a_failure_like_another(tmp_path: Path) -> None:
+    """Its workers die with it. The agent starts another one, and spends a restart."""
+    script = WAITS.replace("signal.pause()", "os.environ['TORCHELASTIC_RESTART_COUNT'] == '1' or signal.pause()")
+    agent = LocalElasticAgent(python(script, tmp_path / "pids", max_restarts=1))
+
+    def kill() -> None:
+        read_pids(tmp_path / "pids", 2)
+        shared = agent._shared
+        assert shared is not None
+        assert shared._keeper is not None
+        os.kill(shared._keeper.pid, signal.SIGKILL)
+
+    thread = threading.Thread(target=kill)
+    thread.start()
+    assert agent.run().state is WorkerState.SUCCEEDED
+    thread.join()
+
+
+def test_ten_agents_at_once() -> None:
+    """Each has its keeper, its loop and its clock, and closes its own only."""
+    results: list[RunResult] = []
+    agents = [LocalElasticAgent(python("pass")) for _ in range(10)]
+    threads = [threading.Thread(target=lambda agent: results.append(agent.run()), args=(agent,)) for agent in agents]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert [result.state for result in results] == [WorkerState.SUCCEEDED] * 10

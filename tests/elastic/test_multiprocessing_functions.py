@@ -1,0 +1,160 @@
+"""Functions that a program starts as processes, beside torch's context where its behaviour is promised.
+
+What the keeper itself does with functions is tested in `test_functions.py`.
+"""
+
+from __future__ import annotations
+
+import gc
+import io
+import json
+import os
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from reknit.elastic.multiprocessing import DefaultLogsSpecs, PContext, Std, start_processes
+from reknit.elastic.multiprocessing.api import MultiprocessContext, RunProcsResult
+from reknit.elastic.multiprocessing.shared import SharedKeeper
+from tests.alone import run_alone
+from tests.elastic import worked
+from tests.leaks import nothing_left
+from tests.waiting import is_alive, read_pids
+
+METHODS = ["spawn", "fork", "forkserver"]
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Threads, descriptors, children, handlers, the environment, and the folder for temporary files."""
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+    monkeypatch.setenv("TMPDIR", str(scratch))
+    with nothing_left(scratch):
+        yield
+        gc.collect()
+
+
+def call(fn: Callable[..., Any], *args: tuple[Any, ...], **more: Any) -> PContext:
+    """One process for each tuple of arguments."""
+    envs = {rank: {"MINE": f"of {rank}", "RANK": str(10 + rank)} for rank in range(len(args))}
+    given: dict[str, Any] = {"logs_specs": DefaultLogsSpecs(), **more}
+    return start_processes("trainer", fn, dict(enumerate(args)), envs, **given)
+
+
+def result_of(context: PContext) -> RunProcsResult:
+    """Wait for the end, and close."""
+    try:
+        result = context.wait(timeout=240, period=0.1)
+    finally:
+        context.close()
+    assert result is not None
+    return result
+
+
+def torchs_failures(fn: Callable[..., Any], *args: tuple[Any, ...], folder: Path) -> dict[str, Any]:
+    """The failures of torch's context for the same function, by local rank. It runs in a process of its own, because it
+    leaves a resource tracker and handlers behind."""
+    script = """
+        import json, sys
+        from torch.distributed.elastic import multiprocessing
+        from tests.elastic import worked
+        if __name__ == "__main__":
+            args = {rank: tuple(given) for rank, given in enumerate(json.loads(sys.argv[2]))}
+            context = multiprocessing.start_processes(
+                "t", getattr(worked, sys.argv[1]), args, {rank: {} for rank in args},
+                multiprocessing.DefaultLogsSpecs(sys.argv[3]),
+            )
+            result = context.wait(timeout=240, period=0.05)
+            print(json.dumps({
+                rank: {"exitcode": failure.exitcode, "message": failure.message}
+                for rank, failure in result.failures.items()
+            }))
+    """
+    told: dict[str, Any] = json.loads(run_alone(script, fn.__name__, json.dumps(args), str(folder)))
+    return told
+
+
+@pytest.mark.parametrize("start_method", METHODS)
+def test_values_come_by_local_rank(start_method: str) -> None:
+    """Arguments and variables of each rank, and what it returns."""
+    context = call(worked.adds, (1, 2), (3, 4), start_method=start_method)
+    assert isinstance(context, MultiprocessContext)
+    assert context.start_method == start_method
+    assert sorted(context.pids()) == [0, 1]
+    result = result_of(context)
+    assert not result.is_failed()
+    assert result.return_values == {
+        0: {"sum": 3, "mine": "of 0", "rank": "10"},
+        1: {"sum": 7, "mine": "of 1", "rank": "11"},
+    }
+
+
+def test_a_failure_is_reported_as_by_torch(tmp_path: Path) -> None:
+    """Only the function that failed by itself, with what it raised. The others were ended."""
+    ours = result_of(call(worked.fails_or_waits, (0,), (1,)))
+    theirs = torchs_failures(worked.fails_or_waits, (0,), (1,), folder=tmp_path)
+    assert ours.return_values == {}
+    assert list(map(str, ours.failures)) == list(theirs) == ["1"]
+    one, other = ours.failures[1], theirs["1"]
+    assert one.exitcode == other["exitcode"] == 1
+    assert one.message["message"] == other["message"]["message"] == "ValueError: spilt"
+    assert one.message["extraInfo"].keys() == other["message"]["extraInfo"].keys()
+    assert one.message["extraInfo"]["py_callstack"].endswith("ValueError: spilt\n")
+    assert os.path.isfile(one.error_file)
+
+
+def test_without_files_the_reason_is_known_all_the_same() -> None:
+    """With /dev/null as log folder there is no error file. The traceback on stderr tells."""
+    failure = result_of(call(worked.fails, ("spilt",), logs_specs=DefaultLogsSpecs("/dev/null"))).failures[0]
+    assert failure.message["message"] == "ValueError: spilt"
+
+
+def test_teed_lines_reach_the_objects_of_this_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a notebook only `sys.stdout` itself is shown in the cell."""
+    out, err = io.StringIO(), io.StringIO()
+    monkeypatch.setattr(sys, "stdout", out)
+    monkeypatch.setattr(sys, "stderr", err)
+    specs = DefaultLogsSpecs(str(tmp_path), redirects=Std.OUT, tee={1: Std.ALL})
+    result = result_of(call(worked.prints, ("zero",), ("one",), logs_specs=specs))
+    assert out.getvalue() == "[trainer1]:one\n"
+    assert err.getvalue() == "[trainer1]:one error\n"
+    assert Path(result.stdouts[0]).read_text() == "zero\n"
+
+
+def test_a_function_that_cannot_be_a_worker_is_one_error() -> None:
+    """A closure under spawn. Nothing is started."""
+    mine = object()
+    with pytest.raises(ValueError, match="cannot be pickled"):
+        call(lambda: mine, ())
+
+
+def test_a_value_that_cannot_be_returned_is_a_failure() -> None:
+    """The function did its work, and the caller must learn why it has no result."""
+    failure = result_of(call(worked.gives_a_lambda, ())).failures[0]
+    assert "cannot be pickled" in str(failure.message)
+
+
+def test_what_the_program_itself_ends_is_a_failure(tmp_path: Path) -> None:
+    """As in torch: `close` while they run, then the result."""
+    context = call(worked.waits, (str(tmp_path / "pids"),))
+    alive = read_pids(tmp_path / "pids", 1)
+    assert context.wait(0) is None
+    context.close()
+    assert not any(map(is_alive, alive))
+    result = context.wait(0)
+    assert result is not None
+    assert {rank: failure.exitcode for rank, failure in result.failures.items()} == {0: -15}
+
+
+def test_successive_starts_share_a_keeper() -> None:
+    """A restart: the values are those of the second start, and a mistake of the caller costs nothing."""
+    shared = SharedKeeper("agent")
+    assert result_of(call(worked.fails, ("first",), _shared=shared)).is_failed()
+    with pytest.raises(ValueError, match="cannot be pickled"):
+        call(lambda: None, (), _shared=shared)
+    assert result_of(call(worked.gives, ("second",), _shared=shared)).return_values == {0: "second"}
+    shared.close()

@@ -1,0 +1,48 @@
+"""Functions for workers. They are here, because a worker imports their module, which must not cost much."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+
+def adds(a: int, b: int) -> dict[str, Any]:
+    """Returns what the worker has got."""
+    return {"sum": a + b, "mine": os.environ["MINE"], "rank": os.environ.get("RANK")}
+
+
+def prints(text: str) -> None:
+    print(text)
+    print(f"{text} error", file=sys.stderr)
+
+
+def fails(text: str) -> None:
+    raise ValueError(text)
+
+
+def fails_or_waits(rank: int) -> None:
+    """Local rank 1 fails."""
+    if rank == 1:
+        raise ValueError("spilt")
+    time.sleep(1000)
+
+
+def waits(path: str) -> None:
+    with Path(path).open("a") as file:
+        file.write(f"{os.getpid()}\n")
+    time.sleep(1000)
+
+
+def cpus() -> list[int]:
+    return sorted(os.sched_getaffinity(0))
+
+
+def gives(value: object) -> object:
+    return value
+
+
+def gives_a_lambda() -> object:
+    return lambda: None
