@@ -5,32 +5,19 @@ The entry point `torchrun.handlers` must be installed for this.
 
 from __future__ import annotations
 
-import os
-import re
 import signal
-import sys
 from importlib.metadata import entry_points
 from pathlib import Path
-from typing import NamedTuple
 
 import psutil
 import pytest
 
-from tests.command import Run
+from tests.elastic.torchruns import BAD, GOOD, NodeRun, torchrun
 from tests.stores import free_port
-from tests.waiting import until
 
 pytestmark = pytest.mark.skipif(
     not entry_points(group="torchrun.handlers", name="reknit"), reason="this installation is older than the entry point"
 )
-WORKER = """
-    import os, signal, sys
-    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1, signal.SIGUSR2})
-    names = "RANK", "WORLD_SIZE", "TORCHELASTIC_RESTART_COUNT", "MASTER_ADDR", "MASTER_PORT"
-    line = " ".join(["up", *(os.environ[name] for name in names), str(os.getpid())])
-    os.write(1, f"{line}\\n".encode())
-    sys.exit(signal.sigwait({signal.SIGUSR1, signal.SIGUSR2}) == signal.SIGUSR2)
-"""
 GLOO = """
     import os, torch, torch.distributed as dist
     dist.init_process_group("gloo")
@@ -40,43 +27,6 @@ GLOO = """
     os.write(1, f"sum {int(ones)}\\n".encode())
     os._exit(0)  # gloo aborts now and then when it is torn down
 """
-GOOD, BAD = signal.SIGUSR1, signal.SIGUSR2
-
-
-class Up(NamedTuple):
-    """What a worker has printed about itself."""
-
-    rank: int
-    world: int
-    restart: int
-    master: str
-    pid: int
-
-
-class Torchrun(Run):
-    """One node: a torchrun with one worker."""
-
-    def __init__(self, path: Path, name: str, endpoint: str, nodes: str, *argv: str, script: str = WORKER) -> None:
-        self.out_path, self.err_path = path / f"{name}.out", path / f"{name}.err"
-        conf = f"--rdzv-conf=node_id={name},heartbeat=1.5,last_call_timeout=1,settle=0.2,join_timeout=50"
-        options = (f"--nnodes={nodes}", "--rdzv-backend=reknit", f"--rdzv-endpoint={endpoint}", "--rdzv-id=j", conf)
-        command = (sys.executable, "-m", "torch.distributed.run", *options, *argv, "w.py")
-        with self.out_path.open("wb") as out, self.err_path.open("wb") as err:
-            super().__init__(path, *command, script=script, stdout=out, stderr=err)
-
-    def ups(self) -> list[Up]:
-        found = re.findall(r"^up (\d+) (\d+) (\d+) (\S+) (\d+) (\d+)$", self.out_path.read_text(), re.M)
-        return [Up(int(r), int(w), int(n), f"{a}:{p}", int(pid)) for r, w, n, a, p, pid in found]
-
-    def up(self, count: int) -> Up:
-        """Wait for the worker of the node's round number `count`, counted from 1."""
-        return until(lambda: self.ups()[count - 1 : count], f"round {count}: {self.err_path.read_text()[-2000:]}")[0]
-
-    def tell(self, signum: int) -> None:
-        os.kill(self.ups()[-1].pid, signum)
-
-    def ends(self) -> int:
-        return self.process.wait(timeout=60)
 
 
 @pytest.fixture
@@ -84,7 +34,7 @@ def endpoint() -> str:
     return f"127.0.0.1:{free_port()}"
 
 
-def kill_all(node: Torchrun) -> None:
+def kill_all(node: NodeRun) -> None:
     """The host loses power."""
     doomed = [psutil.Process(node.pid), *psutil.Process(node.pid).children(recursive=True)]
     for process in doomed:
@@ -94,8 +44,8 @@ def kill_all(node: Torchrun) -> None:
 def test_two_nodes_train_and_a_failure_restarts_both(tmp_path: Path, endpoint: str) -> None:
     """The ordinary life of a job. The other node is told, and need not wait for its own worker to hang."""
     with (
-        Torchrun(tmp_path, "a", endpoint, "2", "--max-restarts=1") as a,
-        Torchrun(tmp_path, "b", endpoint, "2", "--max-restarts=1") as b,
+        torchrun(tmp_path, "a", "reknit", endpoint, "2", "--max-restarts=1") as a,
+        torchrun(tmp_path, "b", "reknit", endpoint, "2", "--max-restarts=1") as b,
     ):
         first = a.up(1), b.up(1)
         assert sorted((u.rank, u.world) for u in first) == [(0, 2), (1, 2)]
@@ -113,8 +63,8 @@ def test_two_nodes_train_and_a_failure_restarts_both(tmp_path: Path, endpoint: s
 def test_gloo_meets_in_the_store_of_the_round(tmp_path: Path, endpoint: str) -> None:
     """torch's workers are clients of the store that torchrun's process of group rank 0 serves."""
     with (
-        Torchrun(tmp_path, "a", endpoint, "2", script=GLOO) as a,
-        Torchrun(tmp_path, "b", endpoint, "2", script=GLOO) as b,
+        torchrun(tmp_path, "a", "reknit", endpoint, "2", script=GLOO) as a,
+        torchrun(tmp_path, "b", "reknit", endpoint, "2", script=GLOO) as b,
     ):
         assert (a.ends(), b.ends()) == (0, 0), a.err_path.read_text() + b.err_path.read_text()
         assert a.out_path.read_text() == b.out_path.read_text() == "sum 2\n"
@@ -123,9 +73,9 @@ def test_gloo_meets_in_the_store_of_the_round(tmp_path: Path, endpoint: str) -> 
 def test_a_node_joins_and_a_node_is_killed(tmp_path: Path, endpoint: str) -> None:
     """The running round is extended, and shortened again, without a failure on the nodes that stay: torchrun with its
     own rendezvous does not notice the second."""
-    with Torchrun(tmp_path, "a", endpoint, "1:2") as a:
+    with torchrun(tmp_path, "a", "reknit", endpoint, "1:2") as a:
         assert a.up(1)[:3] == (0, 1, 0)
-        with Torchrun(tmp_path, "b", endpoint, "1:2") as b:
+        with torchrun(tmp_path, "b", "reknit", endpoint, "1:2") as b:
             assert b.up(1)[:2] == (1, 2)
             assert a.up(2)[:3] == (0, 2, 0)
             kill_all(b)
@@ -136,9 +86,9 @@ def test_a_node_joins_and_a_node_is_killed(tmp_path: Path, endpoint: str) -> Non
 
 def test_a_node_that_is_told_to_end_says_goodbye(tmp_path: Path, endpoint: str) -> None:
     """torchrun does not call `shutdown` after a signal. The process says goodbye when it ends."""
-    with Torchrun(tmp_path, "a", endpoint, "1:2") as a:
+    with torchrun(tmp_path, "a", "reknit", endpoint, "1:2") as a:
         a.up(1)
-        with Torchrun(tmp_path, "b", endpoint, "1:2") as b:
+        with torchrun(tmp_path, "b", "reknit", endpoint, "1:2") as b:
             b.up(1)
             b.signal(signal.SIGTERM)
             assert b.ends() == 1
@@ -149,7 +99,7 @@ def test_a_node_that_is_told_to_end_says_goodbye(tmp_path: Path, endpoint: str) 
 
 def test_a_node_whose_budget_is_spent_ends_the_job(tmp_path: Path, endpoint: str) -> None:
     """The others are told at once, and end as with torch: with its error for a closed rendezvous."""
-    with Torchrun(tmp_path, "a", endpoint, "2") as a, Torchrun(tmp_path, "b", endpoint, "2") as b:
+    with torchrun(tmp_path, "a", "reknit", endpoint, "2") as a, torchrun(tmp_path, "b", "reknit", endpoint, "2") as b:
         a.up(1)
         b.up(1)
         b.tell(BAD)
