@@ -87,13 +87,14 @@ def _add(parser: ArgumentParser, option: Option) -> None:
     spellings = dict.fromkeys((f"--{option.name}", f"--{option.name.replace('-', '_')}"))
     short = [f"-{option.short}"] if option.short else []
     text = os.environ.get(option.variable)
-    words = {"dest": option.name.replace("-", "_"), "help": option.help.replace("%", "%%")}
+    dest, help_text = option.name.replace("-", "_"), option.help.replace("%", "%%")
+    names = [*short, *spellings]
     if not option.metavar:
-        parser.add_argument(*short, *spellings, action="store_true", default=bool(int(text or "0")), **words)
+        parser.add_argument(*names, action="store_true", default=bool(int(text or "0")), dest=dest, help=help_text)
         return
     default = _DEFAULTS.get(option.name, option.default) if text is None else text
     kind = _TYPES.get(option.name, str)
-    parser.add_argument(*short, *spellings, type=kind, default=default, metavar=option.metavar, **words)  # type: ignore[arg-type]  # the words are texts
+    parser.add_argument(*names, type=kind, default=default, metavar=option.metavar, dest=dest, help=help_text)
 
 
 def parse_args(args: Sequence[str] | None) -> Namespace:

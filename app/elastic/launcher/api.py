@@ -214,5 +214,6 @@ def _agent(
         shutdown_timeout=config.shutdown_timeout or 0,
         health_check_server=health_check_server,
     )
-    agent._worker_env = {**config.env, "TORCHELASTIC_SIGNALS_TO_HANDLE": config.signals_to_handle}
+    agent._signals_to_handle = config.signals_to_handle
+    agent._worker_env = dict(config.env)
     return agent
