@@ -107,12 +107,13 @@ class Processes:
             stdin=stdin,
             virtual_local_rank=virtual_local_rank,
             forks=forks,
+            is_abandoned=is_abandoned,
         )
         self._is_abandoned = is_abandoned
         self._spare = os.open(os.devnull, os.O_RDONLY)
         """A descriptor in reserve. It is closed when no descriptor is left, because reporting that needs one. -1: it
         was used."""
-        self._strays = Strays(clock) if own_children else None
+        self._strays = Strays(clock, lambda: self._launcher.spared) if own_children else None
         self._round: _Round | None = None
         self._unknown_stops: list[int] = []
         self._master_port = master_port
