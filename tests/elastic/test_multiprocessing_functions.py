@@ -5,7 +5,6 @@ What the keeper itself does with functions is tested in `test_functions.py`.
 
 from __future__ import annotations
 
-import gc
 import io
 import json
 import os
@@ -17,11 +16,11 @@ from typing import Any
 import pytest
 
 from reknit.elastic.multiprocessing import DefaultLogsSpecs, PContext, Std, start_processes
-from reknit.elastic.multiprocessing.api import MultiprocessContext, RunProcsResult
+from reknit.elastic.multiprocessing.api import MultiprocessContext
 from reknit.elastic.multiprocessing.shared import SharedKeeper
 from tests.alone import run_alone
 from tests.elastic import worked
-from tests.leaks import nothing_left
+from tests.elastic.shells import leaving_nothing, result_of
 from tests.waiting import is_alive, read_pids
 
 METHODS = ["spawn", "fork", "forkserver"]
@@ -29,13 +28,8 @@ METHODS = ["spawn", "fork", "forkserver"]
 
 @pytest.fixture(autouse=True)
 def nothing_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Threads, descriptors, children, handlers, the environment, and the folder for temporary files."""
-    scratch = tmp_path / "scratch"
-    scratch.mkdir()
-    monkeypatch.setenv("TMPDIR", str(scratch))
-    with nothing_left(scratch):
+    with leaving_nothing(tmp_path, monkeypatch):
         yield
-        gc.collect()
 
 
 def call(fn: Callable[..., Any], *args: tuple[Any, ...], **more: Any) -> PContext:
@@ -43,16 +37,6 @@ def call(fn: Callable[..., Any], *args: tuple[Any, ...], **more: Any) -> PContex
     envs = {rank: {"MINE": f"of {rank}", "RANK": str(10 + rank)} for rank in range(len(args))}
     given: dict[str, Any] = {"logs_specs": DefaultLogsSpecs(), **more}
     return start_processes("trainer", fn, dict(enumerate(args)), envs, **given)
-
-
-def result_of(context: PContext) -> RunProcsResult:
-    """Wait for the end, and close."""
-    try:
-        result = context.wait(timeout=240, period=0.1)
-    finally:
-        context.close()
-    assert result is not None
-    return result
 
 
 def torchs_failures(fn: Callable[..., Any], *args: tuple[Any, ...], folder: Path) -> dict[str, Any]:
