@@ -8,6 +8,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import signal
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -16,7 +17,7 @@ from typing import Any
 import pytest
 
 from reknit.elastic.multiprocessing import DefaultLogsSpecs, PContext, Std, start_processes
-from reknit.elastic.multiprocessing.api import MultiprocessContext
+from reknit.elastic.multiprocessing.api import MultiprocessContext, SignalException
 from reknit.elastic.multiprocessing.shared import SharedKeeper
 from tests.alone import run_alone
 from tests.elastic import worked
@@ -114,6 +115,30 @@ def test_a_function_that_cannot_be_a_worker_is_one_error() -> None:
     mine = object()
     with pytest.raises(ValueError, match="cannot be pickled"):
         call(lambda: mine, ())
+
+
+def test_a_start_method_that_is_none_is_refused() -> None:
+    """A typing error costs no process."""
+    with pytest.raises(ValueError, match="start_method: 'fokr' is none of spawn, fork, forkserver"):
+        call(worked.gives, (1,), start_method="fokr")
+
+
+def test_a_signal_at_the_very_end_does_not_cost_the_values() -> None:
+    """SIGTERM comes while the context of a function that has returned is closed. The next look has the result."""
+    context = call(worked.gives, ("value",))
+    end = context._close
+
+    def interrupted(*given: Any) -> None:
+        end(*given)
+        signal.raise_signal(signal.SIGTERM)
+
+    context._close = interrupted  # type: ignore[method-assign]
+    with pytest.raises(SignalException):
+        context.wait()
+    result = context.wait(0)
+    assert result is not None
+    assert result.return_values == {0: "value"}
+    context.__dict__.pop("_close")
 
 
 def test_a_value_that_cannot_be_returned_is_a_failure() -> None:
