@@ -212,7 +212,7 @@ class SimpleElasticAgent(ElasticAgent):
             leave_error_file(result)
             return result
         except SignalException as e:
-            logger.warning("%s: the workers are ended", e)
+            logger.warning("%s: the workers are ended", str(e))  # a log record must not hold on to the agent
             death_sig = e.sigval
             if self._course is not None:
                 self._course.leave(death_sig)
@@ -236,7 +236,7 @@ class SimpleElasticAgent(ElasticAgent):
                 called(self._shutdown, signal.Signals(signum), timeout=left_s)
                 return
             except SignalException as e:
-                logger.warning("%s again: the workers get less time to end", e)
+                logger.warning("%s again: the workers get less time to end", str(e))
 
     def _invoke_run(self, role: str = DEFAULT_ROLE) -> RunResult:
         """`run` without metrics and events, and without the clean-up of workers after an error."""
@@ -269,7 +269,7 @@ class SimpleElasticAgent(ElasticAgent):
             if not has_ended:
                 logger.warning("the other nodes have not ended within %s s", timeout)
         except SignalException as e:
-            logger.warning("%s while this agent waits for the other nodes", e)
+            logger.warning("%s while this agent waits for the other nodes", str(e))
             raise
         except Exception:
             logger.exception("this agent could not wait for the other nodes")

@@ -316,3 +316,4 @@ class Course:
         finally:
             self._running.close()
             self._clock.close()
+            self.last = None  # failures hold on to the files of the workers
