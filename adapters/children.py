@@ -1,9 +1,11 @@
-"""Knowing and ending the descendants of this process.
+"""Knowing and ending the descendants of this process, and what a forked child does with copies that it must not keep.
 
 1. A subreaper adopts every descendant whose parent dies, even if the descendant has forked twice or has a session of
    its own. So once this process has no child, nothing that it ever started is left. Killing the children until there
    are none ends all descendants.
 2. A process that adopts children must also reap them.
+3. A host program may fork at any time. Its child gets a copy of every descriptor. A socket or a lock whose end means
+   that its owner has died must not live on in such a copy (`abandon_in_forks`).
 """
 
 from __future__ import annotations
@@ -15,6 +17,8 @@ import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from signal import SIGKILL
+from typing import Protocol
+from weakref import WeakSet
 
 _PR_SET_CHILD_SUBREAPER = 36
 _NAP_S, _LONG_NAP_S = 0.001, 0.05
@@ -173,6 +177,27 @@ def apart(ends: Mapping[int, int]) -> Iterator[dict[int, int]]:
     finally:
         for fd in moved:
             os.close(fd)
+
+
+class Abandoned(Protocol):
+    """Something whose descriptors belong to one process alone."""
+
+    def abandon(self) -> None:
+        """In a forked child: close its copies of the descriptors, and do nothing else."""
+
+
+def abandon_in_forks(what: Abandoned) -> None:
+    """Let every child that is forked from this process call `what.abandon()`, as long as `what` exists."""
+    _abandoned.add(what)
+
+
+def _abandon_all() -> None:
+    for what in _abandoned:
+        what.abandon()
+
+
+_abandoned: WeakSet[Abandoned] = WeakSet()
+os.register_at_fork(after_in_child=_abandon_all)
 
 
 def pidfd_of(pid: int) -> int:

@@ -11,10 +11,10 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import os
-from weakref import WeakSet
 
 from reknit.core.job.reasons import Refusal
 
+from .children import abandon_in_forks
 from .orphans import MARK, end_marked_counting
 from .ports import Refused
 
@@ -35,7 +35,7 @@ class HostLock:
         self._fd = fd
         self._path = path
         self._was_left = was_left
-        _held.add(self)
+        abandon_in_forks(self)
         self.node = node
         self.mark = mark
         """The value of `MARK` in the environment of this node's workers."""
@@ -69,17 +69,6 @@ class HostLock:
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
-
-
-_held: WeakSet[HostLock] = WeakSet()
-
-
-def _abandon_all() -> None:
-    for lock in _held:
-        lock.abandon()
-
-
-os.register_at_fork(after_in_child=_abandon_all)
 
 
 def take(job: str, endpoint: str, node: str) -> HostLock:

@@ -17,13 +17,14 @@ session of its own or when its parent dies.
 from __future__ import annotations
 
 import os
-import select
 import signal
 import time
 from collections.abc import Collection
 from typing import TYPE_CHECKING
 
 from attrs import frozen
+
+from .clock import is_readable
 
 if TYPE_CHECKING:
     from psutil import Process
@@ -56,9 +57,7 @@ class _Held:
     def wait(self, give_up: float) -> None:
         """Until it has ended, or `give_up` on the monotonic clock."""
         if self.pidfd >= 0:
-            poll = select.poll()
-            poll.register(self.pidfd, select.POLLIN)
-            poll.poll(max(0.0, give_up - time.monotonic()) * 1000)
+            is_readable(self.pidfd, give_up - time.monotonic())
             return
         while _is_alive(self.process) and time.monotonic() < give_up:
             time.sleep(_NAP_S)

@@ -13,6 +13,8 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from typing import Protocol, TypeVar
 
+from attrs import evolve
+
 from reknit.adapters.address import own_address
 from reknit.adapters.hostlock import MARK, HostLock, Taken, take, take_free
 from reknit.adapters.journals.envelope import Envelope
@@ -71,10 +73,8 @@ def wire_several(settings: Settings, meeting: Meeting, world: World, nonce: str)
             stack.callback(workers.close)  # a second time, so that the workers are ended before the journal is closed
             whose = "; this node hosts the job's store" if host is not None else ""
             notes.append(f"node {lock.node} ({address}) joins job {settings.run_id} at {meeting.place}{whose}")
-            spec = spec_of(
-                settings,
-                lock.node,
-                address,
+            spec = evolve(
+                spec_of(settings, lock.node, address),
                 hosts_journal=host is not None,
                 opens_after_s=_OPENS_AFTER_S if meeting.backend == "c10d" and host is None else 0.0,
             )
@@ -117,16 +117,11 @@ def open_journal(meeting: Meeting, job: str, *, founds: bool = True) -> Journal:
 
         return FileJournal(meeting.folder, envelope)
     if meeting.backend == "etcd":
+        from reknit.adapters.journals.etcd.gateway import Cluster
         from reknit.adapters.journals.etcd.journal import EtcdJournal
 
-        return EtcdJournal(
-            meeting.endpoints,
-            envelope,
-            protocol=meeting.protocol,
-            ca_cert=meeting.ca_cert,
-            cert_cert=meeting.ssl_cert,
-            cert_key=meeting.ssl_cert_key,
-        )
+        files = meeting.ca_cert, meeting.ssl_cert, meeting.ssl_cert_key
+        return EtcdJournal(Cluster(meeting.endpoints, meeting.protocol, *files), envelope)
     from reknit.adapters.journals.tcpstore.journal import TCPStoreJournal
 
     return TCPStoreJournal(*meeting.endpoints[0], envelope, founds=founds)

@@ -11,7 +11,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
-from attrs import Factory, frozen
+from attrs import Factory, evolve, frozen
 
 from reknit.adapters.journals.memory import MemoryJournal, MemoryLink
 from reknit.adapters.keeper.client import Keeper
@@ -53,6 +53,8 @@ class World:
     """The variables with which the workers' environment begins."""
     say: Callable[[str], None]
     """Shows a line of reknit's own while there is no keeper that can. Never waits."""
+    has_said: Callable[[], bool] = lambda: True
+    """Whether every line that `say` was given is written. Until then no later line goes to the keeper. Never waits."""
     start: Start | None = None
     """Starts the first keeper. None: it is started by exec on this host."""
     restart: Start | None = None
@@ -99,12 +101,12 @@ def wire(settings: Settings, world: World, nonce: str) -> Wired:
         link.close()
 
     name = settings.node_id or os.uname().nodename or "localhost"
-    spec = spec_of(settings, name, settings.address or "127.0.0.1", shares_journal=False)
+    spec = evolve(spec_of(settings, name, settings.address or "127.0.0.1"), shares_journal=False)
     return Wired(spec, Ports(world.clock, link, workers, world.requests), close)
 
 
-def spec_of(settings: Settings, node_id: str, address: str, **more: object) -> Spec:
-    """The part of the settings that the core needs."""
+def spec_of(settings: Settings, node_id: str, address: str) -> Spec:
+    """The part of the settings that the core needs. What depends on the journal is not in them."""
     return Spec(
         node_id=NodeId(node_id),
         address=address,
@@ -114,7 +116,6 @@ def spec_of(settings: Settings, node_id: str, address: str, **more: object) -> S
         rank_hint=settings.rank_hint,
         grace_s=settings.grace_s,
         store_timeout_s=settings.store_timeout_s,
-        **more,  # type: ignore[arg-type]  # named by the two callers
     )
 
 
@@ -144,5 +145,6 @@ def open_workers(settings: Settings, world: World, nonce: str, *, mark: str) -> 
         world.start or by_exec_here,
         restart=world.restart or by_exec_here,
         say=world.say,
+        has_said=world.has_said,
         on_death=world.on_keeper_death,
     )

@@ -137,8 +137,8 @@ def _torch_ranks(members: list[Joined]) -> list[list[tuple[int, int, int, int]]]
         store.set(f"torchelastic/role_info/{i}", _RoleInstanceInfo(m.role, i, m.local_world_size).serialize())
     found = []
     for i, m in enumerate(members):
-        spec = WorkerSpec(m.role, m.local_world_size, None, entrypoint="x", args=())  # type: ignore[arg-type]
-        workers = SimpleElasticAgent._assign_worker_ranks(None, store, i, len(members), spec)  # type: ignore[arg-type]
+        spec = WorkerSpec(m.role, m.local_world_size, None, entrypoint="x", args=())
+        workers = SimpleElasticAgent._assign_worker_ranks(None, store, i, len(members), spec)
         found.append([(w.global_rank, w.role_rank, w.world_size, w.role_world_size) for w in workers])
     return found
 

@@ -16,6 +16,7 @@ import pytest
 from reknit.adapters.hostlock import MARK, HostLock, Taken, take, take_free
 from reknit.adapters.ports import Refused
 from reknit.core.job.reasons import Refusal
+from tests.alone import ENV, ROOT, command
 from tests.waiting import PATIENCE_S, is_alive, until
 
 
@@ -112,6 +113,31 @@ def test_an_agent_that_ends_in_order_leaves_no_file(folder: Path) -> None:
 def test_the_lock_ends_with_the_process() -> None:
     """Nobody has to clean up after a SIGKILL before the agent can be started again."""
     killed().release()
+
+
+def test_a_fork_of_the_agent_does_not_keep_the_lock() -> None:
+    """A data loader of a killed program may live for long. The next agent must be let in."""
+    script = """
+        from tests.processes import *
+        from reknit.adapters.hostlock import take
+        lock = take("j", "e", "n")
+        said, says = os.pipe()
+        if os.fork() == 0:
+            os.write(says, b"forked")
+            signal.pause()
+        os.read(said, 6)
+        print("holds", flush=True)
+        os.kill(os.getpid(), signal.SIGKILL)
+    """
+    env = {**ENV, "XDG_RUNTIME_DIR": os.environ["XDG_RUNTIME_DIR"]}
+    with subprocess.Popen(command(script), env=env, cwd=ROOT, stdout=subprocess.PIPE, start_new_session=True) as agent:
+        assert agent.stdout is not None
+        assert agent.stdout.readline() == b"holds\n"
+        try:
+            agent.wait(PATIENCE_S)
+            take("j", "e", "n").release()
+        finally:
+            os.killpg(agent.pid, signal.SIGKILL)
 
 
 def test_workers_do_not_inherit_the_lock() -> None:

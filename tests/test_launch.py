@@ -240,7 +240,7 @@ def test_an_observer_that_ends_the_program_leaves_nothing() -> None:
 def test_what_cannot_be_opened_leaves_nothing() -> None:
     """A wrong argument is found out after the keeper was started."""
     with pytest.raises(TypeError):
-        start(TRUE, observers=None)  # type: ignore[arg-type]
+        start(TRUE, observers=None)  # type: ignore[arg-type]  # the wrong argument that is meant
 
 
 def test_no_thread_to_be_had(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -287,7 +287,7 @@ def test_a_program_that_changes_its_folder(tmp_path: Path, monkeypatch: pytest.M
     with start(python(script, terms=terms)) as running:
         (first,) = read_pids(tmp_path / "pids", 1)
         monkeypatch.chdir(tmp_path)
-        os.kill(running.loop.ports.workers.pid, signal.SIGKILL)  # type: ignore[attr-defined]
+        os.kill(running.loop.ports.workers.pid, signal.SIGKILL)  # type: ignore[attr-defined]  # these workers are a `Keeper`
         second = read_pids(tmp_path / "pids", 2)[1]
         assert os.readlink(f"/proc/{second}/cwd") == str(tmp_path / "a")
     assert first != second

@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 import subprocess
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
 
 import pytest
 
@@ -23,8 +23,8 @@ from tests.waiting import PATIENCE_S, until
 N = Node(NodeId("n"))
 
 
-def failed(rank: int = 0, exitcode: int = 3, **more: object) -> WorkerFailure:
-    return WorkerFailure(local_rank=rank, rank=rank, exitcode=exitcode, pid=40 + rank, **more)  # type: ignore[arg-type]
+def failed(rank: int = 0, exitcode: int = 3, **more: Any) -> WorkerFailure:
+    return WorkerFailure(local_rank=rank, rank=rank, exitcode=exitcode, pid=40 + rank, **more)
 
 
 def result(*failures: WorkerFailure) -> Result:

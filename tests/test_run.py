@@ -180,6 +180,62 @@ def test_a_console_that_does_not_read_blocks_no_decision(tmp_path: Path) -> None
         assert job.end() == 128 + signal.SIGTERM
 
 
+def test_the_report_waits_for_a_reader_behind_the_first_lines(tmp_path: Path) -> None:
+    """`reknit run … | less`: the pipe was full before the keeper was ready, so no line has gone to the keeper."""
+    patch = """
+import os
+import reknit.adapters.console as console
+console.LAST_WORDS_S = 0.0
+agent, flush = os.getpid(), console.Console.flush
+def noted(self, deadline_s):
+    if os.getpid() == agent and deadline_s > 0:
+        open("waits", "w").close()
+    return flush(self, deadline_s)
+console.Console.flush = noted
+"""
+    ours, theirs = os.pipe()
+    os.set_blocking(theirs, False)
+    with open(ours, "rb") as reader:
+        with open(theirs, "wb", buffering=0) as full:
+            while full.write(b"x" * 4096):
+                pass
+            os.set_blocking(theirs, True)
+            argv = (*launcher(tmp_path, patch), "run", "--rdzv-endpoint=h:1", "w.py")
+            job = Run(tmp_path, *argv, script="raise SystemExit(3)", stderr=full)
+        with job:
+            until(lambda: (tmp_path / "waits").exists() or job.process.poll() is not None)
+            said = reader.read()
+            assert job.end() == 3
+    assert b"without effect" in said
+    assert b"rank 0 failed first" in said
+
+
+def test_own_lines_keep_their_order_although_two_processes_write_them(tmp_path: Path) -> None:
+    """The console of the agent's own process may write the first lines late: here, when the last one was said."""
+    patch = """
+import os, threading
+import reknit.app.run as m
+from reknit.adapters.console import Console
+agent, has_said_all, write = os.getpid(), threading.Event(), Console._write
+def late(*args):
+    if os.getpid() == agent:
+        has_said_all.wait()
+    write(*args)
+Console._write = late
+real = m._wait_for_reader
+def wait_for_reader(*args):
+    has_said_all.set()
+    real(*args)
+m._wait_for_reader = wait_for_reader
+"""
+    argv = (*launcher(tmp_path, patch), "run", "--rdzv-endpoint=h:1", "--log-dir=logs", "--redirects=3", "w.py")
+    status, job = run(tmp_path, *argv, script="raise SystemExit(3)")
+    assert status == 3
+    assert "without effect" in job.said[0], job.err
+    assert "the workers' output" in job.said[1]
+    assert "rank 0 failed first" in job.said[-2]
+
+
 # ---- what is left for others ----
 
 

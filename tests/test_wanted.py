@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from attrs import evolve
 
@@ -243,7 +245,7 @@ def test_the_whole_story_is_told_of_a_few_failures_only() -> None:
     ]
     cause = evolve(failure(9, message="ValueError: x"), traceback="t" * 32_000, stderr=("s",))
     playbook = playing("n0", PAIR, joined("n1"), local_world_size=10) >> exits(*noise, cause)
-    said = Placeholder(Failed)
-    assert playbook << Placeholder(StopWorkers) << Append(said)  # type: ignore[arg-type]
+    said: Any = Placeholder(Failed)
+    assert playbook << Placeholder(StopWorkers) << Append(said)
     assert [bool(f.traceback) for f in said().failures] == [True] * 4 + [False] * 5 + [True]
     assert [f.message for f in said().failures] == [f.message for f in (*noise, cause)]

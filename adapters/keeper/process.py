@@ -23,7 +23,7 @@ import sys
 from typing import NoReturn
 
 from reknit.adapters.children import become_subreaper, pidfd_of
-from reknit.adapters.clock import Clock
+from reknit.adapters.clock import Clock, is_readable
 from reknit.adapters.console import LAST_WORDS_S, Console
 from reknit.adapters.orphans import MARK, end_marked_counting
 from reknit.core.agent.commands import ReservePort, StartWorkers, StopWorkers
@@ -194,7 +194,7 @@ class Keeper:
             self._heard_at = now
         elif self._pings_at is not None and now - self._heard_at > SILENCE_S:
             self._is_gone = True
-        if self._agent_fd >= 0 and _is_readable(self._agent_fd):
+        if self._agent_fd >= 0 and is_readable(self._agent_fd):
             self._is_gone = True
         for message in messages:
             self._obey(message)
@@ -353,7 +353,7 @@ class Keeper:
         return self._credit > 0 and not self._stream.unsent
 
     def _has_output(self) -> bool:
-        return any(_is_readable(fd) for fd in self._outputs)
+        return any(is_readable(fd) for fd in self._outputs)
 
     # ---- the end ----
 
@@ -374,9 +374,3 @@ def _environ(wanted: Configure) -> dict[str, str]:
     """The variables with which the environment of every worker begins."""
     own = {name: value for name, value in os.environ.items() if name not in wanted.withheld}
     return {**own, **dict(wanted.env), **({MARK: wanted.mark} if wanted.mark else {})}
-
-
-def _is_readable(fd: int) -> bool:
-    poll = select.poll()
-    poll.register(fd, select.POLLIN)
-    return bool(poll.poll(0))

@@ -1,6 +1,6 @@
 """The workers of this node as operating-system processes.
 
-1. No call waits, except `close` and `close_output`. `stop` sends a signal and returns. The rest of a stop happens in
+1. No call waits, except `end_all` and `flush`. `stop` sends a signal and returns. The rest of a stop happens in
    `events`, which the keeper calls whenever the clock wakes up, and at `wakes_at` at the latest.
 2. A stop has four stages. (1) Every group gets the signal. (2) When the grace is over, every group gets SIGKILL. (3)
    When the leaders are dead, the strays are ended. (4) Everything is closed. One `WorkersStopped` answers the stop.
@@ -16,7 +16,6 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from reknit.adapters.children import reap, sweep_counting
-from reknit.adapters.console import LAST_WORDS_S
 from reknit.adapters.keeper.bootstrap import Reservation
 from reknit.adapters.keeper.errors import explain
 from reknit.adapters.keeper.streams import Streams, StreamSettings
@@ -329,30 +328,12 @@ class Processes:
 
     # ---- the end ----
 
-    def close(self) -> None:
-        """Kill and reap all workers, in whatever state they are, and read what they wrote. May be repeated.
-
-        If the console takes no output for `LAST_WORDS_S`, its thread and its queue stay. `close_output` ends both.
-        """
-        self.end_all()
-        if self._streams.flush(LAST_WORDS_S):
-            self._streams.close(0.0)
-        if self._reservation is not None:
-            self._reservation.release()
-            self._reservation = None
-        self._use_spare()
-        self._launcher.close()
-
-    def close_output(self, deadline_s: float) -> bool:
-        """To be called last, after `close`. Waits for the console, drops what the console has not taken, and ends its
-        thread.
-
-        `deadline_s`: `LAST_WORDS_S` or `READER_S` of `adapters.console`. False if something was dropped.
-        """
-        return self._streams.close(deadline_s)
-
     def end_all(self) -> tuple[int, tuple[int, ...]]:
-        """SIGKILL everything at once. Returns how many processes ended, and the pids of those that survive."""
+        """SIGKILL everything at once, in whatever state it is, and read what the workers wrote. May be repeated.
+
+        Returns how many processes ended, and the pids of those that survive. Everything else that is open here is
+        closed with the keeper's process.
+        """
         round_, self._round = self._round, None
         if round_ is not None:
             round_.signal(signal.SIGKILL)

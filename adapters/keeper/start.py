@@ -144,6 +144,12 @@ def by_command(prefix: Sequence[str]) -> Keeping:
     return Keeping(Stream(from_keeper[0], to_keeper[1], ToAgent, has_banner=True), pid, pidfd_of(pid))
 
 
+def cause(error: OSError) -> str:
+    """Why no keeper could be started: part of a line for the operator."""
+    why = error.strerror or str(error)
+    return f"{os.fsdecode(error.filename)}: {why}" if error.filename else why
+
+
 def _spawned(argv: list[str], env: Mapping[str, str], actions: list[tuple[int, int, int]]) -> int:
     return os.posix_spawnp(
         argv[0],

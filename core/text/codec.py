@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from enum import Enum
 from functools import cache
 from types import NoneType, UnionType
-from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints, overload
 
 import attrs
 
@@ -29,7 +29,15 @@ def dumps(value: object) -> str:
     return json.dumps(encode(value), ensure_ascii=True, separators=(",", ":"))
 
 
-def loads(text: str | bytes, type_: type[T]) -> T:
+@overload
+def loads(text: str | bytes, type_: type[T]) -> T: ...
+
+
+@overload
+def loads(text: str | bytes, type_: UnionType) -> Any: ...
+
+
+def loads(text: str | bytes, type_: Any) -> Any:
     """The value of type `type_` (a class or a union of classes). Raises `CodecError`."""
     try:
         data = json.loads(text, parse_constant=_constant)
@@ -38,10 +46,17 @@ def loads(text: str | bytes, type_: type[T]) -> T:
     return decode(data, type_)
 
 
-def decode(data: object, type_: type[T]) -> T:
+@overload
+def decode(data: object, type_: type[T]) -> T: ...
+
+
+@overload
+def decode(data: object, type_: UnionType) -> Any: ...
+
+
+def decode(data: object, type_: Any) -> Any:
     """Like `loads`, for JSON that has been parsed already."""
-    value: T = _decode(data, type_)
-    return value
+    return _decode(data, type_)
 
 
 def _constant(name: str) -> float:
@@ -51,11 +66,13 @@ def _constant(name: str) -> float:
 
 
 def load_entry(text: str | bytes) -> Entry:
-    return loads(text, Entry)  # type: ignore[arg-type]  # a union is not a `type` to mypy
+    entry: Entry = loads(text, Entry)
+    return entry
 
 
 def decode_entry(data: object) -> Entry:
-    return decode(data, Entry)  # type: ignore[arg-type]
+    entry: Entry = decode(data, Entry)
+    return entry
 
 
 def encode(value: object) -> Any:

@@ -5,10 +5,10 @@ What the keeper itself does with functions is tested in `test_functions.py`.
 
 from __future__ import annotations
 
-import gc
 import io
 import json
 import os
+import signal
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -17,11 +17,11 @@ from typing import Any
 import pytest
 
 from reknit.elastic.multiprocessing import DefaultLogsSpecs, PContext, Std, start_processes
-from reknit.elastic.multiprocessing.api import MultiprocessContext, RunProcsResult
+from reknit.elastic.multiprocessing.api import MultiprocessContext, SignalException
 from reknit.elastic.multiprocessing.shared import SharedKeeper
 from tests.alone import run_alone
 from tests.elastic import worked
-from tests.leaks import nothing_left
+from tests.elastic.shells import leaving_nothing, result_of
 from tests.waiting import is_alive, read_pids
 
 METHODS = ["spawn", "fork", "forkserver"]
@@ -29,13 +29,8 @@ METHODS = ["spawn", "fork", "forkserver"]
 
 @pytest.fixture(autouse=True)
 def nothing_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Threads, descriptors, children, handlers, the environment, and the folder for temporary files."""
-    scratch = tmp_path / "scratch"
-    scratch.mkdir()
-    monkeypatch.setenv("TMPDIR", str(scratch))
-    with nothing_left(scratch):
+    with leaving_nothing(tmp_path, monkeypatch):
         yield
-        gc.collect()
 
 
 def call(fn: Callable[..., Any], *args: tuple[Any, ...], **more: Any) -> PContext:
@@ -43,16 +38,6 @@ def call(fn: Callable[..., Any], *args: tuple[Any, ...], **more: Any) -> PContex
     envs = {rank: {"MINE": f"of {rank}", "RANK": str(10 + rank)} for rank in range(len(args))}
     given: dict[str, Any] = {"logs_specs": DefaultLogsSpecs(), **more}
     return start_processes("trainer", fn, dict(enumerate(args)), envs, **given)
-
-
-def result_of(context: PContext) -> RunProcsResult:
-    """Wait for the end, and close."""
-    try:
-        result = context.wait(timeout=240, period=0.1)
-    finally:
-        context.close()
-    assert result is not None
-    return result
 
 
 def torchs_failures(fn: Callable[..., Any], *args: tuple[Any, ...], folder: Path) -> dict[str, Any]:
@@ -130,6 +115,30 @@ def test_a_function_that_cannot_be_a_worker_is_one_error() -> None:
     mine = object()
     with pytest.raises(ValueError, match="cannot be pickled"):
         call(lambda: mine, ())
+
+
+def test_a_start_method_that_is_none_is_refused() -> None:
+    """A typing error costs no process."""
+    with pytest.raises(ValueError, match="start_method: 'fokr' is none of spawn, fork, forkserver"):
+        call(worked.gives, (1,), start_method="fokr")
+
+
+def test_a_signal_at_the_very_end_does_not_cost_the_values() -> None:
+    """SIGTERM comes while the context of a function that has returned is closed. The next look has the result."""
+    context = call(worked.gives, ("value",))
+    end = context._close
+
+    def interrupted(*given: Any) -> None:
+        end(*given)
+        signal.raise_signal(signal.SIGTERM)
+
+    context._close = interrupted  # type: ignore[method-assign]
+    with pytest.raises(SignalException):
+        context.wait()
+    result = context.wait(0)
+    assert result is not None
+    assert result.return_values == {0: "value"}
+    context.__dict__.pop("_close")
 
 
 def test_a_value_that_cannot_be_returned_is_a_failure() -> None:

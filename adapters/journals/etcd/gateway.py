@@ -18,7 +18,7 @@ from http.client import HTTPException
 from time import monotonic
 from typing import TYPE_CHECKING
 
-from attrs import frozen
+from attrs import field, frozen
 
 from reknit.adapters.journals.etcd.connection import Server, readable, tls_context, why
 from reknit.adapters.ports import Unavailable
@@ -110,30 +110,36 @@ def holds(key: str, value: bytes) -> Json:
 # ---- servers ----
 
 
+@frozen
+class Cluster:
+    """Where the members of an etcd cluster are, and how they are spoken to."""
+
+    endpoints: Sequence[tuple[str, int]]
+    """Host and port of each member."""
+    protocol: str = "http"
+    """"http" or "https". The files below count with "https" only."""
+    ca_cert: str | None = None
+    """The file, in PEM, with the certificate of the authority. None: those that the system trusts."""
+    cert_cert: str | None = None
+    """The file, in PEM, with this client's own certificate. None: it has none."""
+    cert_key: str | None = None
+    """The file, in PEM, with the key of this certificate. None: the key is in the file of the certificate."""
+    user: str = ""
+    """Empty: etcd asks for no user."""
+    password: str = field(default="", repr=False)
+
+
 class Gateway:
     """The members of a cluster, as one thread sees them."""
 
-    def __init__(
-        self,
-        endpoints: Sequence[tuple[str, int]],
-        timeout_s: float,
-        protocol: str = "http",
-        ca_cert: str | None = None,
-        cert_cert: str | None = None,
-        cert_key: str | None = None,
-        *,
-        user: str = "",
-        password: str = "",
-    ) -> None:
-        """Does not connect yet.
-
-        `timeout_s` is shared by the endpoints: a server that is silent costs its part. The certificates are files in
-        PEM and count with the protocol `https` only. An empty `user`: etcd asks for none."""
-        self._timeout_s = timeout_s / len(endpoints)
-        self._files = ca_cert, cert_cert, cert_key or cert_cert  # the key may lie in the same file
+    def __init__(self, cluster: Cluster, timeout_s: float) -> None:
+        """Does not connect yet. `timeout_s` is shared by the endpoints: a server that is silent costs its part."""
+        self._timeout_s = timeout_s / len(cluster.endpoints)
+        self._cluster = cluster
         self._context: ssl.SSLContext | None = None
-        tls = self._tls if protocol == "https" else None
-        self._servers = [Server(host, port, self._timeout_s, tls, user, password) for host, port in endpoints]
+        tls = self._tls if cluster.protocol == "https" else None
+        login = cluster.user, cluster.password
+        self._servers = [Server(host, port, self._timeout_s, tls, *login) for host, port in cluster.endpoints]
         self._current = 0
         """Index of the server that answered last."""
         self._is_closed = False
@@ -174,7 +180,8 @@ class Gateway:
     def _tls(self) -> ssl.SSLContext:
         """Made for the first connection and kept: the files are read once."""
         if self._context is None:
-            self._context = tls_context(*self._files)
+            cluster = self._cluster
+            self._context = tls_context(cluster.ca_cert, cluster.cert_cert, cluster.cert_key)
         return self._context
 
 

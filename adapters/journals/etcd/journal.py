@@ -53,7 +53,7 @@ from reknit.core.job.reasons import Refusal
 
 if TYPE_CHECKING:
     from reknit.adapters.journals.envelope import Envelope
-    from reknit.adapters.journals.etcd.gateway import Answer, Found, Json, Watch
+    from reknit.adapters.journals.etcd.gateway import Answer, Cluster, Found, Json, Watch
     from reknit.core.job.entries import Entry, Node
     from reknit.core.job.job import Job
 
@@ -95,27 +95,9 @@ class _Page:
 class EtcdJournal:
     """Implements `ports.Journal`."""
 
-    def __init__(
-        self,
-        endpoints: Sequence[tuple[str, int]],
-        envelope: Envelope,
-        *,
-        protocol: str = "http",
-        ca_cert: str | None = None,
-        cert_cert: str | None = None,
-        cert_key: str | None = None,
-        user: str = "",
-        password: str = "",
-        timeout_s: float = 5.0,
-    ) -> None:
-        """Does not connect yet.
-
-        `endpoints`: (host, port) of members of one cluster. A transaction is tried on each of them, within `timeout_s`
-        in all. The certificates are files in PEM: the authority's, and this client's own with its key. Certificate and
-        key may lie in one file. `user`: empty if etcd asks for none."""
-        files = ca_cert, cert_cert, cert_key
-        self._reader = Gateway(endpoints, timeout_s, protocol, *files, user=user, password=password)
-        self._writer = Gateway(endpoints, timeout_s, protocol, *files, user=user, password=password)
+    def __init__(self, cluster: Cluster, envelope: Envelope, *, timeout_s: float = 5.0) -> None:
+        """Does not connect yet. A transaction is tried on each member of the cluster, within `timeout_s` in all."""
+        self._reader, self._writer = Gateway(cluster, timeout_s), Gateway(cluster, timeout_s)
         self._envelope = envelope
         self._root = f"/reknit/{_quoted(envelope.job)}/"
         self._header_key = f"{self._root}header"

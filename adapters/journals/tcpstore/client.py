@@ -18,7 +18,6 @@ WAIT, which comes when the keys are there.
 from __future__ import annotations
 
 import os
-import select
 import socket
 import threading
 import time
@@ -26,6 +25,7 @@ from collections.abc import Callable, Sequence
 from struct import Struct
 from typing import TypeVar
 
+from reknit.adapters.clock import is_readable
 from reknit.adapters.ports import Unavailable
 
 _VALIDATE, _SET, _COMPARE_SET, _GET, _ADD, _WAIT, _MULTI_GET, _CANCEL_WAIT, _PING = (
@@ -162,9 +162,7 @@ class Client:
 
     def _waited(self, keys: Sequence[str], wait_s: float) -> bool:
         self._send(_keys(_WAIT, keys))
-        reply = select.poll()
-        reply.register(self._socket, select.POLLIN)
-        came = reply.poll(wait_s * 1000)
+        came = is_readable(self._socket.fileno(), wait_s)
         self._give_up = time.monotonic() + self._timeout_s
         if came:
             self._take(1)

@@ -20,9 +20,8 @@ import socket
 import sys
 import time
 from collections.abc import Mapping
-from weakref import WeakSet
 
-from reknit.adapters.children import reap, signal_process
+from reknit.adapters.children import abandon_in_forks, reap, signal_process
 from reknit.adapters.ports import Refused
 from reknit.core.job.reasons import Refusal
 
@@ -72,7 +71,7 @@ class StoreHost:
             theirs.close()
             listener.close()
         self._line.setblocking(False)
-        _hosts.add(self)
+        abandon_in_forks(self)
         self._said = ""
         self._status: int | None = None
 
@@ -109,17 +108,6 @@ class StoreHost:
             return self._line.recv(4096).decode(errors="replace")
         except OSError:
             return ""
-
-
-_hosts: WeakSet[StoreHost] = WeakSet()
-
-
-def _abandon_all() -> None:
-    for host in _hosts:
-        host.abandon()
-
-
-os.register_at_fork(after_in_child=_abandon_all)
 
 
 def host_store(

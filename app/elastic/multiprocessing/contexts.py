@@ -21,6 +21,8 @@ from .shared import SharedKeeper
 
 _logger = getLogger(__name__)
 
+START_METHODS = ("spawn", "fork", "forkserver")
+
 
 class _KeptContext(PContext):
     """A context whose processes a keeper holds."""
@@ -56,7 +58,7 @@ class _KeptContext(PContext):
             self._kept.look(0.0)
             self._note_failures()
             if self._failures or len(self._kept.exited) == self.nprocs or not self._kept.is_running:
-                self._result = self._ended()
+                return self._ended()
         return self._result
 
     def _note_failures(self) -> None:
@@ -77,10 +79,13 @@ class _KeptContext(PContext):
     def _ended(self) -> RunProcsResult:
         """End what still runs. The result."""
         has_succeeded = not self._failures and len(self._kept.exited) == self.nprocs
-        values = self._values() if has_succeeded else {}
-        self.close()
-        self._note_ended()
-        return RunProcsResult(values, self._failures, self.stdouts, self.stderrs)
+        values = self._values() if has_succeeded else {}  # the keeper has them until it is closed
+        self._result = RunProcsResult(values, self._failures, self.stdouts, self.stderrs)
+        try:
+            self.close()
+        finally:  # a signal may have come. The result is there all the same
+            self._note_ended()
+        return self._result
 
     @abstractmethod
     def _values(self) -> dict[int, Any]:
@@ -176,6 +181,8 @@ class MultiprocessContext(_KeptContext):
         _shared: SharedKeeper | None = None,
     ) -> None:
         """The parameters are those of `start_processes`."""
+        if start_method not in START_METHODS:
+            raise ValueError(f"start_method: {start_method!r} is none of {', '.join(START_METHODS)}")
         super().__init__(
             name,
             entrypoint,

@@ -101,13 +101,14 @@ class LocalElasticAgent(SimpleElasticAgent):
             put_back(signals)
 
     def _opened_course(self) -> Course:
-        if callable(self._worker_group.spec.entrypoint) and self._start_method == "fork":
+        start_method = None if isinstance(self._worker_group.spec.entrypoint, str) else self._start_method
+        if start_method == "fork":
             self._open_keeper("reknit", "fork")  # it is forked from this process, which has no thread of reknit's yet
             course = super()._opened_course()
         else:
             course = super()._opened_course()
             try:
-                self._open_keeper(course.mark, None)
+                self._open_keeper(course.mark, start_method)
             except BaseException:
                 course.close()
                 raise
