@@ -1,4 +1,4 @@
-"""Settings as people write them by hand: short when little is asked for, and nonsense refused where it is written."""
+"""Settings as people write them by hand: short if little is asked for, and refused where a value is out of range."""
 
 from __future__ import annotations
 
