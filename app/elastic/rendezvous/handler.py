@@ -2,8 +2,10 @@
 
 1. reknit's own agents ask it only where the nodes meet and on which terms. It is then a typed reading of
    `RendezvousParameters`, by the same code as `reknit run --rdzv-…`.
-2. Whatever cannot be raises `ValueError` when the handler is made.
-3. An empty endpoint means that the job has one node. So does the port 0, which means any free port: no other node could
+2. For plain torchrun the methods of torch's `RendezvousHandler` work: this node then joins the job when it is first
+   asked for a round. See `membership.py`.
+3. Whatever cannot be raises `ValueError` when the handler is made.
+4. An empty endpoint means that the job has one node. So does the port 0, which means any free port: no other node could
    know it.
 """
 
@@ -22,7 +24,8 @@ if TYPE_CHECKING:
     from reknit.app.meeting import Met
     from reknit.app.settings import Meeting
 
-    from .api import RendezvousParameters
+    from .api import RendezvousInfo, RendezvousParameters
+    from .membership import Membership
 
 _OPTION_KEYS = ("node_id", "store_timeout", "admission", "fence_after")
 """Settings of the backend that `reknit run` has as options of their own, and not in --rdzv-conf."""
@@ -40,6 +43,9 @@ class ReknitRendezvousHandler:
         self.params = params
         self._parsed = _parsed(params)
         self._met = _met(params, self._parsed, os.environ if environ is None else environ)
+        self._member: Membership | None = None
+        """This node in the job, once torchrun has asked for a round."""
+        self._is_shut_down = False
 
     # ---- what an agent of reknit asks ----
 
@@ -89,8 +95,40 @@ class ReknitRendezvousHandler:
 
     @property
     def use_agent_store(self) -> bool:
-        """The workers of a round use the store that the agents use."""
-        return True
+        """The workers of a round use the store of the agents. Only agents of torchrun have one."""
+        return self._member is not None
+
+    def next_rendezvous(self) -> RendezvousInfo:
+        """Wait for the next round. Raises torch's errors."""
+        if self._is_shut_down:
+            from .api import RendezvousClosedError
+
+            raise RendezvousClosedError("this handler was shut down")
+        if self._member is None:
+            from .membership import Membership
+
+            self._member = Membership(self)
+        return self._member.next_rendezvous()
+
+    def num_nodes_waiting(self) -> int:
+        """Above 0: the workers are to be stopped, and `next_rendezvous` is to be called."""
+        return 0 if self._member is None else self._member.num_nodes_waiting()
+
+    def is_closed(self) -> bool:
+        """The job has ended, as far as this node knows."""
+        return self._is_shut_down if self._member is None else self._member.is_closed()
+
+    def set_closed(self) -> None:
+        """End the job for all nodes. Does nothing before this node has joined."""
+        if self._member is not None:
+            self._member.set_closed()
+
+    def shutdown(self) -> bool:
+        """Leave the job, which ends for all nodes unless the workers of this node have succeeded. May be repeated.
+        False: the other nodes could not be told within a minute."""
+        self._is_shut_down = True
+        member, self._member = self._member, None
+        return True if member is None else member.shutdown()
 
 
 # ---- from parameters to the options of `reknit run` ----

@@ -29,6 +29,11 @@ def get_rendezvous_handler(params: RendezvousParameters) -> Any:
     return handler_registry.create_handler(params)
 
 
+def reknit_for_torchrun() -> RendezvousHandlerCreator:
+    """The entry point by which torchrun finds `--rdzv-backend=reknit`."""
+    return _create_reknits
+
+
 def found(backend: str) -> RendezvousHandlerCreator | None:
     """The creator of a backend that is not registered here. None: nobody knows it. Raises `ValueError` if its entry
     point cannot be loaded."""

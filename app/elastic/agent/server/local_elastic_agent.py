@@ -88,6 +88,8 @@ class LocalElasticAgent(SimpleElasticAgent):
         """The keeper of the workers, while a run is under way."""
         self._signals_to_handle: str | None = None
         """Names of signals, with commas. None: those that TORCHELASTIC_SIGNALS_TO_HANDLE names."""
+        self._worker_env: dict[str, str] = {}
+        """Variables for the workers besides those of this process."""
 
     # ---- a run ----
 
@@ -175,7 +177,7 @@ class LocalElasticAgent(SimpleElasticAgent):
                 course.assignment.restart_count if course is not None else spec.max_restarts - self._remaining_restarts
             ),
         )
-        base = {name: os.environ[name] for name in _HANDED_DOWN if name in os.environ}
+        base = {name: os.environ[name] for name in _HANDED_DOWN if name in os.environ} | self._worker_env
         if self._signals_to_handle is not None:
             base[_SIGNALS] = self._signals_to_handle
         if worker_group.store is not None and spec.rdzv_handler.use_agent_store:

@@ -1,0 +1,379 @@
+"""reknit's rendezvous for plain torchrun: the membership of one node whose workers torchrun holds.
+
+    torchrun's thread                                    the agent's thread
+      next_rendezvous()   the last round's workers ended   << WorkersExited (unless they were to stop), WorkersStopped
+                          waits                            >> StartWorkers: ranks, and the port of the round's store
+      num_nodes_waiting() 1: stop the workers              >> StopWorkers: the round is over
+      the exit barrier    the workers have succeeded       << WorkersExited, all with 0
+      shutdown()          the job ends for all             Aborted, unless the workers have succeeded
+
+1. torchrun starts, watches and ends the workers, and has a budget for each node. The core decides who is in a round.
+2. `next_rendezvous` without an order to stop means that workers have failed. Why is not known here.
+3. Each round has a store of its own, in the process of group rank 0, on the port that this node has reserved.
+4. torchrun tells a success from a failure by one thing only: it enters its exit barrier, by `add` on the round's store.
+5. This node beats only while torchrun calls, waits in a call, or waits in its exit barrier. After a signal torchrun
+   calls nothing, and ends its workers within their grace.
+6. torch's errors and objects are used here, so torch is loaded. This module is imported only for torchrun.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from datetime import timedelta
+from signal import SIGKILL, SIGTERM
+from typing import TYPE_CHECKING, Any
+
+from attrs import evolve
+from torch.distributed import PrefixStore, TCPStore
+from torch.distributed.elastic.rendezvous.api import (
+    RendezvousClosedError,
+    RendezvousConnectionError,
+    RendezvousError,
+    RendezvousGracefulExitError,
+    RendezvousInfo,
+    RendezvousStateError,
+    RendezvousStoreInfo,
+    RendezvousTimeoutError,
+)
+
+from reknit.adapters.clock import Clock
+from reknit.adapters.ports import CannotStart
+from reknit.app.launch import Running
+from reknit.app.settings import Settings
+from reknit.app.wire import Prevented, Wired
+from reknit.core.agent import reasons as own
+from reknit.core.agent.agent import Agent
+from reknit.core.agent.commands import Command, StartWorkers, StopWorkers
+from reknit.core.agent.events import Event
+from reknit.core.job import reasons
+from reknit.core.job.entries import Aborted, Entry, Joined, Node, WorkerFailure
+from reknit.core.job.job import Gathering, Job
+from reknit.core.job.job import Running as RunningPhase
+from reknit.core.job.ranks import Assignment
+from reknit.core.text.describe import reason_text
+
+from ..agent.server.hooked import HookedWorkers
+from ..utils.logging import get_logger
+
+if TYPE_CHECKING:
+    from reknit.adapters.ports import Link
+
+    from .handler import ReknitRendezvousHandler
+
+_MANY = 10**9
+"""Restarts of the job. torchrun has a budget for each node, and the job has none."""
+_EXIT_BARRIER = "torchelastic/agent/terminal_state"
+"""torch's agents use this key in the store of a round, and only when their workers have succeeded."""
+_STORE_S = 60.0
+"""How long an agent waits for the store of a round, and for a key in it. Seconds."""
+_PAUSE_S = 0.05
+_ABORT_S = 60.0
+"""How long a node that ends the job waits for the others to leave. Their agents may give workers a grace of 30 s."""
+_GOODBYE_S = 5.0
+"""How long the end of the process may wait for a goodbye. Seconds."""
+_MARGIN_S = 10.0
+logger = get_logger("torch.distributed.elastic.rendezvous.reknit")
+"""A name under torch's, so that the lines appear in torchrun's own log (LOGLEVEL=INFO)."""
+
+
+class Membership:
+    """This node in the job. Its methods are torch's, and are for the thread that runs torchrun's agent."""
+
+    def __init__(self, handler: ReknitRendezvousHandler) -> None:
+        """Joins the job. May wait some seconds for the store. Raises `RendezvousConnectionError`."""
+        self._changed = threading.Event()
+        self._round: StartWorkers | None = None
+        """The round that torchrun was told of. None: there is none."""
+        self._is_over = False
+        """Its workers are to be stopped."""
+        self._had_round = False
+        self.has_succeeded = False
+        """torchrun's workers have succeeded. It asks for no further round."""
+        self._calls = 0
+        self._called_at = time.monotonic()
+        self._patience_s = _grace_s() + _MARGIN_S
+        self._hooked: HookedWorkers
+        self._line: _Line
+        self._store: Any = None
+        for notice in handler.notices:
+            logger.warning("%s", notice)
+        try:
+            self._running = Running(
+                _settings(handler),
+                say=logger.info,
+                observers=[self._observe],
+                workers=self._open,
+                rewire=self._rewire,
+                on_end=self._changed.set,
+            )
+            self._running.start()
+        except (Prevented, CannotStart) as error:
+            raise RendezvousConnectionError(str(error)) from error
+        atexit.register(self._say_goodbye)
+
+    def _open(self, clock: Clock, nonce: str, mark: str) -> HookedWorkers:
+        self._hooked = HookedWorkers(clock, nonce, mark, news=self._changed.set)
+        return self._hooked
+
+    def _rewire(self, wired: Wired) -> None:
+        self._line = _Line(wired.ports.link, self, wired.ports.clock.wake)
+        wired.ports = evolve(wired.ports, link=self._line)
+
+    @property
+    def _agent(self) -> Agent:
+        return self._running.loop.agent
+
+    # ---- torch's RendezvousHandler ----
+
+    def next_rendezvous(self) -> RendezvousInfo:
+        """Wait for the next round. Raises torch's errors."""
+        with self._call():
+            self._end_round()
+            while True:
+                command = self._next_start()
+                store = self._open_store(command.assignment)
+                if store is not None:
+                    break
+                self._end_round()
+            self._store = store
+            self._hooked.report_started(command.round)
+            made = command.assignment
+            bootstrap = RendezvousStoreInfo(made.master_addr, made.master_port)
+            shown = _RoundStore(f"reknit/{command.round}", store, self._enter_exit_barrier)
+            return RendezvousInfo(shown, made.group_rank, made.group_world_size, bootstrap)
+
+    def num_nodes_waiting(self) -> int:
+        """1: the workers of the round are to be stopped, for whatever reason. 0: they may run on."""
+        with self._call():
+            if self.has_succeeded:
+                return 0
+            self._take_stop()
+            return int(self._is_over or self._has_ended())
+
+    def is_closed(self) -> bool:
+        """The job has ended."""
+        return self._agent.outcome is not None or self._has_ended()
+
+    def set_closed(self) -> None:
+        """End the job for all nodes."""
+        self._line.abort(f"node {self._agent.me} has closed the rendezvous")
+
+    def shutdown(self) -> bool:
+        """Leave. Unless the workers have succeeded, the job ends for all nodes. False: that could not be said."""
+        with self._call():
+            if not self.has_succeeded:
+                self._line.abort(f"torchrun has ended on node {self._agent.me}")
+            self._hooked.dismiss()
+            try:
+                # After a success, a node that hosts the store stays as long as others live.
+                result = self._running.join(None if self.has_succeeded else _ABORT_S)
+            except Exception:
+                logger.exception("the agent has failed")
+                result = None
+            self._close()
+        return result is not None
+
+    # ---- rounds ----
+
+    def _next_start(self) -> StartWorkers:
+        """Wait for a round. Raises torch's errors."""
+        while True:
+            self._changed.clear()
+            command = self._hooked.taken()
+            if isinstance(command, StartWorkers):
+                self._round, self._is_over, self._had_round = command, False, True
+                return command
+            if command is None:
+                if self._has_ended():
+                    raise self._error()
+                self._changed.wait()
+
+    def _take_stop(self) -> None:
+        """See whether the workers of the round are to be stopped."""
+        command = self._hooked.taken() if self._round is not None else None
+        if isinstance(command, StopWorkers):
+            self._is_over = True
+            logger.info("round %s is over: %s", command.round, reason_text(command.why))
+
+    def _end_round(self) -> None:
+        """No worker of the last round runs any more. If they were not to be stopped, they have failed."""
+        self._take_stop()
+        round_, self._round, self._store = self._round, None, None
+        if round_ is None:
+            return
+        if not self._is_over:
+            rank = round_.assignment.group_rank
+            failure = WorkerFailure(0, rank, 1, message="workers have failed; torchrun's output on this node says how")
+            self._hooked.report_failures(round_.round, (failure,))
+        self._hooked.report_stopped(round_.round)
+
+    def _open_store(self, made: Assignment) -> Any:
+        """The store of the round. None: the round is over before its store was reached. Raises
+        `RendezvousConnectionError`."""
+        timeout = timedelta(seconds=_STORE_S)
+        if made.group_rank == 0:
+            # torch's server binds the reserved port, see `Reservation`.
+            return TCPStore("localhost", made.master_port, is_master=True, timeout=timeout, wait_for_workers=False)
+        give_up = time.monotonic() + _STORE_S
+        while not _is_served(made.master_addr, made.master_port):
+            self._take_stop()
+            if self._is_over or self._has_ended():
+                return None
+            if time.monotonic() > give_up:
+                where = f"{made.master_addr}:{made.master_port}"
+                raise RendezvousConnectionError(f"the store of round {made.round} at {where} cannot be reached")
+            time.sleep(_PAUSE_S)
+        return TCPStore(made.master_addr, made.master_port, is_master=False, timeout=timeout, wait_for_workers=False)
+
+    def _enter_exit_barrier(self) -> None:
+        if self._round is not None and not self.has_succeeded:
+            self.has_succeeded = True
+            self._hooked.report_success(self._round.round, 1)
+
+    def _observe(self, before: Agent, event: Event, after: Agent, commands: Sequence[Command]) -> None:
+        if self.has_succeeded and isinstance(after.job.phase, Gathering) and after.leaving is None:
+            self._running.leave(SIGTERM)  # another node has failed, and waits for this one
+
+    # ---- the end ----
+
+    def _has_ended(self) -> bool:
+        return self._running.loop.result is not None or self._running.join(0.0) is not None
+
+    def _error(self) -> RendezvousError:
+        result = self._running.loop.result
+        if result is None:
+            raise AssertionError("the agent has ended without a result")
+        text = reason_text(result.why)
+        match result.why:
+            case reasons.TooFewNodes():
+                return RendezvousTimeoutError(text)
+            case own.StoreLost() | own.JournalRefused():
+                return RendezvousConnectionError(text)
+            case own.TermsDiffer() | own.Replaced():
+                return RendezvousStateError(text)
+            case reasons.AllSucceeded() if not self._had_round:
+                return RendezvousGracefulExitError("the job has succeeded without this node")
+            case _:
+                return RendezvousClosedError(text)
+
+    def _say_goodbye(self) -> None:
+        """At the end of the process: torchrun has ended its workers, and has not called `shutdown`, as after a signal.
+
+        A node that hosts the store says nothing. After a goodbye the others would stop good workers to regroup, and
+        there is no store left to regroup in."""
+        self._hooked.dismiss()
+        self._running.leave(SIGKILL if self._agent.spec.hosts_journal else SIGTERM)
+        self._running.join(_GOODBYE_S)
+        self._close()
+
+    def _close(self) -> None:
+        atexit.unregister(self._say_goodbye)
+        self._store = None
+        self._running.close()
+
+    # ---- whether torchrun lives ----
+
+    @contextmanager
+    def _call(self) -> Iterator[None]:
+        self._calls += 1
+        try:
+            yield
+        finally:
+            self._calls -= 1
+            self._called_at = time.monotonic()
+
+    def is_silent(self) -> bool:
+        """torchrun does not call any more: its workers are ending, and nobody will start others."""
+        is_busy = self._calls or self.has_succeeded
+        return not is_busy and time.monotonic() - self._called_at > self._patience_s
+
+
+class _Line:
+    """Implements `ports.Link` over a link: beats only while torchrun lives, joins only if torchrun would start workers,
+    and can say that the job ends."""
+
+    def __init__(self, link: Link, membership: Membership, wake: Callable[[], None]) -> None:
+        self._link = link
+        self._membership = membership
+        self._wake = wake
+        self._why = ""
+        """Why the job is to end. Empty: it is not."""
+        self._job = Job()
+
+    def abort(self, why: str) -> None:
+        """Say that the job ends, for all nodes. From any thread."""
+        self._why = why
+        self._wake()
+
+    def append(self, entry: Entry) -> None:
+        if not (isinstance(entry, Joined) and self._membership.has_succeeded):
+            self._link.append(entry)
+
+    def beat(self, node: Node, watch: Sequence[Node]) -> None:
+        if not self._membership.is_silent():
+            self._link.beat(node, watch)
+
+    def events(self, now: float) -> list[Event]:
+        if self._why and isinstance(self._job.phase, Gathering | RunningPhase):
+            self._link.append(Aborted(self._why, self._job.epoch))
+            self._why = ""
+        return self._link.events(now)
+
+    def folded(self, job: Job) -> None:
+        self._job = job
+        self._link.folded(job)
+
+    def close(self) -> None:
+        self._link.close()
+
+
+class _RoundStore(PrefixStore):  # type: ignore[misc]
+    """The store of one round. Tells when torchrun's agent enters its exit barrier."""
+
+    def __init__(self, prefix: str, store: Any, on_exit_barrier: Callable[[], None]) -> None:
+        super().__init__(prefix, store)
+        self._on_exit_barrier = on_exit_barrier
+
+    def add(self, key: str, amount: int) -> int:
+        if key.startswith(_EXIT_BARRIER):
+            self._on_exit_barrier()
+        return int(super().add(key, amount))
+
+
+def _settings(handler: ReknitRendezvousHandler) -> Settings:
+    terms = handler.terms(_MANY)
+    if terms.fence_s is not None:
+        raise ValueError("fence_after: torchrun holds the workers, so reknit cannot kill them")
+    return Settings(
+        command=("torchrun",),
+        terms=terms,
+        meeting=handler.meeting(),
+        run_id=handler.get_run_id() or os.urandom(8).hex(),
+        node_id=handler.node_id,
+        address=handler.address,
+        rank_hint=handler.rank_hint,
+        store_timeout_s=handler.store_timeout_s,
+    )
+
+
+def _grace_s() -> float:
+    """The longest time in which torchrun calls nothing because it ends its workers. Seconds. Between two rounds it
+    always gives them 30 s."""
+    try:
+        return max(30.0, float(os.environ.get("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "30")))
+    except ValueError:
+        return 30.0
+
+
+def _is_served(host: str, port: int) -> bool:
+    try:
+        socket.create_connection((host, port), 1.0).close()
+    except OSError:
+        return False
+    return True

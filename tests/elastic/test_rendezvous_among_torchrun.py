@@ -1,0 +1,77 @@
+"""An agent of reknit in a rendezvous of torch, whose other member is a real torchrun."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.elastic.torchruns import BAD, GOOD, NodeRun, torchrun
+from tests.stores import free_port
+from tests.waiting import until
+
+AGENT = """
+    import json, sys
+    from reknit.elastic.agent.server import WorkerSpec
+    from reknit.elastic.agent.server.local_elastic_agent import LocalElasticAgent
+    from reknit.elastic.rendezvous import RendezvousParameters
+    from reknit.elastic.rendezvous.registry import get_rendezvous_handler
+
+    endpoint, max_restarts = sys.argv[1], int(sys.argv[2])
+    config = {"last_call_timeout": 1, "join_timeout": 50}
+    handler = get_rendezvous_handler(RendezvousParameters("torch:c10d", endpoint, "j", 2, 2, "127.0.0.1", **config))
+    spec = WorkerSpec(
+        "default", 2, handler, entrypoint=sys.executable, args=("w.py",), max_restarts=max_restarts, monitor_interval=0.1
+    )
+    try:
+        result = LocalElasticAgent(spec).run()
+        print("result", json.dumps([result.state.value, sorted(result.return_values), sorted(result.failures)]))
+    except Exception as error:
+        print("error", json.dumps([type(error).__name__]))
+    handler.shutdown()
+"""
+
+
+@pytest.fixture
+def endpoint() -> str:
+    return f"127.0.0.1:{free_port()}"
+
+
+def agent(path: Path, endpoint: str, max_restarts: int = 1) -> NodeRun:
+    (path / "agent.py").write_text("\n".join(line[4:] for line in AGENT.splitlines()))
+    return NodeRun(path, "agent", "agent.py", endpoint, str(max_restarts))
+
+
+def said(node: NodeRun, word: str) -> list[object]:
+    lines = node.out_path.read_text().splitlines()
+    return next((json.loads(line.partition(" ")[2]) for line in lines if line.startswith(f"{word} [")), [])
+
+
+def ranks(*nodes: NodeRun, count: int) -> tuple[list[tuple[int, int]], str]:
+    """Rank and world size of all workers when this many have come up in all, and where they meet."""
+    ups = until(lambda: len(found := [u for node in nodes for u in node.ups()]) == count and found)
+    latest = [u for u in ups if u.master == ups[-1].master]
+    return sorted((u.rank, u.world) for u in latest), ups[-1].master
+
+
+def test_an_agent_and_torchrun_form_one_group(tmp_path: Path, endpoint: str) -> None:
+    """Ranks are exchanged over the store of the rendezvous, with torch's keys. Here the nodes differ in size. A failure
+    on one of them restarts both, and success is told by the ranks that the workers really had."""
+    argv = "127.0.0.1:29999"
+    del argv
+    with (
+        agent(tmp_path, endpoint) as ours,
+        torchrun(tmp_path, "b", "c10d", endpoint, "2", "--max-restarts=1", "--local-addr=127.0.0.2") as theirs,
+    ):
+        assert ranks(ours, theirs, count=3)[0] == [(0, 3), (1, 3), (2, 3)]
+        assert len({u.master for u in (*ours.ups(), *theirs.ups())}) == 1
+        theirs.tell(BAD)
+        until(lambda: len(ours.ups()) == 4 and len(theirs.ups()) == 2, ours.err_path.read_text())
+        for pid in (u.pid for u in (*ours.ups()[2:], *theirs.ups()[1:])):
+            import os
+
+            os.kill(pid, GOOD)
+        assert (ours.ends(), theirs.ends()) == (0, 0), ours.err_path.read_text() + theirs.err_path.read_text()
+        mine = sorted(u.rank for u in ours.ups()[2:])
+        assert said(ours, "result") == ["SUCCEEDED", mine, []]

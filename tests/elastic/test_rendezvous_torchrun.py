@@ -1,0 +1,109 @@
+"""Plain torchrun with `--rdzv-backend=reknit`: real torchrun processes on the loopback interface.
+
+The entry point `torchrun.handlers` must be installed for this.
+"""
+
+from __future__ import annotations
+
+import signal
+from importlib.metadata import entry_points
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.elastic.torchruns import BAD, GOOD, NodeRun, torchrun
+from tests.stores import free_port
+
+pytestmark = pytest.mark.skipif(
+    not entry_points(group="torchrun.handlers", name="reknit"), reason="this installation is older than the entry point"
+)
+GLOO = """
+    import os, torch, torch.distributed as dist
+    dist.init_process_group("gloo")
+    ones = torch.ones(1)
+    dist.all_reduce(ones)
+    dist.barrier()
+    os.write(1, f"sum {int(ones)}\\n".encode())
+    os._exit(0)  # gloo aborts now and then when it is torn down
+"""
+
+
+@pytest.fixture
+def endpoint() -> str:
+    return f"127.0.0.1:{free_port()}"
+
+
+def kill_all(node: NodeRun) -> None:
+    """The host loses power."""
+    doomed = [psutil.Process(node.pid), *psutil.Process(node.pid).children(recursive=True)]
+    for process in doomed:
+        process.kill()
+
+
+def test_two_nodes_train_and_a_failure_restarts_both(tmp_path: Path, endpoint: str) -> None:
+    """The ordinary life of a job. The other node is told, and need not wait for its own worker to hang."""
+    with (
+        torchrun(tmp_path, "a", "reknit", endpoint, "2", "--max-restarts=1") as a,
+        torchrun(tmp_path, "b", "reknit", endpoint, "2", "--max-restarts=1") as b,
+    ):
+        first = a.up(1), b.up(1)
+        assert sorted((u.rank, u.world) for u in first) == [(0, 2), (1, 2)]
+        assert first[0].master == first[1].master
+        b.tell(BAD)
+        second = a.up(2), b.up(2)
+        assert [(u.rank, u.world) for u in second] == [(u.rank, u.world) for u in first]
+        assert second[0].master == second[1].master != first[0].master
+        assert (second[0].restart, second[1].restart) == (0, 1)  # the budget is torchrun's, per node
+        a.tell(GOOD)
+        b.tell(GOOD)
+        assert (a.ends(), b.ends()) == (0, 0)
+
+
+def test_gloo_meets_in_the_store_of_the_round(tmp_path: Path, endpoint: str) -> None:
+    """torch's workers are clients of the store that torchrun's process of group rank 0 serves."""
+    with (
+        torchrun(tmp_path, "a", "reknit", endpoint, "2", script=GLOO) as a,
+        torchrun(tmp_path, "b", "reknit", endpoint, "2", script=GLOO) as b,
+    ):
+        assert (a.ends(), b.ends()) == (0, 0), a.err_path.read_text() + b.err_path.read_text()
+        assert a.out_path.read_text() == b.out_path.read_text() == "sum 2\n"
+
+
+def test_a_node_joins_and_a_node_is_killed(tmp_path: Path, endpoint: str) -> None:
+    """The running round is extended, and shortened again, without a failure on the nodes that stay: torchrun with its
+    own rendezvous does not notice the second."""
+    with torchrun(tmp_path, "a", "reknit", endpoint, "1:2") as a:
+        assert a.up(1)[:3] == (0, 1, 0)
+        with torchrun(tmp_path, "b", "reknit", endpoint, "1:2") as b:
+            assert b.up(1)[:2] == (1, 2)
+            assert a.up(2)[:3] == (0, 2, 0)
+            kill_all(b)
+            assert a.up(3)[:3] == (0, 1, 0)
+        a.tell(GOOD)
+        assert a.ends() == 0
+
+
+def test_a_node_that_is_told_to_end_says_goodbye(tmp_path: Path, endpoint: str) -> None:
+    """torchrun does not call `shutdown` after a signal. The process says goodbye when it ends."""
+    with torchrun(tmp_path, "a", "reknit", endpoint, "1:2") as a:
+        a.up(1)
+        with torchrun(tmp_path, "b", "reknit", endpoint, "1:2") as b:
+            b.up(1)
+            b.signal(signal.SIGTERM)
+            assert b.ends() == 1
+            assert a.up(3)[:2] == (0, 1)
+        a.tell(GOOD)
+        assert a.ends() == 0
+
+
+def test_a_node_whose_budget_is_spent_ends_the_job(tmp_path: Path, endpoint: str) -> None:
+    """The others are told at once, and end as with torch: with its error for a closed rendezvous."""
+    with torchrun(tmp_path, "a", "reknit", endpoint, "2") as a, torchrun(tmp_path, "b", "reknit", endpoint, "2") as b:
+        a.up(1)
+        b.up(1)
+        b.tell(BAD)
+        assert b.ends() == 1
+        assert a.ends() == 1
+        assert "RendezvousClosedError" in a.err_path.read_text()
+        assert len(a.ups()) == 1
