@@ -31,6 +31,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from reknit.adapters.clock import Clock
+
 from ...events import Event, EventSource, record
 from ...metrics import prof, put_metric
 from ...multiprocessing.signals import SignalException, holding_back
@@ -140,7 +142,7 @@ class SimpleElasticAgent(ElasticAgent):
         worker_group.group_rank = place.group_rank
         worker_group.group_world_size = place.group_world_size
         worker_group.master_addr = spec.master_addr or place.master_addr
-        worker_group.master_port = spec.master_port or place.master_port
+        worker_group.master_port = place.master_port
         logger.info(
             "[%s] group rank %s of %s, master %s:%s, workers: %s",
             spec.role,
@@ -243,17 +245,21 @@ class SimpleElasticAgent(ElasticAgent):
         spec = self._worker_group.spec
         logger.info("[%s] starting %s", spec.role, spec.get_entrypoint_name())
         self._withdrawn_restarts = 0
-        self._course = course = self._opened_course()
+        course = None
         try:
+            self._course = course = Course(spec, self._shutdown_timeout, self._prepare)
             Turns(self, course).run()
         except Ended:
+            if course is None:
+                raise AssertionError("a run cannot end before it has begun") from None
             return run_result(course.result(), course.last)
         finally:
             if not self._is_in_run:
                 self._close_course()
 
-    def _opened_course(self) -> Course:
-        return Course(self._worker_group.spec, self._shutdown_timeout)
+    def _prepare(self, mark: str) -> Clock | None:
+        """Called at the beginning of a run, before it has a thread. See `Course`."""
+        return None
 
     def _exit_barrier(self) -> None:
         """Wait until the other nodes have ended as well, at most for `exit_barrier_timeout` seconds. If a node fails

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from string import Template
 from typing import Any
 
+from reknit.adapters.clock import Clock
 from reknit.adapters.keeper.environment import environment
 
 from ...metrics import prof
@@ -23,7 +24,6 @@ from ...multiprocessing.signals import put_back, take
 from ...utils import macros
 from ...utils.logging import get_logger
 from .api import DEFAULT_ROLE, RunResult, SimpleElasticAgent, WorkerGroup, WorkerSpec, WorkerState
-from .course import Course
 from .health_check_server import HealthCheckServer, create_healthcheck_server
 from .ranks import assignment_of
 
@@ -102,25 +102,11 @@ class LocalElasticAgent(SimpleElasticAgent):
         finally:
             put_back(signals)
 
-    def _opened_course(self) -> Course:
-        start_method = None if isinstance(self._worker_group.spec.entrypoint, str) else self._start_method
-        if start_method == "fork":
-            self._open_keeper("reknit", "fork")  # it is forked from this process, which has no thread of reknit's yet
-            course = super()._opened_course()
-        else:
-            course = super()._opened_course()
-            try:
-                self._open_keeper(course.mark, start_method)
-            except BaseException:
-                course.close()
-                raise
-        if self._shared is not None:
-            course.watch(self._shared.clock)
-        return course
-
-    def _open_keeper(self, mark: str, start_method: str | None) -> None:
+    def _prepare(self, mark: str) -> Clock | None:
+        # Under "fork" the keeper is a fork of this process, which has no thread of this run yet.
         self._shared = SharedKeeper(mark)
-        self._shared.keeper(start_method)
+        self._shared.keeper(None if isinstance(self._worker_group.spec.entrypoint, str) else self._start_method)
+        return self._shared.clock
 
     def _close_course(self) -> None:
         shared, self._shared = self._shared, None
