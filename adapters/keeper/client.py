@@ -67,14 +67,15 @@ class Keeper:
         on_death: Callable[[], None] = lambda: None,
         start_method: str = "spawn",
     ) -> None:
-        """Starts a keeper at once. Raises `CannotStart`.
+        """Starts a keeper at once, unless `start_method` is fork. Raises `CannotStart`.
 
         `nonce`: the agent's nonce, for the event `Started`.
         `start`: starts the first keeper. `restart`: starts every later one. None: as the first.
         `say`: shows a line while no keeper with a console is ready. `has_said`: whether all these lines are written.
         `consoles`: needed if the keeper has no console. By stream (1 and 2), where the workers' output goes.
         `on_death`: called when a keeper has died, before the next one is started.
-        `start_method`: how workers that are functions are started.
+        `start_method`: how workers that are functions are started. fork: each start of such workers starts a keeper,
+        as a fork of this process, and waits for the end of the last one. No port is reserved before the first.
         """
         self._calling = Calling(start_method)
         self._clock = clock
@@ -103,6 +104,10 @@ class Keeper:
         self._owes_port = False
         """The loop has asked for another port and was not answered."""
         abandon_in_forks(self)
+        if self._calling.forks:
+            self._has_started = True
+            self._pending.append(Started(clock.now(), nonce, 0))
+            return
         try:
             self._begin(start)
         except OSError as error:
@@ -126,13 +131,24 @@ class Keeper:
         takes_files = isinstance(self._keeper, NoKeeper) or self._keeper.line.takes_files
         message = self._calling.message(command, functions, takes_files=takes_files)
         self._round, self._port = Staff(command), 0
-        if isinstance(self._keeper, NoKeeper):
+        if (start := self._calling.start) is not None:
+            self._fork(start)
+        elif isinstance(self._keeper, NoKeeper):
             self._failures = 0
             self._replace()
         if isinstance(self._keeper, NoKeeper):
             self._fail(f"cannot start the keeper of this node's workers: {self._keeper.why}", only_first=True)
         else:
             self._keeper.tell(message)
+
+    def _fork(self, start: Start) -> None:
+        """Start a keeper that has the functions of the round, in the place of the last one."""
+        if (line := self._let_go("the keeper of the last round was ended")) is not None:
+            line.shut_down(_CLOSE_S)
+        try:
+            self._begin(start)
+        except OSError as error:
+            self._keeper = NoKeeper(cause(error))
 
     def pids(self, round_: int) -> Mapping[int, int]:
         """The workers' processes by local rank. Empty before `WorkersStarted` of the round, and after the next one."""

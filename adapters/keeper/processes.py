@@ -31,6 +31,8 @@ from .wire import StartProcesses, workers_of
 if TYPE_CHECKING:
     from reknit.adapters.ports import Clock
 
+    from .forking import Forks
+
 _AT_ONCE = 0.0
 _LAST_LINES = 20
 """Number of a worker's last lines that the report of its failure holds."""
@@ -85,6 +87,7 @@ class Processes:
         stderr: int = 2,
         master_port: int = 0,
         virtual_local_rank: bool = False,
+        forks: Forks | None = None,
     ) -> None:
         """`log_dir`: a worker's files are in `<log_dir>/round_<round>/<local_rank>/`. Empty: there are no files.
         `own_children`: True if every child of this process belongs to the job. Then strays are ended as well.
@@ -96,6 +99,7 @@ class Processes:
         `stdout`, `stderr`: the descriptors of the console.
         `master_port`: the bootstrap port of every round. 0: another free port for each round.
         `virtual_local_rank`: see `environment`.
+        `forks`: the workers without a program, which are forked from this process. None: there are none.
         """
         self._clock = clock
         self._streams = Streams(streams or StreamSettings(), env=env, stdout=stdout, stderr=stderr)
@@ -109,6 +113,7 @@ class Processes:
             given_back=given_back,
             stdin=stdin,
             virtual_local_rank=virtual_local_rank,
+            forks=forks,
         )
         self._is_abandoned = is_abandoned
         self._spare = os.open(os.devnull, os.O_RDONLY)
@@ -166,6 +171,7 @@ class Processes:
         finally:
             for fd in descriptors:
                 os.close(fd)
+            self._launcher.release()
 
     def _start(self, command: StartWorkers | StartProcesses, descriptors: Sequence[int]) -> None:
         if self._round is not None:

@@ -165,6 +165,13 @@ def test_ranks_that_do_not_fit_are_refused_as_by_torch(what: str) -> None:
     assert texts[0] == texts[1]
 
 
+def test_a_variable_that_is_no_text_is_refused() -> None:
+    """With torch's type. A number of workers is easily given as a number."""
+    envs: dict[int, Any] = {0: {"WORLD_SIZE": 1}}
+    with pytest.raises(TypeError, match="WORLD_SIZE of local rank 0 is 1"):
+        shell("true", envs=envs)
+
+
 def test_specs_that_forget_a_rank_are_refused() -> None:
     """Specs are code of the user."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import gc
 import os
 import signal
@@ -13,11 +14,14 @@ from typing import Any
 import psutil
 import pytest
 
+from reknit import CannotStart
+from reknit.adapters.keeper.start import Keeping
 from reknit.elastic.multiprocessing import DefaultLogsSpecs, Std
 from reknit.elastic.multiprocessing.api import RunProcsResult, SignalException
 from reknit.elastic.multiprocessing.shared import SharedKeeper
 from tests.alone import run_alone
 from tests.elastic.shells import IGNORES, WAITS, leaving_nothing, result_of, shell
+from tests.keepers import killed_at_once
 from tests.leaks import children
 from tests.waiting import is_alive, read_pids, until
 
@@ -64,6 +68,20 @@ def test_a_start_that_fails_leaves_nothing(tmp_path: Path, monkeypatch: pytest.M
     with pytest.raises(RuntimeError, match="new thread"):
         shell(WAITS, args=(str(tmp_path / "pids"),))
     assert not any(map(is_alive, read_pids(tmp_path / "pids", 1)))
+
+
+def test_a_keeper_that_cannot_be_started_is_one_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No process is left on this host, or the keeper is killed before it is ready."""
+    from reknit.elastic.multiprocessing import shared
+
+    def fails(env: object) -> Keeping:
+        raise OSError(errno.EAGAIN, "Resource temporarily unavailable")
+
+    start = shared.by_exec
+    for by_exec in (fails, lambda env: killed_at_once(lambda: start(env))()):
+        monkeypatch.setattr(shared, "by_exec", by_exec)
+        with pytest.raises(CannotStart, match="keeper"):
+            shell("true")
 
 
 def test_a_program_that_is_killed_leaves_no_process(tmp_path: Path) -> None:

@@ -141,6 +141,64 @@ def test_a_signal_at_the_very_end_does_not_cost_the_values() -> None:
     context.__dict__.pop("_close")
 
 
+def test_a_forked_worker_has_what_the_program_had() -> None:
+    """A closure, and the handlers of before the start: the worker must end at SIGTERM, and not raise an exception."""
+    mine = object()
+
+    def tells() -> bool:
+        return mine is not None and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+
+    assert result_of(call(tells, (), start_method="fork")).return_values == {0: True}
+
+
+HOST = """
+    import multiprocessing, sys
+    from reknit.elastic.multiprocessing import DefaultLogsSpecs, start_processes
+    from tests.elastic import worked
+
+    def run(method):
+        specs = DefaultLogsSpecs("/dev/null")
+        context = start_processes("t", worked.gives, {0: (7,)}, {0: {}}, specs, start_method=method)
+        result = context.wait()
+        context.close()
+        assert result.return_values == {0: 7}, result
+"""
+
+
+@pytest.mark.parametrize("start_method", METHODS)
+def test_a_daemonic_process_can_be_the_host(start_method: str) -> None:
+    """`multiprocessing` allows a daemonic process no children, so torch refuses. A keeper is no such child."""
+    run_alone(
+        HOST
+        + """
+    host = multiprocessing.get_context("fork").Process(target=run, args=(sys.argv[1],), daemon=True)
+    host.start()
+    host.join()
+    assert host.exitcode == 0
+    """,
+        start_method,
+    )
+
+
+def test_an_event_loop_can_be_the_host() -> None:
+    """Signals of the loop stay where they are: a context in another thread takes none."""
+    run_alone(
+        HOST
+        + """
+    import asyncio, signal
+
+    async def main():
+        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, lambda: None)
+        before = signal.getsignal(signal.SIGTERM)
+        run("spawn")
+        await asyncio.to_thread(run, "spawn")
+        assert signal.getsignal(signal.SIGTERM) is before
+
+    asyncio.run(main())
+    """
+    )
+
+
 def test_a_value_that_cannot_be_returned_is_a_failure() -> None:
     """The function did its work, and the caller must learn why it has no result."""
     failure = result_of(call(worked.gives_a_lambda, ())).failures[0]

@@ -172,7 +172,8 @@ class PContext(ABC):
 
     def start(self) -> None:
         """Start the processes, and take the signals."""
-        self._open.signals += take(signal.signal)
+        with holding_back():  # a signal that comes in between must not keep this list from being put back
+            self._open.signals += take(signal.signal)
         self._start()
         for tail in self._open.tails:
             tail.start()

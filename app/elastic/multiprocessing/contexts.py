@@ -35,6 +35,9 @@ class _KeptContext(PContext):
 
     def _process(self, local_rank: int, argv: tuple[str, ...] = ()) -> Process:
         env = self.envs[local_rank]
+        for name, value in env.items():
+            if not isinstance(value, str):  # the caller's mistake, which types would have shown
+                raise TypeError(f"envs: {name} of local rank {local_rank} is {value!r}, and must be a text")
         return Process(
             local_rank=local_rank,
             rank=int(env.get("RANK", local_rank)),

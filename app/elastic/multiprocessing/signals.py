@@ -86,10 +86,11 @@ def _take_one(name: str, install: Callable[..., Any]) -> signal.Signals | None:
 
 def put_back(signals: Iterable[signal.Signals]) -> None:
     """A context is closed that has taken these signals."""
-    for signum in signals:
-        _taken[signum].count -= 1
-        if _taken[signum].count == 0:
-            _put_back_one(signum)
+    with holding_back():
+        for signum in signals:
+            _taken[signum].count -= 1
+            if _taken[signum].count == 0:
+                _put_back_one(signum)
 
 
 def _put_back_one(signum: signal.Signals) -> None:
