@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 import threading
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -152,6 +153,13 @@ def test_one_node_needs_no_endpoint() -> None:
         assert place(alone) == (0, 1)
 
 
+def test_nodes_meet_in_a_shared_folder(tmp_path: Path) -> None:
+    """Any journal of reknit serves: `--rdzv-endpoint=/shared/folder`."""
+    with nodes(2, 2, 2, endpoint=str(tmp_path)) as two:
+        first, second = meet(*two)
+        assert (place(first), place(second)) == ((0, 2), (1, 2))
+
+
 # ---- the end ----
 
 
@@ -193,6 +201,19 @@ def test_a_node_that_has_succeeded_does_not_hold_up_the_others() -> None:
         second._info = second.next()
         assert place(second) == (0, 1)
         assert not first.waits()
+
+
+def test_a_node_that_has_succeeded_can_leave_before_the_others() -> None:
+    """torchrun's exit barrier has a timeout. The others work on."""
+    with nodes(2, 1, 2) as two:
+        meet(*two)
+        server = next(node for node in two if node.member._agent.spec.hosts_journal)
+        guest = next(node for node in two if node is not server)
+        guest.thread.submit(guest.info.store.add, "torchelastic/agent/terminal_state/num_members", 1).result(PATIENCE_S)
+        until(lambda: guest.member._agent.me in server.member._agent.job.succeeded)
+        assert guest.shutdown().result(PATIENCE_S)
+        until(lambda: len(server.member._agent.job.live) == 1)
+        assert not server.waits()
 
 
 def test_a_spare_node_is_let_go_when_the_job_has_succeeded() -> None:
@@ -290,6 +311,19 @@ def test_a_node_whose_torchrun_calls_no_more_is_lost_and_may_come_back() -> None
         meet(first)
         second._info = asked.result(PATIENCE_S)
         assert (place(first), place(second)) == ((0, 2), (1, 2))
+
+
+def test_a_forked_child_says_no_goodbye() -> None:
+    """The membership is its parent's."""
+    with nodes(2, 1, 2) as two:
+        first, second = meet(*two)
+        pid = os.fork()
+        if pid == 0:
+            first.member._say_goodbye()
+            os._exit(0)
+        os.waitpid(pid, 0)
+        assert first.member._agent.leaving is None
+        assert not second.waits()
 
 
 def test_nothing_is_left_after_the_shutdown() -> None:
