@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import os
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -104,3 +106,40 @@ def test_each_handler_of_torch_can_be_a_specs_handler(backend: str) -> None:
     result = LocalElasticAgent(spec).run()
     handler.shutdown()
     assert (result.state.value, sorted(result.return_values)) == ("SUCCEEDED", [0, 1])
+
+
+def test_the_core_knows_the_ranks_that_the_rendezvous_has_decided(tmp_path: Path) -> None:
+    """Its own journal says that the node is alone. Results and reports must not."""
+    from torch.distributed import HashStore
+
+    from reknit.elastic.agent.server import WorkerSpec
+    from reknit.elastic.agent.server.local_elastic_agent import LocalElasticAgent
+    from reknit.elastic.rendezvous.c10d_rendezvous_backend import C10dRendezvousBackend
+    from reknit.elastic.rendezvous.dynamic_rendezvous import DynamicRendezvousHandler
+
+    store, go = HashStore(), tmp_path / "go"
+    code = f"import os, time\nwhile not os.path.exists({str(go)!r}): time.sleep(0.01)"
+    agents = []
+    for _ in range(2):
+        backend = C10dRendezvousBackend(store, "j")
+        handler = DynamicRendezvousHandler.from_backend("j", store, backend, 2, 2, local_addr="127.0.0.1")
+        spec = WorkerSpec("default", 2, handler, entrypoint=sys.executable, args=("-c", code))
+        agents.append(LocalElasticAgent(spec))
+    with ThreadPoolExecutor(2) as threads:
+        runs = [threads.submit(agent.run) for agent in agents]
+        try:
+            made = [until(lambda a=agent: _seen(a, 2)) for agent in agents]  # type: ignore[misc]
+        finally:
+            go.touch()
+        assert sorted(worker.rank for each in made for worker in each.workers) == [0, 1, 2, 3]
+        assert {each.world_size for each in made} == {4}
+        assert [run.result(60).state.value for run in runs] == ["SUCCEEDED", "SUCCEEDED"]
+    for agent in agents:
+        agent.get_worker_group().spec.rdzv_handler.shutdown()
+
+
+def _seen(agent: Any, nodes: int) -> Any:
+    """The assignment in the agent's core, once it names so many nodes."""
+    course = agent._course
+    made = course and course._running.loop.agent.workers.assignment
+    return made if made and made.group_world_size == nodes else None

@@ -246,6 +246,19 @@ def test_a_handler_can_close_the_rendezvous() -> None:
         assert first.handler.is_closed()
 
 
+def test_a_journal_that_lasts_tells_a_latecomer_how_the_job_has_ended(tmp_path: Path) -> None:
+    """A job that has failed may be run again under its name. One that has succeeded is not repeated."""
+    for _ in range(2):
+        with nodes(1, 1, 2, endpoint=str(tmp_path)) as (node,):
+            meet(node)
+            assert place(node) == (0, 1)
+    with nodes(1, 1, 2, endpoint=str(tmp_path)) as (node,):
+        meet(node)
+        node.succeed(1)
+    with nodes(1, 1, 2, endpoint=str(tmp_path)) as (late,), pytest.raises(RendezvousClosedError, match="finished"):
+        late.next()
+
+
 # ---- what goes wrong ----
 
 

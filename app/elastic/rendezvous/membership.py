@@ -109,7 +109,7 @@ class Membership:
         try:
             self._running = Running(
                 _settings(handler),
-                say=logger.info,
+                say=_say,
                 observers=[self._observe],
                 workers=self._open,
                 rewire=self._rewire,
@@ -216,7 +216,8 @@ class Membership:
             return
         if not self._is_over:
             rank = round_.assignment.group_rank
-            failure = WorkerFailure(0, rank, 1, message="workers have failed; torchrun's output on this node says how")
+            what = f"workers of group rank {rank} have failed; the output of torchrun there says how"
+            failure = WorkerFailure(0, rank, 1, message=what)
             self._hooked.report_failures(round_.round, (failure,))
         self._hooked.report_stopped(round_.round)
 
@@ -358,6 +359,10 @@ class _RoundStore(PrefixStore):  # type: ignore[misc]
         if key.startswith(_EXIT_BARRIER):
             self._on_exit_barrier()
         return int(super().add(key, amount))
+
+
+def _say(line: str) -> None:
+    logger.info("%s", line.replace(f" of {_MANY}", ""))  # the budget is torchrun's
 
 
 def _settings(handler: ReknitRendezvousHandler) -> Settings:
