@@ -29,9 +29,9 @@ from reknit.core.job.reasons import AllSucceeded, WorkerFailed
 from ...multiprocessing.signals import holding_back
 from ...rendezvous.foreign import ForeignRendezvous
 from ...utils.logging import get_logger
-from .group import RunResult, WorkerSpec
+from .group import RunResult, WorkerGroup, WorkerSpec
 from .hooked import HookedWorkers
-from .ranks import Place, place_at, place_of
+from .ranks import Place, assignment_of, place_at, place_of
 from .results import is_graceful_exit
 
 _FAREWELL_S = 15.0
@@ -251,10 +251,12 @@ class Course:
 
     # ---- reports ----
 
-    def be_started(self) -> None:
-        """The workers of the round run. Raises `Ended` as `be_in_round` does."""
+    def be_started(self, group: WorkerGroup) -> None:
+        """The workers of the round run, with the ranks in `group`. Raises `Ended` as `be_in_round` does."""
         self.be_in_round()
-        self._hooked.report_started(self.assignment.round)
+        asked = self.assignment
+        made = assignment_of(group, round_=asked.round, restart_count=asked.restart_count) if group.workers else asked
+        self._hooked.report_started(asked.round, made if made != asked else None)
         if self._foreign is not None:
             self._foreign.be_started()
 

@@ -30,6 +30,7 @@ from reknit.core.agent.events import (
     WorkersStopped,
 )
 from reknit.core.job.entries import WorkerFailure
+from reknit.core.job.ranks import Assignment
 
 
 class HookedWorkers:
@@ -126,8 +127,9 @@ class HookedWorkers:
         with self._lock:
             return any(isinstance(command, StartWorkers) for command in self._commands)
 
-    def report_started(self, round_: int) -> None:
-        self._tell(WorkersStarted(0.0, round_))
+    def report_started(self, round_: int, assignment: Assignment | None = None) -> None:
+        """`assignment`: the ranks that the workers really got. None: those of the command."""
+        self._tell(WorkersStarted(0.0, round_, assignment))
 
     def report_success(self, round_: int, local_world_size: int) -> None:
         """All workers of the round have succeeded, and no process of it is left."""
