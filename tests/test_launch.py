@@ -21,12 +21,16 @@ from reknit import (
     Prevented,
     RestartPolicy,
     Result,
+    Running,
     Settings,
     Terms,
     launch,
     launch_async,
     start,
 )
+from reknit.adapters.clock import Clock
+from reknit.core.agent.commands import StartWorkers, StopWorkers
+from reknit.core.agent.events import Event, Started, WorkerExit, WorkersExited, WorkersStarted, WorkersStopped
 from reknit.core.agent.reasons import SignalReceived
 from reknit.core.agent.states import WorkerState
 from reknit.core.job.reasons import BudgetSpent
@@ -331,3 +335,55 @@ def test_a_daemon_has_nothing_of_reknit_in_the_place_of_its_stdout(tmp_path: Pat
     shown = run_alone(DAEMON, str(tmp_path), nodes, textwrap.dedent(worker))
     null = [os.devnull] * 3
     assert json.loads(shown) == [null, null, "SUCCEEDED"]
+
+
+# ---- a program that has workers of its own ----
+
+
+def test_a_program_brings_the_port_of_its_workers() -> None:
+    """The agent decides, and the program carries out. It is told of the agent's end."""
+    ended = threading.Event()
+    made: list[Staff] = []
+
+    def workers(clock: Clock, nonce: str, mark: str) -> Staff:
+        assert nonce in mark
+        made.append(Staff(clock, nonce))
+        return made[-1]
+
+    running = Running(TRUE, say=lambda line: None, workers=workers, on_end=ended.set)
+    running.start()
+    assert ended.wait(PATIENCE_S)
+    result = running.join(PATIENCE_S)
+    assert result is not None
+    assert result.state is WorkerState.SUCCEEDED
+    assert not made[0].is_closed
+    running.close()
+    assert made[0].is_closed
+
+
+class Staff:
+    """Workers that succeed at once. Implements `ports.Workers`."""
+
+    wakes_at = 0.0
+
+    def __init__(self, clock: Clock, nonce: str) -> None:
+        self.told: list[Event] = [Started(clock.now(), nonce, 1)]
+        self.is_closed = False
+        self.clock = clock
+
+    def start(self, command: StartWorkers) -> None:
+        now = self.clock.now()
+        self.told += [WorkersStarted(now, command.round), WorkersExited(now, command.round, (WorkerExit(0),))]
+
+    def stop(self, command: StopWorkers) -> None:
+        self.told.append(WorkersStopped(self.clock.now(), command.round, 2))
+
+    def renew_port(self) -> None:
+        raise AssertionError("no round is over before it begins")
+
+    def events(self, now: float) -> list[Event]:
+        told, self.told = self.told, []
+        return told
+
+    def close(self) -> None:
+        self.is_closed = True

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 import threading
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -152,6 +153,13 @@ def test_one_node_needs_no_endpoint() -> None:
         assert place(alone) == (0, 1)
 
 
+def test_nodes_meet_in_a_shared_folder(tmp_path: Path) -> None:
+    """Any journal of reknit serves: `--rdzv-endpoint=/shared/folder`."""
+    with nodes(2, 2, 2, endpoint=str(tmp_path)) as two:
+        first, second = meet(*two)
+        assert (place(first), place(second)) == ((0, 2), (1, 2))
+
+
 # ---- the end ----
 
 
@@ -195,6 +203,19 @@ def test_a_node_that_has_succeeded_does_not_hold_up_the_others() -> None:
         assert not first.waits()
 
 
+def test_a_node_that_has_succeeded_can_leave_before_the_others() -> None:
+    """torchrun's exit barrier has a timeout. The others work on."""
+    with nodes(2, 1, 2) as two:
+        meet(*two)
+        server = next(node for node in two if node.member._agent.spec.hosts_journal)
+        guest = next(node for node in two if node is not server)
+        guest.thread.submit(guest.info.store.add, "torchelastic/agent/terminal_state/num_members", 1).result(PATIENCE_S)
+        until(lambda: guest.member._agent.me in server.member._agent.job.succeeded)
+        assert guest.shutdown().result(PATIENCE_S)
+        until(lambda: len(server.member._agent.job.live) == 1)
+        assert not server.waits()
+
+
 def test_a_spare_node_is_let_go_when_the_job_has_succeeded() -> None:
     """torch has an error of its own for that, which is no failure."""
     with nodes(3, 2, 2) as three:
@@ -223,6 +244,19 @@ def test_a_handler_can_close_the_rendezvous() -> None:
         with pytest.raises(RendezvousClosedError, match="was shut down"):
             first.next()
         assert first.handler.is_closed()
+
+
+def test_a_journal_that_lasts_tells_a_latecomer_how_the_job_has_ended(tmp_path: Path) -> None:
+    """A job that has failed may be run again under its name. One that has succeeded is not repeated."""
+    for _ in range(2):
+        with nodes(1, 1, 2, endpoint=str(tmp_path)) as (node,):
+            meet(node)
+            assert place(node) == (0, 1)
+    with nodes(1, 1, 2, endpoint=str(tmp_path)) as (node,):
+        meet(node)
+        node.succeed(1)
+    with nodes(1, 1, 2, endpoint=str(tmp_path)) as (late,), pytest.raises(RendezvousClosedError, match="finished"):
+        late.next()
 
 
 # ---- what goes wrong ----
@@ -290,6 +324,19 @@ def test_a_node_whose_torchrun_calls_no_more_is_lost_and_may_come_back() -> None
         meet(first)
         second._info = asked.result(PATIENCE_S)
         assert (place(first), place(second)) == ((0, 2), (1, 2))
+
+
+def test_a_forked_child_says_no_goodbye() -> None:
+    """The membership is its parent's."""
+    with nodes(2, 1, 2) as two:
+        first, second = meet(*two)
+        pid = os.fork()
+        if pid == 0:
+            first.member._say_goodbye()
+            os._exit(0)
+        os.waitpid(pid, 0)
+        assert first.member._agent.leaving is None
+        assert not second.waits()
 
 
 def test_nothing_is_left_after_the_shutdown() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 from abc import abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from logging import getLogger
 from typing import Any
 
@@ -32,6 +32,15 @@ class _KeptContext(PContext):
         self._kept = self._open.kept = kept
         self._failures: dict[int, ProcessFailure] = {}
         self._result: RunProcsResult | None = None
+
+    @property
+    def _takes_signals(self) -> bool:
+        return self._kept.owns
+
+    @property
+    def ended_ranks(self) -> Collection[int]:
+        """The local ranks of processes that this context has ended, after the end of all."""
+        return self._kept.ended.keys()
 
     def _process(self, local_rank: int, argv: tuple[str, ...] = ()) -> Process:
         env = self.envs[local_rank]
@@ -85,7 +94,7 @@ class _KeptContext(PContext):
         values = self._values() if has_succeeded else {}  # the keeper has them until it is closed
         self._result = RunProcsResult(values, self._failures, self.stdouts, self.stderrs)
         try:
-            self.close()
+            self.close(timeout=self._kept.grace_s)
         finally:  # a signal may have come. The result is there all the same
             self._note_ended()
         return self._result

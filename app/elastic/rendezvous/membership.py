@@ -75,6 +75,8 @@ _STORE_S = 60.0
 _PAUSE_S = 0.05
 _ABORT_S = 60.0
 """How long a node that ends the job waits for the others to leave. Their agents may give workers a grace of 30 s."""
+_SETTLED_S = 2.0
+"""How long a node that has succeeded waits for the journal to show that all others have, too. Seconds."""
 _GOODBYE_S = 5.0
 """How long the end of the process may wait for a goodbye. Seconds."""
 _MARGIN_S = 10.0
@@ -87,6 +89,7 @@ class Membership:
 
     def __init__(self, handler: ReknitRendezvousHandler) -> None:
         """Joins the job. May wait some seconds for the store. Raises `RendezvousConnectionError`."""
+        self._owner = os.getpid()
         self._changed = threading.Event()
         self._round: StartWorkers | None = None
         """The round that torchrun was told of. None: there is none."""
@@ -106,7 +109,7 @@ class Membership:
         try:
             self._running = Running(
                 _settings(handler),
-                say=logger.info,
+                say=_say,
                 observers=[self._observe],
                 workers=self._open,
                 rewire=self._rewire,
@@ -118,7 +121,7 @@ class Membership:
         atexit.register(self._say_goodbye)
 
     def _open(self, clock: Clock, nonce: str, mark: str) -> HookedWorkers:
-        self._hooked = HookedWorkers(clock, nonce, mark, news=self._changed.set)
+        self._hooked = HookedWorkers(clock, nonce, news=self._changed.set)
         return self._hooked
 
     def _rewire(self, wired: Wired) -> None:
@@ -154,11 +157,11 @@ class Membership:
             if self.has_succeeded:
                 return 0
             self._take_stop()
-            return int(self._is_over or self._has_ended())
+            return int(self._is_over or self._why_ended() is not None)
 
     def is_closed(self) -> bool:
         """The job has ended."""
-        return self._agent.outcome is not None or self._has_ended()
+        return self._why_ended() is not None
 
     def set_closed(self) -> None:
         """End the job for all nodes."""
@@ -171,8 +174,11 @@ class Membership:
                 self._line.abort(f"torchrun has ended on node {self._agent.me}")
             self._hooked.dismiss()
             try:
-                # After a success, a node that hosts the store stays as long as others live.
-                result = self._running.join(None if self.has_succeeded else _ABORT_S)
+                result = self._running.join(_SETTLED_S if self.has_succeeded else _ABORT_S)
+                if result is None and self.has_succeeded:
+                    # Other nodes still work. If this node hosts the store, it stays as long as they live.
+                    self._running.leave(SIGTERM)
+                    result = self._running.join()
             except Exception:
                 logger.exception("the agent has failed")
                 result = None
@@ -190,8 +196,9 @@ class Membership:
                 self._round, self._is_over, self._had_round = command, False, True
                 return command
             if command is None:
-                if self._has_ended():
-                    raise self._error()
+                why = self._why_ended()
+                if why is not None:
+                    raise self._error(why)
                 self._changed.wait()
 
     def _take_stop(self) -> None:
@@ -209,7 +216,8 @@ class Membership:
             return
         if not self._is_over:
             rank = round_.assignment.group_rank
-            failure = WorkerFailure(0, rank, 1, message="workers have failed; torchrun's output on this node says how")
+            what = f"workers of group rank {rank} have failed; the output of torchrun there says how"
+            failure = WorkerFailure(0, rank, 1, message=what)
             self._hooked.report_failures(round_.round, (failure,))
         self._hooked.report_stopped(round_.round)
 
@@ -223,7 +231,7 @@ class Membership:
         give_up = time.monotonic() + _STORE_S
         while not _is_served(made.master_addr, made.master_port):
             self._take_stop()
-            if self._is_over or self._has_ended():
+            if self._is_over or self._why_ended() is not None:
                 return None
             if time.monotonic() > give_up:
                 where = f"{made.master_addr}:{made.master_port}"
@@ -239,18 +247,23 @@ class Membership:
     def _observe(self, before: Agent, event: Event, after: Agent, commands: Sequence[Command]) -> None:
         if self.has_succeeded and isinstance(after.job.phase, Gathering) and after.leaving is None:
             self._running.leave(SIGTERM)  # another node has failed, and waits for this one
+        if (after.outcome, after.end) != (before.outcome, before.end):
+            self._changed.set()
 
     # ---- the end ----
 
-    def _has_ended(self) -> bool:
-        return self._running.loop.result is not None or self._running.join(0.0) is not None
+    def _why_ended(self) -> own.RunEnd | None:
+        """Why no round follows. None: one may. The agent may stay for others, if it hosts the store. Raises what the
+        agent's thread has raised."""
+        self._running.join(0.0)
+        agent = self._agent
+        if agent.result is not None:
+            return agent.result.why
+        return agent.outcome.why if agent.outcome is not None else agent.end
 
-    def _error(self) -> RendezvousError:
-        result = self._running.loop.result
-        if result is None:
-            raise AssertionError("the agent has ended without a result")
-        text = reason_text(result.why)
-        match result.why:
+    def _error(self, why: own.RunEnd) -> RendezvousError:
+        text = reason_text(why)
+        match why:
             case reasons.TooFewNodes():
                 return RendezvousTimeoutError(text)
             case own.StoreLost() | own.JournalRefused():
@@ -267,6 +280,8 @@ class Membership:
 
         A node that hosts the store says nothing. After a goodbye the others would stop good workers to regroup, and
         there is no store left to regroup in."""
+        if os.getpid() != self._owner:
+            return  # a forked child
         self._hooked.dismiss()
         self._running.leave(SIGKILL if self._agent.spec.hosts_journal else SIGTERM)
         self._running.join(_GOODBYE_S)
@@ -344,6 +359,10 @@ class _RoundStore(PrefixStore):  # type: ignore[misc]
         if key.startswith(_EXIT_BARRIER):
             self._on_exit_barrier()
         return int(super().add(key, amount))
+
+
+def _say(line: str) -> None:
+    logger.info("%s", line.replace(f" of {_MANY}", ""))  # the budget is torchrun's
 
 
 def _settings(handler: ReknitRendezvousHandler) -> Settings:

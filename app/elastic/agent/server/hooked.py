@@ -30,16 +30,15 @@ from reknit.core.agent.events import (
     WorkersStopped,
 )
 from reknit.core.job.entries import WorkerFailure
+from reknit.core.job.ranks import Assignment
 
 
 class HookedWorkers:
     """Implements `ports.Workers`."""
 
-    def __init__(self, clock: Clock, nonce: str, mark: str, *, news: Callable[[], None], master_port: int = 0) -> None:
-        """`clock`: the clock of the loop. `mark`: the text that the workers carry in their environment. `news`: called
-        when there is a command to take. `master_port`: the bootstrap port of every round. 0: each round gets another
-        free port."""
-        self.mark = mark
+    def __init__(self, clock: Clock, nonce: str, *, news: Callable[[], None], master_port: int = 0) -> None:
+        """`clock`: the clock of the loop. `news`: called when there is a command to take. `master_port`: the bootstrap
+        port of every round. 0: each round gets another free port."""
         self._clock = clock
         self._news = news
         self._master_port = master_port
@@ -128,8 +127,9 @@ class HookedWorkers:
         with self._lock:
             return any(isinstance(command, StartWorkers) for command in self._commands)
 
-    def report_started(self, round_: int) -> None:
-        self._tell(WorkersStarted(0.0, round_))
+    def report_started(self, round_: int, assignment: Assignment | None = None) -> None:
+        """`assignment`: the ranks that the workers really got. None: those of the command."""
+        self._tell(WorkersStarted(0.0, round_, assignment))
 
     def report_success(self, round_: int, local_world_size: int) -> None:
         """All workers of the round have succeeded, and no process of it is left."""

@@ -45,14 +45,15 @@ def alone(spec: WorkerSpec) -> Place:
     if spec.rdzv_handler is None:
         reservation = Reservation()
         reservation.release()  # nobody would do it later
-        return Place(0, 1, "127.0.0.1", reservation.port)
-    return place_at(spec.rdzv_handler.next_rendezvous())
+        return Place(0, 1, "127.0.0.1", spec.master_port or reservation.port)
+    return place_at(spec.rdzv_handler.next_rendezvous(), spec)
 
 
-def place_at(info: Any) -> Place:
+def place_at(info: Any, spec: WorkerSpec) -> Place:
     """The place that a handler of torch has found: its `RendezvousInfo`."""
     bootstrap = info.bootstrap_store_info
-    return Place(info.rank, info.world_size, bootstrap.master_addr, bootstrap.master_port, info.store)
+    port = spec.master_port or bootstrap.master_port
+    return Place(info.rank, info.world_size, bootstrap.master_addr, port, info.store)
 
 
 def workers_of(assignment: Assignment) -> list[Worker]:
@@ -98,11 +99,25 @@ def workers_over_store(store: Any, group_rank: int, group_world_size: int, spec:
         return workers_alike(group_rank, group_world_size, spec)
     store.set(f"{_INFO}{group_rank}", _RoleInstanceInfo(spec.role, group_rank, spec.local_world_size).serialize())
     if group_rank == 0:
-        told = store.multi_get([f"{_INFO}{rank}" for rank in range(group_world_size)])
+        infos = [f"{_INFO}{rank}" for rank in range(group_world_size)]
+        _wait_for(store, infos)
+        told = store.multi_get(infos)
         bases = _bases([_RoleInstanceInfo.deserialize(data) for data in told])
         store.multi_set([f"{_RANKS}{rank}" for rank in range(group_world_size)], [json.dumps(base) for base in bases])
+    _wait_for(store, [f"{_RANKS}{group_rank}"])
     rank, world_size, role_rank, role_world_size = json.loads(store.get(f"{_RANKS}{group_rank}"))
     return _workers(rank, world_size, role_rank, role_world_size, spec)
+
+
+def _wait_for(store: Any, keys: list[str]) -> None:
+    """Wait until the store has these keys, or as long as the store itself would wait. The call that follows raises the
+    store's error then.
+
+    The store is asked again and again, for the reasons that `wait_for_all` gives.
+    """
+    give_up = time.monotonic() + store.timeout.total_seconds()
+    while not store.check(keys) and time.monotonic() < give_up:
+        time.sleep(_POLL_S)
 
 
 def wait_for_all(store: Any, count: int, timeout_s: float, pause: Callable[[float], None]) -> bool:

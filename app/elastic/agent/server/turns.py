@@ -40,7 +40,7 @@ class Turns:
     def _form(self, form: Callable[[WorkerGroup], None]) -> None:
         self._course.form()
         form(self._group)
-        self._course.be_started()
+        self._course.be_started(self._group)
         self._looks_at = self._course.now() + self._group.spec.monitor_interval
 
     def _turn(self) -> None:
