@@ -145,7 +145,7 @@ class PContext(ABC):
         self.error_files = dest.error_files
         self._logs_specs = logs_specs
         self._open = held = _Open()
-        self._finalizer = weakref.finalize(self, held.let_go)
+        weakref.finalize(self, held.let_go)  # for a context that is dropped without `close`
         held.tails = [
             TailLog(name, dest.tee_stdouts, sys.stdout, log_line_prefixes),
             TailLog(name, dest.tee_stderrs, sys.stderr, log_line_prefixes),
