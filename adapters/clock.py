@@ -21,6 +21,14 @@ _LONGEST_WAIT_S = 86_400.0
 """The longest single wait, in seconds. Waking up early is allowed. The limit of the system call is 24 days."""
 
 
+def is_readable(fd: int, wait_s: float = 0.0) -> bool:
+    """Wait up to `wait_s` seconds. True if there is something to read, the end of the stream, or, for a pidfd, the end
+    of the process."""
+    poll = select.poll()  # `select.select` takes no descriptor above 1023
+    poll.register(fd, select.POLLIN)
+    return bool(poll.poll(max(0.0, wait_s) * 1000))
+
+
 class Poller:
     """Waits for descriptors, with epoll or, on a system without it, with poll. A descriptor is reported as long as it
     is ready (level-triggered)."""
@@ -93,9 +101,10 @@ class Clock:
         if until is not None and until != float("inf"):
             timeout_s = min(until - time.monotonic(), _LONGEST_WAIT_S)
         if self._read_end in self._poller.ready(timeout_s):
-            with self._lock:
-                os.read(self._read_end, 1)
-                self._is_woken = False
+            os.read(self._read_end, 1)
+            # Without the lock: `wake` holds it while it writes, and this thread would be woken only to wait for it. A
+            # `wake` between these two lines writes nothing, and need not: this wait ends now.
+            self._is_woken = False
 
     def wake(self) -> None:
         """End the present wait, or else the next one. Any thread may call this, even after `close`."""

@@ -48,7 +48,7 @@ def asked(parsed: Parsed, environ: Mapping[str, str], read_stdin: Callable[[], b
 def _asked(parsed: Parsed, environ: Mapping[str, str], read_stdin: Callable[[], bytes]) -> Asked:
     least, most = parsed["nnodes"]
     if parsed["standalone"] and least > 1:
-        raise UsageError(f"{parsed.spelled('nnodes')}: --standalone is one node")
+        raise UsageError(f"{parsed.spelled('nnodes')}: --standalone means one node")
     is_alone = most == 1 or parsed["standalone"]
     command = _command(parsed, environ)
     workers = _workers(parsed, environ)

@@ -49,6 +49,7 @@ def run(settings: Settings, environ: Mapping[str, str], console: Console, notice
         requests=signals,
         environ=environ,
         say=console.say,
+        has_said=lambda: console.flush(0.0),
         start=by_fork,
         on_keeper_death=lambda: _sweep_adopted(own),
         children=own,
@@ -65,7 +66,7 @@ def run(settings: Settings, environ: Mapping[str, str], console: Console, notice
         gc.freeze()  # imported modules stay in use: see `cli`
         gc.enable()
         try:
-            return _run(settings, environ, wired, notices)
+            return _run(settings, environ, console, wired, notices)
         finally:
             wired.close()
     finally:
@@ -74,7 +75,7 @@ def run(settings: Settings, environ: Mapping[str, str], console: Console, notice
         clock.close()
 
 
-def _run(settings: Settings, environ: Mapping[str, str], wired: Wired, notices: Sequence[str]) -> int:
+def _run(settings: Settings, environ: Mapping[str, str], console: Console, wired: Wired, notices: Sequence[str]) -> int:
     keeper = wired.keeper
     for notice in (*notices, *wired.notes):
         keeper.say(PREFIX + notice)
@@ -83,10 +84,17 @@ def _run(settings: Settings, environ: Mapping[str, str], wired: Wired, notices: 
         observers.append(_announcing(keeper))
     loop = Loop(Agent(wired.spec), wired.ports, observers)
     result = shells.run(loop)
-    for line in final_lines(result, loop.agent.job.spent, is_alone=settings.meeting is None):
-        keeper.say(PREFIX + line)
+    last = [PREFIX + line for line in final_lines(result, loop.agent.job.spent, is_alone=settings.meeting is None)]
+    writer = keeper.pid
+    for line in last:
+        keeper.say(line)
     _leave_error_file(result, environ)
-    _wait_for_reader(wired, result)
+    _wait_for_reader(console, wired, result)
+    if keeper.pid != writer:
+        # The keeper has died, perhaps before it had written these lines. The agent has said so, and what it says last
+        # must be the origin of the status.
+        for line in last:
+            console.say(line)
     return exit_status(result)
 
 
@@ -100,11 +108,15 @@ def _announcing(keeper: Keeper) -> Observer:
     return announce
 
 
-def _wait_for_reader(wired: Wired, result: Result) -> None:
-    """Wait until the console has the report (`reknit run … | less`). The wait is short if a signal has ended this
-    agent, or comes meanwhile."""
+def _wait_for_reader(console: Console, wired: Wired, result: Result) -> None:
+    """Wait until this process and the keeper have written the report (`reknit run … | less`). The wait is short if a
+    signal has ended this agent, or comes meanwhile."""
+
+    def has_written(within_s: float) -> bool:
+        return console.flush(within_s) and wired.keeper.flush(within_s)
+
     left_s = LAST_WORDS_S if isinstance(result.why, SignalReceived) else READER_S
-    while left_s > 0 and not wired.keeper.flush(min(_LOOK_S, left_s)):
+    while left_s > 0 and not has_written(min(_LOOK_S, left_s)):
         left_s = min(left_s - _LOOK_S, LAST_WORDS_S) if wired.ports.requests.taken() else left_s - _LOOK_S
 
 

@@ -2,7 +2,7 @@
 `wire` reads nothing else.
 
 1. A field is a number, a name or a typed value. No field is a text that must still be parsed.
-2. Nonsense raises `ValueError` where the value is made. The message names class, field and value.
+2. A value out of range raises `ValueError` where it is made. The message names class, field and value.
 3. Times are in seconds.
 
     Settings(command=("python", "train.py"), local_world_size=2)

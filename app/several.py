@@ -13,19 +13,23 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from typing import Protocol, TypeVar
 
+from attrs import evolve
+
 from reknit.adapters.address import own_address
-from reknit.adapters.hostlock import MARK, HostLock, Taken, take, take_free
+from reknit.adapters.hostlock import HostLock, Taken, take, take_free
 from reknit.adapters.journals.envelope import Envelope
 from reknit.adapters.link import ThreadedLink
 from reknit.adapters.loop import Ports
-from reknit.adapters.ports import Batch, Journal, Refused, Unavailable
+from reknit.adapters.orphans import MARK
+from reknit.adapters.ports import Batch, CannotStart, Journal, Refused, Unavailable
 from reknit.core.agent.reasons import JournalRefused, Replaced
 from reknit.core.job.entries import Entry, Node, NodeId
 from reknit.core.job.job import Job
 from reknit.core.job.reasons import Refusal
 
+from .limits import limit_text
 from .settings import Meeting, Settings
-from .wire import Prevented, Wired, World, open_workers, spec_of
+from .wire import Prevented, Wired, World, end_left, ended_text, open_workers, spec_of
 
 T = TypeVar("T")
 _OPENS_AFTER_S = 3.0
@@ -55,9 +59,9 @@ def wire_several(settings: Settings, meeting: Meeting, world: World, nonce: str)
             stack.callback(lock.release)
             workers = open_workers(settings, world, nonce, mark=f"{lock.mark}/workers")
             stack.callback(workers.close)
-            notes = []
+            notes = end_left()
             if ended := lock.end_orphans():
-                notes.append(f"ended {ended} process{'es' * (ended != 1)} that an earlier agent had left behind")
+                notes.append(ended_text(ended))
             # The store's server carries a mark as well. An old server that is still ending would be taken for a store
             # that serves.
             host = _hosted(meeting, {**world.environ, MARK: f"{lock.mark}/store"})
@@ -71,10 +75,8 @@ def wire_several(settings: Settings, meeting: Meeting, world: World, nonce: str)
             stack.callback(workers.close)  # a second time, so that the workers are ended before the journal is closed
             whose = "; this node hosts the job's store" if host is not None else ""
             notes.append(f"node {lock.node} ({address}) joins job {settings.run_id} at {meeting.place}{whose}")
-            spec = spec_of(
-                settings,
-                lock.node,
-                address,
+            spec = evolve(
+                spec_of(settings, lock.node, address),
                 hosts_journal=host is not None,
                 opens_after_s=_OPENS_AFTER_S if meeting.backend == "c10d" and host is None else 0.0,
             )
@@ -87,10 +89,16 @@ def wire_several(settings: Settings, meeting: Meeting, world: World, nonce: str)
 
 
 def _locked(settings: Settings, place: str, address: str) -> HostLock:
-    if settings.node_id:
-        return take(settings.run_id, place, settings.node_id)
-    name = os.uname().nodename
-    return take_free(settings.run_id, place, address if name in ("", "localhost") else name)
+    """Raises `Taken`, `Refused`, and `CannotStart` for a limit of the machine, for example a full disk."""
+    try:
+        if settings.node_id:
+            return take(settings.run_id, place, settings.node_id)
+        name = os.uname().nodename
+        return take_free(settings.run_id, place, address if name in ("", "localhost") else name)
+    except Refused as e:
+        if limit := limit_text(e):
+            raise CannotStart(f"no lock for this node: {limit}") from None
+        raise
 
 
 def _hosted(meeting: Meeting, env: Mapping[str, str]) -> Host | None:
@@ -117,16 +125,11 @@ def open_journal(meeting: Meeting, job: str, *, founds: bool = True) -> Journal:
 
         return FileJournal(meeting.folder, envelope)
     if meeting.backend == "etcd":
+        from reknit.adapters.journals.etcd.gateway import Cluster
         from reknit.adapters.journals.etcd.journal import EtcdJournal
 
-        return EtcdJournal(
-            meeting.endpoints,
-            envelope,
-            protocol=meeting.protocol,
-            ca_cert=meeting.ca_cert,
-            cert_cert=meeting.ssl_cert,
-            cert_key=meeting.ssl_cert_key,
-        )
+        files = meeting.ca_cert, meeting.ssl_cert, meeting.ssl_cert_key
+        return EtcdJournal(Cluster(meeting.endpoints, meeting.protocol, *files), envelope)
     from reknit.adapters.journals.tcpstore.journal import TCPStoreJournal
 
     return TCPStoreJournal(*meeting.endpoints[0], envelope, founds=founds)

@@ -11,7 +11,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
-from attrs import Factory, frozen
+from attrs import Factory, evolve, frozen
 
 from reknit.adapters.journals.memory import MemoryJournal, MemoryLink
 from reknit.adapters.keeper.client import Keeper
@@ -53,6 +53,8 @@ class World:
     """The variables with which the workers' environment begins."""
     say: Callable[[str], None]
     """Shows a line of reknit's own while there is no keeper that can. Never waits."""
+    has_said: Callable[[], bool] = lambda: True
+    """Whether every line that `say` was given is written. Until then no later line goes to the keeper. Never waits."""
     start: Start | None = None
     """Starts the first keeper. None: it is started by exec on this host."""
     restart: Start | None = None
@@ -91,20 +93,46 @@ def wire(settings: Settings, world: World, nonce: str) -> Wired:
         from .several import wire_several
 
         return wire_several(settings, settings.meeting, world, nonce)
-    workers = open_workers(settings, world, nonce, mark=f"{settings.run_id}/{nonce}")
-    link = MemoryLink(MemoryJournal(), world.clock)
+    workers = open_workers(settings, world, nonce, mark=nonce)
+    try:
+        # Only now, while the keeper gets ready: the first worker does not wait for this import.
+        from reknit.adapters.hostlock import take_alone
+
+        lock, notes = take_alone(nonce), end_left()
+    except BaseException:  # for example an import that finds no free descriptor
+        workers.close()
+        raise
 
     def close() -> None:
         workers.close()
         link.close()
+        if lock is not None:
+            lock.release()
 
+    link = MemoryLink(MemoryJournal(), world.clock)
     name = settings.node_id or os.uname().nodename or "localhost"
-    spec = spec_of(settings, name, settings.address or "127.0.0.1", shares_journal=False)
-    return Wired(spec, Ports(world.clock, link, workers, world.requests), close)
+    spec = evolve(spec_of(settings, name, settings.address or "127.0.0.1"), shares_journal=False)
+    return Wired(spec, Ports(world.clock, link, workers, world.requests), close, notes)
 
 
-def spec_of(settings: Settings, node_id: str, address: str, **more: object) -> Spec:
-    """The part of the settings that the core needs."""
+def end_left() -> list[str]:
+    """End what killed agents of jobs with one node have left on this host. Returns lines for the operator."""
+    from reknit.adapters.hostlock import end_left_alone
+
+    ended, stuck = end_left_alone()
+    notes = [ended_text(ended)] if ended else []
+    if stuck:
+        notes.append(f"processes {', '.join(map(str, stuck))}, which an earlier agent left here, survive SIGKILL")
+    return notes
+
+
+def ended_text(ended: int) -> str:
+    """A line for the operator: so many processes of an earlier agent were ended."""
+    return f"ended {ended} process{'es' * (ended != 1)} that an earlier agent had left behind"
+
+
+def spec_of(settings: Settings, node_id: str, address: str) -> Spec:
+    """The part of the settings that the core needs. What depends on the journal is not in them."""
     return Spec(
         node_id=NodeId(node_id),
         address=address,
@@ -114,7 +142,6 @@ def spec_of(settings: Settings, node_id: str, address: str, **more: object) -> S
         rank_hint=settings.rank_hint,
         grace_s=settings.grace_s,
         store_timeout_s=settings.store_timeout_s,
-        **more,  # type: ignore[arg-type]  # named by the two callers
     )
 
 
@@ -144,5 +171,6 @@ def open_workers(settings: Settings, world: World, nonce: str, *, mark: str) -> 
         world.start or by_exec_here,
         restart=world.restart or by_exec_here,
         say=world.say,
+        has_said=world.has_said,
         on_death=world.on_keeper_death,
     )

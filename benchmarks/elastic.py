@@ -29,6 +29,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 BIN = Path(sys.executable).parent
@@ -236,13 +237,13 @@ def main() -> None:
     for launcher in launchers:
         repeats = options.repeats if launcher == "reknit" else 1
         if "join" in wanted:
-            print(f"{launcher:9} join: {tried(lambda: join(launcher), repeats)}", flush=True)  # noqa: B023
+            print(f"{launcher:9} join: {tried(partial(join, launcher), repeats)}", flush=True)
         if "lost" in wanted:
-            print(f"{launcher:9} lost, defaults: {tried(lambda: lost(launcher), repeats)}", flush=True)  # noqa: B023
+            print(f"{launcher:9} lost, defaults: {tried(partial(lost, launcher), repeats)}", flush=True)
         if launcher == "reknit" and "lost" in wanted:
-            print(f"{launcher:9} lost, {FASTEST}: {tried(lambda: lost(launcher, FASTEST), repeats)}", flush=True)  # noqa: B023
+            print(f"{launcher:9} lost, {FASTEST}: {tried(partial(lost, launcher, FASTEST), repeats)}", flush=True)
         if launcher == "reknit" and "rejoin" in wanted:
-            print(f"{launcher:9} rejoin: {tried(lambda: rejoin(launcher), 1)}", flush=True)  # noqa: B023
+            print(f"{launcher:9} rejoin: {tried(partial(rejoin, launcher), 1)}", flush=True)
 
 
 if __name__ == "__main__":

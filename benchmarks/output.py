@@ -26,6 +26,7 @@ import time
 from pathlib import Path
 
 from reknit.adapters.clock import Clock
+from reknit.adapters.console import LAST_WORDS_S
 from reknit.adapters.keeper.processes import Processes
 from reknit.adapters.keeper.streams import StreamSettings
 from reknit.core.agent.commands import StartWorkers
@@ -78,7 +79,8 @@ def hold(how: str, script: str) -> None:
     workers.start(StartWorkers(0, _assignment(ranks)))
     while not any(isinstance(event, WorkersExited) for event in workers.events(clock.now())):
         clock.wait(workers.wakes_at)
-    workers.close()
+    workers.end_all()
+    workers.flush(LAST_WORDS_S)
     print(time.monotonic() - began, _cpu() - cpu)
 
 

@@ -29,6 +29,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
+from functools import partial
 from typing import Any
 from urllib.request import urlopen
 
@@ -67,9 +68,10 @@ def journal_at(endpoint: str, job: str, *, founds: bool) -> Any:
 
         return TCPStoreJournal("127.0.0.1", int(endpoint), Envelope(job), founds=founds, timeout_s=30.0)
     if endpoint.startswith("etcd:"):
+        from reknit.adapters.journals.etcd.gateway import Cluster
         from reknit.adapters.journals.etcd.journal import EtcdJournal
 
-        return EtcdJournal([("127.0.0.1", int(endpoint[5:]))], Envelope(job), timeout_s=30.0)
+        return EtcdJournal(Cluster([("127.0.0.1", int(endpoint[5:]))]), Envelope(job), timeout_s=30.0)
     from reknit.adapters.journals.file import FileJournal
 
     return FileJournal(endpoint, Envelope(job), timeout_s=30.0)
@@ -139,11 +141,11 @@ def be_nodes(which: str, endpoint: str, first: int, count: int, total: int, job:
         if which == "torch":
             calls.append(torch_node(int(endpoint), number, total, job, known))
         else:
-            calls.append(lambda n=number: reknit_node(endpoint, n, total, job, known))  # type: ignore[misc]
+            calls.append(partial(reknit_node, endpoint, number, total, job, known))
     if which == "reknit":
         journal_at(endpoint, job, founds=False).close()
-        import reknit.adapters.loop  # imported, as torch is
-        import reknit.adapters.shells  # noqa: F401
+        import reknit.adapters.loop
+        import reknit.adapters.shells  # noqa: F401  # only imported, as torch is
 
         gc.freeze()  # as `reknit run` does when it has imported what it needs
     gate = threading.Event()

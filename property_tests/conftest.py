@@ -1,4 +1,8 @@
-"""How long to search: the profiles quick, ci and night. REKNIT_PROFILE=ci REKNIT_SEED=<commit>."""
+"""How long to search: the profiles quick, ci and night. REKNIT_PROFILE=ci REKNIT_SEED=<commit>.
+
+Hypothesis has one profile at a time, for the whole process. `tests/` has another one. So each folder loads its own
+profile before each of its modules and tests. pytest calls these hooks only for what is in this folder.
+"""
 
 from __future__ import annotations
 
@@ -16,20 +20,25 @@ COMMON = {
 settings.register_profile("quick", max_examples=1000, **COMMON)
 settings.register_profile("ci", max_examples=6000, **COMMON)
 settings.register_profile("night", max_examples=100_000, **COMMON)
-settings.load_profile(os.environ.get("REKNIT_PROFILE", "quick"))
-
+PROFILE = os.environ.get("REKNIT_PROFILE", "quick")
 SEED = int(os.environ.get("REKNIT_SEED", "0")[:12], 16)
 """A commit's name will do: the same tests of the same commit search the same histories, the next one others."""
 
 
 def pytest_report_header() -> str:
-    profile = os.environ.get("REKNIT_PROFILE", "quick")
-    return f"property tests: profile {profile}, seed {SEED:x} (REKNIT_PROFILE, REKNIT_SEED)"
+    return f"property tests: profile {PROFILE}, seed {SEED:x} (REKNIT_PROFILE, REKNIT_SEED)"
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collectstart() -> None:
+    settings.load_profile(PROFILE)
+
+
+def pytest_runtest_setup() -> None:
+    settings.load_profile(PROFILE)
+
+
+def pytest_itemcollected(item: pytest.Item) -> None:
     """Give every test drawn by Hypothesis the run's seed."""
-    for item in items:
-        test = getattr(item, "obj", None)
-        if hasattr(test, "hypothesis"):
-            seed(SEED)(test)
+    test = getattr(item, "obj", None)
+    if hasattr(test, "hypothesis"):
+        seed(SEED)(test)

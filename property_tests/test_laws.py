@@ -1,8 +1,9 @@
-"""What holds of the core's functions alone, whatever they are given."""
+"""What holds of the functions of the core, whatever they are given."""
 
 from __future__ import annotations
 
 import datetime
+from functools import reduce
 
 import pytest
 from hypothesis import given, settings
@@ -82,6 +83,21 @@ def test_batches_do_not_matter(journal: list[Entry], cut: int) -> None:
     assert repr(fold_all(Job(), journal)) == repr(whole)
 
 
+NEWCOMERS = st.builds(
+    Joined, st.builds(Node, st.sampled_from("abcdef").map(NodeId)), st.just("x"), ROUNDS, st.just("host"), st.just(1)
+)
+
+
+@given(st.integers(1, 6), st.lists(st.one_of(NEWCOMERS, NEWCOMERS, NEWCOMERS, ENTRIES), max_size=40))
+def test_a_batch_is_folded_like_its_entries_one_by_one(least: int, entries: list[Entry]) -> None:
+    """New nodes that join one after another are taken in together."""
+    terms = Terms(min_nodes=least, max_nodes=6, restarts=said.RestartPolicy(2, max_unspent=3))
+    journal = [said.Opened(terms, "j"), *entries]
+    job, other = fold_all(Job(), journal), reduce(fold, journal, Job())
+    assert job == other
+    assert list(job.live) == list(other.live), "the order in which they came"
+
+
 @given(JOURNALS, ENTRIES)
 def test_the_gone_stay_gone_and_closed_is_for_ever(journal: list[Entry], entry: Entry) -> None:
     """Of that epoch: only a new one opens a closed job again, and no epoch brings an incarnation back."""
@@ -137,8 +153,8 @@ def _torch_ranks(members: list[Joined]) -> list[list[tuple[int, int, int, int]]]
         store.set(f"torchelastic/role_info/{i}", _RoleInstanceInfo(m.role, i, m.local_world_size).serialize())
     found = []
     for i, m in enumerate(members):
-        spec = WorkerSpec(m.role, m.local_world_size, None, entrypoint="x", args=())  # type: ignore[arg-type]
-        workers = SimpleElasticAgent._assign_worker_ranks(None, store, i, len(members), spec)  # type: ignore[arg-type]
+        spec = WorkerSpec(m.role, m.local_world_size, None, entrypoint="x", args=())
+        workers = SimpleElasticAgent._assign_worker_ranks(None, store, i, len(members), spec)
         found.append([(w.global_rank, w.role_rank, w.world_size, w.role_world_size) for w in workers])
     return found
 

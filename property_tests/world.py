@@ -1,4 +1,4 @@
-"""The simulated cluster with its checks: they look at everything after every step. A violation carries the story."""
+"""The simulated cluster with its checks, which look at everything after every step. A violation carries the story."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class World(world.World):
         name = NAMES[host] + str(sum(p.host == host for p in self.procs) or "")
         self.begin(Proc(name, host, spec, 1000.0 * (number + 1), number, twin, read_at=self.now))
 
-    def stepped(self, proc: Proc, before: Agent, event: Event, commands: Sequence[Command]) -> None:  # type: ignore[override]
+    def stepped(self, proc: Proc, before: Agent, event: Event, commands: Sequence[Command]) -> None:
         self.steps += 1
         proc.trace.append(Traced(self.now, event, tuple(commands), proc.agent.wakes_at))
         self.story.append((self.now, proc.name, event, commands))

@@ -159,3 +159,10 @@ def makes_daemon_child() -> int:
     child.start()
     child.join()
     return child.exitcode or 0
+
+
+def told_by_the_system(path: str) -> tuple[list[int], list[int], int, bool]:
+    """Signals that are ignored and that have a handler, the process group, and whether a file of the host is open."""
+    ignored = [s for s in signal.valid_signals() if signal.getsignal(s) is signal.SIG_IGN]
+    handled = [s for s in signal.valid_signals() if callable(signal.getsignal(s))]
+    return list(map(int, ignored)), list(map(int, handled)), os.getpgid(0) - os.getpid(), path in open_files()

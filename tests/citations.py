@@ -265,25 +265,28 @@ def _package(tree: Tree, text: Text) -> Problems:
 
 
 def _is_in_package(tree: Tree, dotted: str) -> bool:
-    words = dotted.split(".")[1:]
-    if words[:1] == ["elastic"]:
-        words.insert(0, "app")  # `src/reknit/elastic` is a link
+    words = dotted.removeprefix("reknit.").split(".")
+    if words[0] == "elastic":
+        words.insert(0, "app")  # `src/reknit/elastic` is a link into this folder
     for count in range(len(words), 0, -1):
         path = tree.root.joinpath(*words[:count])
         rest = ".".join(words[count:])
         if path.is_dir():
-            return not rest or ((path / "__init__.py").exists() and rest in _exported(path / "__init__.py"))
+            package = path / "__init__.py"
+            return not rest or (package.exists() and rest in _exported(package))
         if path.with_suffix(".py").exists():
             return not rest or rest in names_in(path.with_suffix(".py"))
     return False
 
 
 def _exported(path: Path) -> frozenset[str]:
-    """The names in a package's `__all__`."""
-    for node in ast.parse(path.read_text()).body:
-        if isinstance(node, ast.Assign) and [ast.unparse(target) for target in node.targets] == ["__all__"]:
-            return frozenset(ast.literal_eval(node.value))
-    return frozenset()
+    """The names of a package: those that its file defines, and those that it lists in `__all__`."""
+    listed = (
+        ast.literal_eval(node.value)
+        for node in ast.parse(path.read_text()).body
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__"
+    )
+    return names_in(path).union(*listed)
 
 
 def _members_cited(tree: Tree, text: Text) -> Problems:

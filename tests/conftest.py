@@ -1,4 +1,4 @@
-"""Fixtures for all tests in this folder."""
+"""Fixtures for all tests in this folder, and the profile of those that Hypothesis draws."""
 
 from __future__ import annotations
 
@@ -11,12 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from reknit.adapters.clock import Clock
 from reknit.adapters.keeper.processes import Processes
 from tests.etcd import Etcd
 from tests.keepers import Kept
-from tests.processes import Make
+from tests.processes import Make, let_go
 from tests.streams import Console
 
 # The tests send these signals, and reknit keeps a signal ignored that was ignored when it started. A shell lets its
@@ -29,6 +30,21 @@ _HANDLERS = {
 for signum, handler in _HANDLERS.items():
     if signal.getsignal(signum) is signal.SIG_IGN:
         signal.signal(signum, handler)
+
+# A test has no bound on how long it takes, and finds the same each time. `property_tests/` searches, with a profile of
+# its own. Hypothesis has one profile at a time, for the whole process. So each folder loads its own before each of its
+# modules and tests. pytest calls the hooks below only for what is in this folder.
+settings.register_profile(
+    "tests", deadline=None, database=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
+)
+
+
+def pytest_collectstart() -> None:
+    settings.load_profile("tests")
+
+
+def pytest_runtest_setup() -> None:
+    settings.load_profile("tests")
 
 
 @pytest.fixture
@@ -59,7 +75,7 @@ def make(clock: Clock, tmp_path: Path) -> Iterator[Make]:
 
     yield make
     for workers in made:
-        workers.close()
+        let_go(workers)
     os.close(console)
 
 

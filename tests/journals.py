@@ -77,9 +77,9 @@ class SharedStore:
             client.set(f"reknit/{job}/slot/{slot}", record)
             client.close()
         else:
-            from reknit.adapters.journals.etcd.gateway import Gateway, put
+            from reknit.adapters.journals.etcd.gateway import Cluster, Gateway, put
 
-            gateway = Gateway([(host, int(port))], 5.0)
+            gateway = Gateway(Cluster([(host, int(port))]), 5.0)
             gateway.transact([], [put(f"/reknit/{job}/entries/0/raw", record)], [])
             gateway.close()
 
@@ -93,9 +93,10 @@ def opened(kind: str, where: str, envelope: Envelope) -> Journal:
         from reknit.adapters.journals.tcpstore.journal import TCPStoreJournal
 
         return TCPStoreJournal(host, int(port), envelope, exclusive=False, timeout_s=PATIENCE_S)
+    from reknit.adapters.journals.etcd.gateway import Cluster
     from reknit.adapters.journals.etcd.journal import EtcdJournal
 
-    return EtcdJournal([(host, int(port))], envelope, timeout_s=PATIENCE_S)
+    return EtcdJournal(Cluster([(host, int(port))]), envelope, timeout_s=PATIENCE_S)
 
 
 @contextmanager

@@ -38,11 +38,14 @@ class Kept:
         how: str | Start = "exec",
         restart: Start | None = None,
         is_remote: bool = False,
+        start_method: str = "spawn",
         **configure: Any,
     ) -> None:
         """`is_remote`: the keeper has no console. The output crosses the wire, and the client writes it to the file."""
         self.clock = Clock()
         self.said: list[str] = []
+        self.has_said = True
+        """Whether the lines in `said` count as written."""
         self.mark = configure.setdefault("mark", f"test-{uuid.uuid4().hex}")
         self.console = folder / "console"
         self.seen: list[Event] = []
@@ -58,7 +61,9 @@ class Kept:
                 with_console(self.console, start_),
                 restart=None if restart is None else with_console(self.console, restart),
                 say=self.said.append,
+                has_said=lambda: self.has_said,
                 consoles=self.consoles,
+                start_method=start_method,
             )
         except BaseException:
             self._let_go()
@@ -70,7 +75,7 @@ class Kept:
 
     def drive(self, kind: type[Event]) -> list[Event]:
         """Drive the client until an event of this kind has come. Returns all events that came meanwhile."""
-        seen = drive(self.keeper, self.clock, kind)  # type: ignore[arg-type]
+        seen = drive(self.keeper, self.clock, kind)
         self.seen += seen
         return seen
 
@@ -87,12 +92,12 @@ class Kept:
         return event.port
 
     def run(self, count: int = 1, round_: int = 0) -> None:
-        start(self.keeper, count, round_)  # type: ignore[arg-type]
+        start(self.keeper, count, round_)
         self.drive(WorkersStarted)
 
     def stop(self, grace_s: float = 0.0, round_: int = 0) -> WorkersStopped:
         """Stop the round, and wait for the answer."""
-        stop(self.keeper, grace_s, round_)  # type: ignore[arg-type]
+        stop(self.keeper, grace_s, round_)
         (event,) = [event for event in self.drive(WorkersStopped) if isinstance(event, WorkersStopped)]
         return event
 

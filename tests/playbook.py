@@ -40,7 +40,19 @@ from reknit.core.agent.events import (
     WorkersStopped,
 )
 from reknit.core.agent.step import step
-from reknit.core.job.entries import Entry, Failed, Joined, LastCall, Lost, Node, NodeId, Opened, Terms, WorkerFailure
+from reknit.core.job.entries import (
+    Entry,
+    Failed,
+    Joined,
+    LastCall,
+    Lost,
+    Node,
+    NodeId,
+    Opened,
+    Succeeded,
+    Terms,
+    WorkerFailure,
+)
 from reknit.core.job.fold import fold_all
 from reknit.core.job.job import Gathering, Job
 from reknit.core.job.ranks import Assignment
@@ -65,7 +77,7 @@ class Placeholder:
         self.met.append(other)
         return True
 
-    __hash__ = None  # type: ignore[assignment]
+    __hash__ = None  # type: ignore[assignment]  # as Python has it for a class with `__eq__`
 
     def __call__(self) -> Any:
         assert self.met, f"{self} was not met"
@@ -240,6 +252,15 @@ def running(size: int, terms: Terms | None = None, *entries: Entry) -> Job:
 
 def failed(name: str, round: int = 0, *failures: WorkerFailure) -> Failed:
     return Failed(node(name), round, failures or (failure(),))
+
+
+def succeeded(name: str, round: int = 0) -> Succeeded:
+    return Succeeded(node(name), round)
+
+
+def names(job: Job) -> str:
+    """The members of the job's round, in the order of their ranks."""
+    return " ".join(str(m.node) for m in job.members)
 
 
 def failure(local_rank: int = 0, exitcode: int = 1, *, rank: int | None = None, message: str = "") -> WorkerFailure:

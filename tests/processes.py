@@ -12,6 +12,8 @@ import sys
 from collections.abc import Callable
 
 from reknit.adapters.clock import Clock
+from reknit.adapters.console import LAST_WORDS_S
+from reknit.adapters.keeper.client import Keeper
 from reknit.adapters.keeper.processes import Processes
 from reknit.core.agent.commands import StartWorkers, StopWorkers
 from reknit.core.agent.events import Event, WorkersExited, WorkersStopped
@@ -64,15 +66,15 @@ def assignment(count: int, round_: int = 0) -> Assignment:
     )
 
 
-def start(workers: Processes, count: int = 1, round_: int = 0) -> None:
+def start(workers: Processes | Keeper, count: int = 1, round_: int = 0) -> None:
     workers.start(StartWorkers(round_, assignment(count, round_)))
 
 
-def stop(workers: Processes, grace_s: float = FOR_EVER, round_: int = 0, signum: int = signal.SIGTERM) -> None:
+def stop(workers: Processes | Keeper, grace_s: float = FOR_EVER, round_: int = 0, signum: int = signal.SIGTERM) -> None:
     workers.stop(StopWorkers(round_, signum, grace_s, AllSucceeded()))
 
 
-def drive(workers: Processes, clock: Clock, kind: type[Event]) -> list[Event]:
+def drive(workers: Processes | Keeper, clock: Clock, kind: type[Event]) -> list[Event]:
     """Drive the workers until an event of this kind has come. Returns all events that came."""
     seen: list[Event] = []
     give_up = clock.now() + PATIENCE_S
@@ -100,3 +102,13 @@ def failures(seen: list[Event]) -> list[WorkerFailure]:
 def stopped(seen: list[Event]) -> WorkersStopped:
     (event,) = [event for event in seen if isinstance(event, WorkersStopped)]
     return event
+
+
+def let_go(workers: Processes) -> None:
+    """End the workers as the keeper does, and close what the keeper leaves open until its process ends."""
+    workers.end_all()
+    workers._streams.close(LAST_WORDS_S)
+    workers._use_spare()
+    if workers._reservation is not None:
+        workers._reservation.release()
+    workers._launcher.close()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
+from typing import Any
 
 from reknit.adapters.keeper.streams import Streams, StreamSettings, WorkerStreams
 from tests.waiting import until
@@ -53,8 +54,8 @@ def finished(pid: int) -> int:
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
 
-def streams_to(out: Console, err: Console, **settings: object) -> Streams:
-    streams = Streams(StreamSettings(**settings), stdout=out.fd, stderr=err.fd)  # type: ignore[arg-type]
+def streams_to(out: Console, err: Console, **settings: Any) -> Streams:
+    streams = Streams(StreamSettings(**settings), stdout=out.fd, stderr=err.fd)
     err.writers.append(streams)
     return streams
 

@@ -184,7 +184,7 @@ def test_every_form_of_every_field_is_drawn(cls: type) -> None:
     assert not missing
 
 
-@given(st.from_type(Entry))  # type: ignore[arg-type]
+@given(st.from_type(Entry))  # type: ignore[arg-type]  # a union is not a `type` to mypy
 def test_every_entry_is_found_by_its_kind(entry: Entry) -> None:
     """A reader does not know what comes next."""
     assert load_entry(dumps(entry)) == entry
@@ -280,7 +280,7 @@ def test_no_bytes_make_it_fail_otherwise(text: str | bytes) -> None:
     _loads_or_refuses(text, Joined)
 
 
-@given(st.from_type(Entry), st.data())  # type: ignore[arg-type]
+@given(st.from_type(Entry), st.data())  # type: ignore[arg-type]  # a union is not a `type` to mypy
 def test_a_torn_entry_is_refused(entry: Entry, data: st.DataObject) -> None:
     """A prefix of an entry is never another entry."""
     text = dumps(entry)

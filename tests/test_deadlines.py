@@ -1,6 +1,8 @@
-"""What the agent waits for, as data."""
+"""The timers of an agent: which run, and when each is due."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import pytest
 from attrs import evolve
@@ -47,7 +49,7 @@ from .playbook import (
 
 # Silence is not the subject here: time passes in large steps without acknowledged beats.
 TRIO = Terms(2, 3, silence_s=1e6, last_call_s=10.0, join_timeout_s=60.0)
-ANY = Placeholder
+ANY: Any = Placeholder
 
 
 def gathering(terms: Terms = TRIO, *before: Joined) -> Playbook:
@@ -96,9 +98,9 @@ def test_the_timers_of_a_round_are_its_own() -> None:
     """A wait that began in an earlier round must not shorten this one's."""
     terms = Terms(2, 2, RestartPolicy(max_restarts=2, backoff_s=8.0), silence_s=1e6)
     playbook = playing("n0", terms, joined("n1")) >> exits(failure()) << ANY(StopWorkers) << ANY(Append) >> echo()
-    assert playbook >> stopped() >> after(8) << Append(ANY(Joined, round=1))  # type: ignore[arg-type]
+    assert playbook >> stopped() >> after(8) << Append(ANY(Joined, round=1))
     assert playbook >> echo(joined("n1", 1)) << ANY(StartWorkers) >> read(failed("n1", 1)) << ANY(StopWorkers)
-    assert playbook >> stopped() >> after(15.9) >> after(0.1) << Append(ANY(Joined, round=2))  # type: ignore[arg-type]
+    assert playbook >> stopped() >> after(15.9) >> after(0.1) << Append(ANY(Joined, round=2))
 
 
 @pytest.mark.parametrize("others", range(6))
@@ -286,4 +288,4 @@ def test_a_store_that_neither_answers_nor_fails_has_a_deadline_too() -> None:
 def test_the_terms_are_left_to_the_host_of_the_journal() -> None:
     """If they differ, those of the one agent must hold without which there is no job."""
     playbook = Playbook(an_agent(terms=TRIO, opens_after_s=3.0)) >> start() >> read() >> after(2.9)
-    assert playbook >> after(0.1) << Append(ANY(Opened))  # type: ignore[arg-type]
+    assert playbook >> after(0.1) << Append(ANY(Opened))

@@ -1,4 +1,4 @@
-"""The journal in etcd, beside what `test_journals` demands of all: servers that die, hang, forget and are put back."""
+"""The journal in etcd, beside what `test_journals` demands of all: servers that die, hang, or lose their data."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from typing import TypeVar
 import pytest
 
 from reknit.adapters.journals.envelope import Envelope
-from reknit.adapters.journals.etcd.gateway import Watch
+from reknit.adapters.journals.etcd.gateway import Cluster, Watch
 from reknit.adapters.journals.etcd.journal import EtcdJournal
 from reknit.adapters.link import MANY
 from reknit.adapters.ports import Batch, Refused, Unavailable
@@ -34,12 +34,13 @@ WRITER = """
 import select
 import sys
 from reknit.adapters.journals.envelope import Envelope
+from reknit.adapters.journals.etcd.gateway import Cluster
 from reknit.adapters.journals.etcd.journal import EtcdJournal
 from reknit.adapters.ports import Unavailable
 from reknit.core.job.entries import Aborted
 
 job, name, count, *ports = sys.argv[1:]
-journal = EtcdJournal([("127.0.0.1", int(port)) for port in ports], Envelope(job))
+journal = EtcdJournal(Cluster([("127.0.0.1", int(port)) for port in ports]), Envelope(job))
 i = 0
 while i < int(count) or count == "0" and not select.select([sys.stdin], [], [], 0)[0]:
     try:
@@ -59,7 +60,7 @@ def journals() -> Iterator[Callable[..., EtcdJournal]]:
     made = []
 
     def make(servers: Etcd | EtcdCluster, job: str, timeout_s: float = 30.0) -> EtcdJournal:
-        made.append(EtcdJournal(servers.endpoints, Envelope(job), timeout_s=timeout_s))
+        made.append(EtcdJournal(Cluster(servers.endpoints), Envelope(job), timeout_s=timeout_s))
         return made[-1]
 
     yield make

@@ -1,4 +1,4 @@
-"""The journal in etcd when it is long, and when many join at once: segments, folds, and readers that wait for many."""
+"""The journal in etcd when it is long or many nodes join at once: segments, folds, and readers that wait for many."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 
 from reknit.adapters.journals.envelope import Envelope
 from reknit.adapters.journals.etcd import journal as journal_module
-from reknit.adapters.journals.etcd.gateway import Answer, Gateway, put
+from reknit.adapters.journals.etcd.gateway import Answer, Cluster, Gateway, put
 from reknit.adapters.journals.etcd.journal import EtcdJournal
 from reknit.adapters.link import MANY
 from reknit.adapters.ports import Refused, Unavailable
@@ -33,7 +33,7 @@ def journal(server: Etcd, request: pytest.FixtureRequest, monkeypatch: pytest.Mo
     monkeypatch.setattr(journal_module, "_SEGMENT", 3)
     with ExitStack() as stack:
         envelope = Envelope(request.node.name)
-        yield lambda: stack.enter_context(closing(EtcdJournal(server.endpoints, envelope, timeout_s=30.0)))
+        yield lambda: stack.enter_context(closing(EtcdJournal(Cluster(server.endpoints), envelope, timeout_s=30.0)))
 
 
 def append(journal: EtcdJournal, *names: str) -> None:
@@ -64,7 +64,7 @@ def lose_answers(monkeypatch: pytest.MonkeyPatch, gateway: Gateway, share: float
 
 def change(server: Etcd, *operations: dict[str, Any]) -> None:
     """Behind the journal's back."""
-    with closing(Gateway(server.endpoints, 30.0)) as gateway:
+    with closing(Gateway(Cluster(server.endpoints), 30.0)) as gateway:
         gateway.transact([], operations, [])
 
 

@@ -18,26 +18,17 @@ from reknit.core.job.entries import (
     LastCall,
     Opened,
     RestartPolicy,
-    Succeeded,
     Terms,
 )
 from reknit.core.job.fold import fold, fold_all
 from reknit.core.job.job import Closed, Gathering, Job, Running, Unopened, Verdict
 from reknit.core.job.reasons import AbortedByOperator, AllSucceeded, NodesAdmitted, TooFewNodes
 
-from .playbook import failed, folded, joined, lost, node, running
+from .playbook import failed, folded, joined, lost, names, node, running, succeeded
 
 PAIR = Terms(2, 2, RestartPolicy(max_restarts=3))
 FLEX = Terms(1, 3, RestartPolicy(max_restarts=3))
 BACK = joined("n0", 1), joined("n1", 1), joined("n2", 1)
-
-
-def names(job: Job) -> str:
-    return " ".join(str(m.node) for m in job.members)
-
-
-def succeeded(name: str, round: int = 0) -> Succeeded:
-    return Succeeded(node(name), round)
 
 
 # ---- opening ---------------------------------------------------------------------------------------------------------

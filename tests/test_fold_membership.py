@@ -10,26 +10,17 @@ from reknit.core.job.entries import (
     Left,
     Lost,
     RestartPolicy,
-    Succeeded,
     Terms,
 )
 from reknit.core.job.fold import fold
-from reknit.core.job.job import Gathering, Job, Running
+from reknit.core.job.job import Gathering, Running
 from reknit.core.job.reasons import Departure, NodeGone
 
-from .playbook import failed, folded, joined, lost, node, running
+from .playbook import failed, folded, joined, lost, names, node, running, succeeded
 
 PAIR = Terms(2, 2, RestartPolicy(max_restarts=3))
 FLEX = Terms(1, 3, RestartPolicy(max_restarts=3))
 BACK = joined("n0", 1), joined("n1", 1), joined("n2", 1)
-
-
-def names(job: Job) -> str:
-    return " ".join(str(m.node) for m in job.members)
-
-
-def succeeded(name: str, round: int = 0) -> Succeeded:
-    return Succeeded(node(name), round)
 
 
 # ---- joining ---------------------------------------------------------------------------------------------------------
@@ -38,7 +29,7 @@ def succeeded(name: str, round: int = 0) -> Succeeded:
 def test_a_repeated_joining_changes_nothing() -> None:
     """The journal is at-least-once."""
     job = folded(PAIR, joined("n0"))
-    assert fold(job, joined("n0")) is job or fold(job, joined("n0")) == job
+    assert fold(job, joined("n0")) == job
 
 
 def test_a_second_agent_of_the_same_incarnation_is_ignored() -> None:

@@ -1,4 +1,4 @@
-"""The agent's side of a keeper that is killed, hangs or cannot be started: one clear line, and nothing left."""
+"""The client of a keeper that is killed, hangs or cannot be started: one clear line, and nothing is left."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from reknit.adapters.keeper import client, process
+from reknit.adapters.keeper import client, process, standing
 from reknit.adapters.keeper.start import Keeping
 from reknit.adapters.ports import CannotStart
 from reknit.core.agent.events import PortReserved, Started, WorkersExited, WorkersStarted, WorkersStopped
@@ -66,6 +66,7 @@ def test_a_keeper_killed_with_workers_fails_each_once(keep: Keep, tmp_path: Path
     kept.drive(WorkersExited)
     assert exits(kept) == [0, 1, 2]
     assert {f.exitcode for f in failures(kept.seen)} == {-signal.SIGKILL}
+    assert not any(f.is_of_worker for f in failures(kept.seen)), "nobody has seen how they ended"
     assert all("keeper" in f.message and "SIGKILL" in f.message for f in failures(kept.seen))
     if state == "running":
         stop(kept.keeper, FOR_EVER)
@@ -180,6 +181,23 @@ def test_how_a_stop_has_ended_the_workers_is_told(keep: Keep, tmp_path: Path) ->
     assert kept.keeper.told.exitcodes(1) == {}
 
 
+# ---- lines ----
+
+
+def test_no_line_overtakes_an_earlier_one_on_its_way_through_the_keeper(keep: Keep) -> None:
+    """Agent and keeper write to one console. "exit status 73" must not stand before the job that was joined."""
+    kept = keep("true")
+    kept.has_said = False
+    kept.keeper.say("first")
+    kept.ready()
+    kept.keeper.say("second")
+    assert kept.said == ["first", "second"], "the first line is not written yet"
+    kept.has_said = True
+    kept.keeper.say("third")
+    assert kept.flushed() == "third\n"
+    assert kept.said == ["first", "second"]
+
+
 # ---- a keeper that cannot be started, or does not answer ----
 
 
@@ -230,7 +248,7 @@ def _no_process() -> Keeping:
 
 def test_a_keeper_that_hangs_before_its_hello_is_given_up(keep: Keep, monkeypatch: pytest.MonkeyPatch) -> None:
     """A file system that hangs while Python starts must not hang the agent."""
-    monkeypatch.setattr(client, "_HELLO_S", 0.3)
+    monkeypatch.setattr(standing, "_HELLO_S", 0.3)
 
     def hangs() -> Keeping:
         keeping = ways()["exec"]()

@@ -1,8 +1,9 @@
-"""Agents that a program runs itself: in threads and event loops, with nothing taken and nothing left."""
+"""Agents that a program runs itself, in threads and event loops: the program loses nothing and finds nothing left."""
 
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import signal
 import subprocess
@@ -20,15 +21,20 @@ from reknit import (
     Prevented,
     RestartPolicy,
     Result,
+    Running,
     Settings,
     Terms,
     launch,
     launch_async,
     start,
 )
+from reknit.adapters.clock import Clock
+from reknit.core.agent.commands import StartWorkers, StopWorkers
+from reknit.core.agent.events import Event, Started, WorkerExit, WorkersExited, WorkersStarted, WorkersStopped
 from reknit.core.agent.reasons import SignalReceived
 from reknit.core.agent.states import WorkerState
 from reknit.core.job.reasons import BudgetSpent
+from tests.alone import run_alone
 from tests.leaks import children, nothing_left
 from tests.waiting import PATIENCE_S, read_pids
 
@@ -53,6 +59,7 @@ def _nothing_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     scratch = tmp_path / "scratch"
     scratch.mkdir()
     monkeypatch.setenv("TMPDIR", str(scratch))
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
     launch(TRUE)  # what is imported or made once in a process is no leak
     with nothing_left(scratch):
         yield
@@ -240,7 +247,7 @@ def test_an_observer_that_ends_the_program_leaves_nothing() -> None:
 def test_what_cannot_be_opened_leaves_nothing() -> None:
     """A wrong argument is found out after the keeper was started."""
     with pytest.raises(TypeError):
-        start(TRUE, observers=None)  # type: ignore[arg-type]
+        start(TRUE, observers=None)  # type: ignore[arg-type]  # the wrong argument that is meant
 
 
 def test_no_thread_to_be_had(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -287,7 +294,96 @@ def test_a_program_that_changes_its_folder(tmp_path: Path, monkeypatch: pytest.M
     with start(python(script, terms=terms)) as running:
         (first,) = read_pids(tmp_path / "pids", 1)
         monkeypatch.chdir(tmp_path)
-        os.kill(running.loop.ports.workers.pid, signal.SIGKILL)  # type: ignore[attr-defined]
+        os.kill(running.loop.ports.workers.pid, signal.SIGKILL)  # type: ignore[attr-defined]  # these workers are a `Keeper`
         second = read_pids(tmp_path / "pids", 2)[1]
         assert os.readlink(f"/proc/{second}/cwd") == str(tmp_path / "a")
     assert first != second
+
+
+DAEMON = """
+    import json, os, sys
+    from pathlib import Path
+    from reknit import Meeting, Settings, Terms, start
+    from tests.waiting import until
+    def standard(pid): return [os.readlink(f"/proc/{pid}/fd/{fd}") for fd in range(3)]
+    shown, folder = os.dup(1), Path(sys.argv[1])
+    for fd in range(3): os.close(fd)
+    meeting = Meeting("file", folder=sys.argv[1] + "/journal") if sys.argv[2] == "several" else None
+    settings = Settings(command=(sys.executable, "-c", sys.argv[3], sys.argv[1]), local_world_size=2, meeting=meeting,
+                        terms=Terms(last_call_s=0.0), run_id="job")
+    with start(settings) as running:
+        until(lambda: all((folder / f"up{rank}").exists() for rank in range(2)))
+        seen = standard(os.getpid()), standard(running._wired.keeper.pid)
+        for fd in (1, 2): os.write(fd, b"what a daemon prints")
+        (folder / "go").touch()
+        state = running.join(60.0).state.name
+    os.write(shown, json.dumps([*seen, state]).encode())
+"""
+
+
+@pytest.mark.parametrize("nodes", ["one", "several"])
+def test_a_daemon_has_nothing_of_reknit_in_the_place_of_its_stdout(tmp_path: Path, nodes: str) -> None:
+    """It has closed 0 to 2. What it prints must not get into a pipe of reknit's, and its workers read and write none of
+    reknit's streams."""
+    worker = """
+        import os, sys, time
+        assert os.read(0, 1) == b""
+        os.write(1, b"out"); os.write(2, b"err")
+        open(sys.argv[1] + "/up" + os.environ["RANK"], "w").close()
+        while not os.path.exists(sys.argv[1] + "/go"): time.sleep(0.01)
+    """
+    shown = run_alone(DAEMON, str(tmp_path), nodes, textwrap.dedent(worker))
+    null = [os.devnull] * 3
+    assert json.loads(shown) == [null, null, "SUCCEEDED"]
+
+
+# ---- a program that has workers of its own ----
+
+
+def test_a_program_brings_the_port_of_its_workers() -> None:
+    """The agent decides, and the program carries out. It is told of the agent's end."""
+    ended = threading.Event()
+    made: list[Staff] = []
+
+    def workers(clock: Clock, nonce: str, mark: str) -> Staff:
+        assert nonce in mark
+        made.append(Staff(clock, nonce))
+        return made[-1]
+
+    running = Running(TRUE, say=lambda line: None, workers=workers, on_end=ended.set)
+    running.start()
+    assert ended.wait(PATIENCE_S)
+    result = running.join(PATIENCE_S)
+    assert result is not None
+    assert result.state is WorkerState.SUCCEEDED
+    assert not made[0].is_closed
+    running.close()
+    assert made[0].is_closed
+
+
+class Staff:
+    """Workers that succeed at once. Implements `ports.Workers`."""
+
+    wakes_at = 0.0
+
+    def __init__(self, clock: Clock, nonce: str) -> None:
+        self.told: list[Event] = [Started(clock.now(), nonce, 1)]
+        self.is_closed = False
+        self.clock = clock
+
+    def start(self, command: StartWorkers) -> None:
+        now = self.clock.now()
+        self.told += [WorkersStarted(now, command.round), WorkersExited(now, command.round, (WorkerExit(0),))]
+
+    def stop(self, command: StopWorkers) -> None:
+        self.told.append(WorkersStopped(self.clock.now(), command.round, 2))
+
+    def renew_port(self) -> None:
+        raise AssertionError("no round is over before it begins")
+
+    def events(self, now: float) -> list[Event]:
+        told, self.told = self.told, []
+        return told
+
+    def close(self) -> None:
+        self.is_closed = True

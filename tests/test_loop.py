@@ -1,4 +1,4 @@
-"""The loop: one event, one step, all its commands; and sleep when there is nothing to do. Real workers, then fakes."""
+"""The loop: one event, one step, all its commands, and sleep if there is nothing to do. Real workers, then fakes."""
 
 from __future__ import annotations
 
@@ -34,6 +34,7 @@ from reknit.core.agent.states import WorkerState
 from reknit.core.job.entries import Entry, NodeId, RestartPolicy, Terms
 from reknit.core.job.job import Job
 from reknit.core.job.reasons import AllSucceeded, BudgetSpent
+from tests.processes import let_go
 from tests.waiting import PATIENCE_S
 
 NODE = NodeId("here")
@@ -109,6 +110,9 @@ class Here(Processes):
     def wakes_at(self) -> float | None:
         return super().wakes_at if self.has_told else 0.0
 
+    def close(self) -> None:
+        let_go(self)
+
 
 class World:
     """The ports of a standalone agent, with the real clock, journal and processes."""
@@ -119,7 +123,7 @@ class World:
         self.requests = Requests()
         self.trace = Trace()
         self.console = os.open(tmp_path / "console", os.O_RDWR | os.O_CREAT | os.O_APPEND)
-        self.workers: Processes | None = None
+        self.workers: Here | None = None
 
     def run(self, script: str, spec: Spec) -> Agent:
         argv = (sys.executable, "-c", textwrap.dedent(script))
@@ -192,9 +196,9 @@ def test_a_signal_ends_it(world: World) -> None:
     def wait(until: float | None) -> None:
         """Returns early, as it does when a signal has come."""
         world.requests.waiting.append(signal.SIGTERM)
-        world.clock.wait = real  # type: ignore[method-assign]
+        world.clock.wait = real  # type: ignore[method-assign]  # replaced for this test
 
-    real, world.clock.wait = world.clock.wait, wait  # type: ignore[method-assign]
+    real, world.clock.wait = world.clock.wait, wait  # type: ignore[method-assign]  # replaced for this test
     agent = world.run("import signal; signal.pause()", spec())
     assert agent.result is not None
     assert (agent.result.state, agent.result.why) == (WorkerState.STOPPED, SignalReceived(signal.SIGTERM))
@@ -311,7 +315,7 @@ def test_a_waking_up_for_nothing_is_no_step() -> None:
         if len(clock.waits) == 3:
             workers.news.append(lambda now: WorkersExited(now, 0, (WorkerExit(0),)))
 
-    clock.wait = wait  # type: ignore[method-assign]
+    clock.wait = wait  # type: ignore[method-assign]  # replaced for this test
     agent = played(ports, trace)
     assert agent.result is not None
     assert "Woken" not in trace.kinds
@@ -392,7 +396,7 @@ def test_a_fold_is_reported_for_every_read() -> None:
     """The link counts: it knows by it how much is worth waiting for, and which fold to publish."""
     ports, trace = faked(FakeWorkers([WorkerExit(0)]))
     folds: list[Job] = []
-    ports.link.folded = folds.append  # type: ignore[method-assign]
+    ports.link.folded = folds.append  # type: ignore[method-assign]  # replaced for this test
     agent = played(ports, trace)
     assert len(folds) == trace.kinds.count("EntriesRead")
     assert folds[-1] == agent.job

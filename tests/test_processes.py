@@ -1,4 +1,4 @@
-"""Workers as real processes: started, watched, stopped, and nothing left of them."""
+"""Workers as real processes: they are started, watched and stopped, and nothing of them is left."""
 
 from __future__ import annotations
 
@@ -200,7 +200,7 @@ def test_a_process_limit_is_reported(tmp_path: Path) -> None:
         print(failure.exitcode, failure.message)
         stop(workers)
         assert stopped(drive(workers, clock, WorkersStopped)).stuck == ()
-        workers.close()
+        workers.end_all()
     """
     done = run_alone(script)
     assert done == "71 cannot start sleep: Resource temporarily unavailable\n"
@@ -325,7 +325,7 @@ def test_stdin_is_inherited_unless_it_is_a_terminal(tmp_path: Path) -> None:
                             run_id="job")
         start(workers)
         assert failures(drive(workers, clock, WorkersExited)) == []
-        workers.close()
+        workers.end_all()
     """
     argv = command(script)
     subprocess.run(argv, input=b"data", check=True, timeout=240, env=ENV, cwd=ROOT)

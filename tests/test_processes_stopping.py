@@ -157,7 +157,7 @@ STRAYS = """
     event = stopped(drive(workers, clock, WorkersStopped))
     assert event.stuck == () and children() == [] and not any(map(is_alive, everybody))
     print("clean")
-    workers.close()
+    workers.end_all()
 """
 
 
@@ -174,6 +174,36 @@ def test_daemons_of_workers_do_not_outlive_their_round(tmp_path: Path, wishes: s
     assert run_alone(STRAYS, str(tmp_path / "pids"), wishes, grace) == "clean\n"
 
 
+@pytest.mark.parametrize("way", ["stop", "close"])
+def test_daemons_are_found_without_a_free_descriptor(tmp_path: Path, way: str) -> None:
+    """The list of children is a file. A keeper that cannot open it would die, and leave the daemons to others."""
+    script = """
+        from tests.processes import *
+        from reknit.adapters.children import become_subreaper, children
+        assert become_subreaper()
+        resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
+        clock = Clock()
+        workers = Processes(clock=clock, argv=[sys.executable, STUBBORN, sys.argv[1], "grandchild", "ignore"],
+                            env=dict(os.environ), run_id="job", own_children=True)
+        start(workers)
+        everybody = read_pids(sys.argv[1], 2)
+        taken = []
+        while True:
+            try: taken.append(os.open(os.devnull, os.O_RDONLY))
+            except OSError: break
+        if sys.argv[2] == "stop":
+            stop(workers, 0.0)
+            assert stopped(drive(workers, clock, WorkersStopped)).stuck == ()
+        else:
+            workers.end_all()
+        for fd in taken: os.close(fd)
+        assert children() == [] and not any(map(is_alive, everybody))
+        workers.end_all()
+        print("clean")
+    """
+    assert run_alone(script, str(tmp_path / "pids"), way) == "clean\n"
+
+
 def test_adopted_processes_that_end_are_reaped_while_the_round_runs(tmp_path: Path) -> None:
     """Zombies would pile up for days: a worker that calls a daemonising tool each step makes thousands."""
     script = """
@@ -188,7 +218,7 @@ def test_adopted_processes_that_end_are_reaped_while_the_round_runs(tmp_path: Pa
         until(lambda: os.path.exists(sys.argv[1]))
         until(lambda: workers.events(clock.now()) is not None and len(children()) == 1)
         print("reaped")
-        workers.close()
+        workers.end_all()
     """
     assert run_alone(script, str(tmp_path / "file")) == "reaped\n"
 
@@ -227,9 +257,9 @@ def test_what_survives_sigkill_is_reported_and_left(tmp_path: Path, own_children
 # ---- the end ----
 
 
-@pytest.mark.parametrize("state", ["new", "running", "stopping", "ended"])
+@pytest.mark.parametrize("state", ["new", "running", "stopping", "stopped"])
 @pytest.mark.parametrize("own_children", [False, True])
-def test_close_leaves_nothing_whatever_the_state(tmp_path: Path, state: str, own_children: bool) -> None:
+def test_the_end_leaves_nothing_whatever_the_state(tmp_path: Path, state: str, own_children: bool) -> None:
     """The agent's crash path: there is no time and no event loop any more."""
     script = """
         from tests.processes import *
@@ -243,14 +273,14 @@ def test_close_leaves_nothing_whatever_the_state(tmp_path: Path, state: str, own
         if state != "new":
             start(workers, 2)
             read_pids(pids, 2 * len(wishes))
-        if state in ("stopping", "ended"):
+        if state in ("stopping", "stopped"):
             stop(workers, FOR_EVER if state == "stopping" else 0.0)
             workers.events(clock.now())
-        if state == "ended":
+        if state == "stopped":
             drive(workers, clock, WorkersStopped)
-        workers.close()
-        workers.close()
+        workers.end_all()
+        workers.end_all()
         assert children() == [], children()
-        print("closed")
+        print("ended")
     """
-    assert run_alone(script, str(tmp_path / "pids"), state, str(own_children)) == "closed\n"
+    assert run_alone(script, str(tmp_path / "pids"), state, str(own_children)) == "ended\n"

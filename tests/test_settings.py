@@ -1,4 +1,4 @@
-"""Settings as people write them by hand: short when little is asked for, and nonsense refused where it is written."""
+"""Settings as people write them by hand: short if little is asked for, and refused where a value is out of range."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_what_a_file_holds_will_do() -> None:
     """JSON has lists, and no tuples."""
     settings = made(command=["python", "x.py"], signals=[15], meeting=None)
     assert (settings.command, settings.signals) == (("python", "x.py"), (15,))
-    assert Meeting("etcd", endpoints=[["a", 1], ["b", 2]]).place == "etcd://a:1,b:2"  # type: ignore[arg-type,list-item]
+    assert Meeting("etcd", endpoints=[["a", 1], ["b", 2]]).place == "etcd://a:1,b:2"
 
 
 def test_the_place_of_each_backend() -> None:

@@ -1,4 +1,4 @@
-"""The shells around a loop: in this thread, in one of its own, in an asyncio event loop. They share one loop."""
+"""The shells around a loop: in this thread, in a thread of its own, and in an asyncio event loop."""
 
 from __future__ import annotations
 
@@ -160,7 +160,7 @@ def test_what_a_loop_raises_in_its_thread_is_raised_to_whoever_joins(make: Make)
     def broken(now: float) -> list[Event]:
         raise KeyError("planted")
 
-    node.staff.events = broken  # type: ignore[method-assign]
+    node.staff.events = broken  # type: ignore[method-assign]  # replaced for this test
     thread = LoopThread(node.loop)
     thread.start()
     for _ in range(2):
@@ -225,12 +225,12 @@ def test_the_event_loop_is_never_blocked(make: Make) -> None:
     async def main() -> None:
         task = asyncio.create_task(run_async(node.loop))
         await until_async(node.staff.is_running.is_set)
-        node.clock.wait = refused  # type: ignore[method-assign]
+        node.clock.wait = refused  # type: ignore[method-assign]  # replaced for this test
         seen = len(node.seen)
         for _ in range(100):
             await asyncio.sleep(0)  # not a guess: gives the others one turn of the event loop
         assert len(node.seen) - seen <= 2, "it was told of its start, and does not spin"
-        node.clock.wait = real  # type: ignore[method-assign]
+        node.clock.wait = real  # type: ignore[method-assign]  # replaced for this test
         node.wishes.ask()
         assert (await task).why == SignalReceived(SIGTERM)
 
@@ -272,14 +272,14 @@ def test_a_cancelled_coroutine_leaves_no_reader_and_no_timer(make: Make) -> None
             timers.append(call_later(*args, **settings))
             return timers[-1]
 
-        running.call_later = noted  # type: ignore[method-assign]
+        running.call_later = noted  # type: ignore[method-assign]  # replaced for this test
         task = asyncio.create_task(run_async(node.loop))
         await until_async(lambda: node.loop.wakes_at is not None and timers)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
         assert not running.remove_reader(node.clock.fileno()), "there is none"
-        running.call_later = call_later  # type: ignore[method-assign]
+        running.call_later = call_later  # type: ignore[method-assign]  # replaced for this test
         assert all(timer.cancelled() or timer.when() <= running.time() for timer in timers)
 
     in_time(main())
@@ -295,7 +295,7 @@ def test_a_bug_of_the_loop_is_raised_to_whoever_awaits(make: Make) -> None:
         raise KeyError("planted")
 
     async def main() -> None:
-        node.staff.events = broken  # type: ignore[method-assign]
+        node.staff.events = broken  # type: ignore[method-assign]  # replaced for this test
         with pytest.raises(KeyError, match="planted"):
             await run_async(node.loop)
         assert not asyncio.get_running_loop().remove_reader(node.clock.fileno())

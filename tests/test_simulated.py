@@ -1,9 +1,10 @@
-"""The simulated cluster by itself: what somebody relies on who simulates a job. The checks are in property_tests."""
+"""The simulated cluster itself: what a program that simulates a job relies on. The checks are in property_tests."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
+from typing import Any
 
 import pytest
 
@@ -20,9 +21,9 @@ from reknit.core.job.job import Job, Running
 from reknit.core.job.reasons import AllSucceeded
 
 
-def formed(nodes: int, *, least: int = 1, **settings: int) -> World:
+def formed(nodes: int, *, least: int = 1, **settings: Any) -> World:
     """A cluster whose workers run."""
-    world = World(**settings)  # type: ignore[arg-type]
+    world = World(**settings)
     terms = Terms(min_nodes=least, max_nodes=nodes, last_call_s=5.0, restarts=RestartPolicy(max_restarts=1))
     for i in range(nodes):
         world.begin(Proc(f"n{i}", i, Spec(NodeId(f"n{i}"), f"10.0.0.{i}", terms), 100.0 * i, i))

@@ -34,7 +34,7 @@ def test_two_streams_of_two_ranks_into_one_file(make: Make, clock: Clock, tmp_pa
     workers = make(script=NUMBERED)
     start(workers, 2)
     drive_exits(workers, clock, 2)
-    workers.close()
+    workers.end_all()
     assert workers.flush(PATIENCE_S)
     lines = [line.split() for line in (tmp_path / "console").read_text().splitlines()]
     for rank in ("2", "3"):
@@ -196,7 +196,7 @@ def test_a_console_that_nobody_reads_keeps_no_worker_alive(make: Make, clock: Cl
     stop(workers, grace_s=PATIENCE_S)
     assert stopped(drive(workers, clock, WorkersStopped)).round == 0
     start(workers, 1, round_=1)
-    workers.close()
+    workers.end_all()
     assert not workers.flush(0.01), "words wait for whoever may wait longer"
-    assert not workers.close_output(0.01)
+    assert not workers._streams.close(0.01)
     until(lambda: threading.active_count() == threads, "the end of all threads")

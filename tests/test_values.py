@@ -32,7 +32,7 @@ def test_every_value_is_frozen_and_slotted(module: ModuleType) -> None:
 def test_a_value_refuses_to_be_changed() -> None:
     """The error comes where the mistake is made, not rounds later on another node."""
     with pytest.raises(attrs.exceptions.FrozenInstanceError):
-        A.incarnation = 2  # type: ignore[misc]
+        A.incarnation = 2  # type: ignore[misc]  # the mistake that is tested
 
 
 def test_equal_entries_have_equal_hashes() -> None:

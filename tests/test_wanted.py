@@ -1,6 +1,8 @@
-"""What an agent wants to have said."""
+"""Which entries an agent wants in the journal."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import pytest
 from attrs import evolve
@@ -174,7 +176,7 @@ def test_a_node_that_never_joined_owes_nothing() -> None:
 
 
 def test_nothing_is_said_in_a_gap_of_the_own_beats() -> None:
-    """Rule 5: it may have been counted out, and must read first."""
+    """Rule 5: it may have been declared lost, and must read first."""
     playbook = playing("n0", PAIR, joined("n1")) >> after(4.1) >> exits(failure()) << Placeholder(StopWorkers)
     assert playbook >> stopped() >> ack() >> read() << Append(failed("n0"))
 
@@ -243,7 +245,7 @@ def test_the_whole_story_is_told_of_a_few_failures_only() -> None:
     ]
     cause = evolve(failure(9, message="ValueError: x"), traceback="t" * 32_000, stderr=("s",))
     playbook = playing("n0", PAIR, joined("n1"), local_world_size=10) >> exits(*noise, cause)
-    said = Placeholder(Failed)
-    assert playbook << Placeholder(StopWorkers) << Append(said)  # type: ignore[arg-type]
+    said: Any = Placeholder(Failed)
+    assert playbook << Placeholder(StopWorkers) << Append(said)
     assert [bool(f.traceback) for f in said().failures] == [True] * 4 + [False] * 5 + [True]
     assert [f.message for f in said().failures] == [f.message for f in (*noise, cause)]

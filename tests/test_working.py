@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from reknit.core.agent.commands import Append, Finish, ReservePort, StartWorkers, StopWorkers
-from reknit.core.agent.reasons import CannotStop, CutOff, DeclaredLost, JournalRefused, SignalReceived
+from reknit.core.agent.reasons import CannotStop, CutOff, DeclaredLost, JournalRefused, SignalReceived, StopReason
 from reknit.core.agent.states import WorkerState
-from reknit.core.job.entries import Aborted, Admit, Failed, Joined, RestartPolicy, Succeeded, Terms
+from reknit.core.job.entries import Aborted, Admit, Entry, Failed, Joined, RestartPolicy, Succeeded, Terms
 from reknit.core.job.ranks import Assignment, WorkerRanks
 from reknit.core.job.reasons import (
     AbortedByOperator,
@@ -20,6 +20,7 @@ from reknit.core.job.reasons import (
 )
 
 from .playbook import (
+    Builder,
     Placeholder,
     Playbook,
     ack,
@@ -52,8 +53,8 @@ def joining(round: int = 1) -> Placeholder:
     return Placeholder(Append, entry=Placeholder(Joined, round=round))
 
 
-def stopping(why: object, signal: int = 15, grace_s: float = 30.0, round: int = 0) -> StopWorkers:
-    return StopWorkers(round, signal, grace_s, why)  # type: ignore[arg-type]
+def stopping(why: StopReason, signal: int = 15, grace_s: float = 30.0, round: int = 0) -> StopWorkers:
+    return StopWorkers(round, signal, grace_s, why)
 
 
 def state(playbook: Playbook) -> WorkerState:
@@ -64,7 +65,7 @@ def state(playbook: Playbook) -> WorkerState:
 
 
 def test_a_member_starts_when_its_round_is_sealed_and_its_beat_was_heard() -> None:
-    """S3; and a node that the others cannot hear may be counted out already."""
+    """S3; and a node that the others cannot hear may be declared lost already."""
     playbook = Playbook(an_agent(terms=PAIR)) >> start() >> read() << Placeholder(Append)
     assert playbook >> echo(joined("n1")) << joining(0) >> echo()
     started = Placeholder(StartWorkers, round=0)
@@ -203,11 +204,11 @@ def test_an_echo_ends_the_wait_when_the_round_has_ended_elsewhere() -> None:
 
 
 @pytest.mark.parametrize("event", [exits(failure(), round=7), exits(0, round=-1), up(7), stopped(7)])
-def test_what_is_told_of_another_round_is_stale(event: object) -> None:
+def test_what_is_told_of_another_round_is_stale(event: Builder) -> None:
     """Threads of an adapter may answer late."""
     playbook = playing("n0", ALONE)
     before = playbook.agent.workers
-    assert playbook >> event  # type: ignore[operator]
+    assert playbook >> event
     assert playbook.agent.workers == before
 
 
@@ -232,10 +233,10 @@ def test_a_worker_may_end_before_it_was_said_to_run() -> None:
         (Aborted("wrong data"), AbortedByOperator("wrong data")),
     ],
 )
-def test_workers_stop_when_their_round_ends_and_the_reason_is_told(entry: object, why: object) -> None:
+def test_workers_stop_when_their_round_ends_and_the_reason_is_told(entry: Entry, why: StopReason) -> None:
     """A user whose worker got a SIGTERM asks why, on that node."""
     playbook = playing("n0", TRIO, joined("n1"), joined("n2"))
-    assert playbook >> read(entry) << stopping(why)  # type: ignore[arg-type]
+    assert playbook >> read(entry) << stopping(why)
     assert state(playbook) is WorkerState.HEALTHY
 
 
@@ -313,7 +314,7 @@ def test_the_fence_does_not_wait_for_a_grace_under_way() -> None:
 
 
 def test_with_a_fence_a_node_that_is_counted_out_has_no_grace() -> None:
-    """That it was counted out means that its fence has run out, even if it only wakes up to read it."""
+    """That it was declared lost means that its fence has run out, even if it only wakes up to read it."""
     playbook = playing("n0", Terms(1, 3, fence_s=2.0), joined("n1"), joined("n2"))
     assert playbook >> read(lost("n0", by="n1")) << stopping(DeclaredLost(), signal=9, grace_s=0.0)
 

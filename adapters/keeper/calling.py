@@ -13,6 +13,7 @@ from reknit.core.job.job import EMPTY
 from reknit.core.job.ranks import WorkerRanks
 
 from .parcels import Parcel
+from .start import Start
 from .wire import Process, StartProcesses
 
 if TYPE_CHECKING:
@@ -37,10 +38,20 @@ class Calling:
             return command
         from .functions import Calls, FunctionError
 
-        if not takes_files:
+        if not takes_files and not self.forks:
             raise FunctionError("a worker can be a function only if its keeper is on the same host")
         self._calls = Calls(command.round, functions, self.start_method)
-        return self._calls.parcel(command)
+        return command if self.forks else self._calls.parcel(command)
+
+    @property
+    def forks(self) -> bool:
+        """Workers that are functions are forks of this process, and so is their keeper."""
+        return self.start_method == "fork"
+
+    @property
+    def start(self) -> Start | None:
+        """Starts the keeper that has the functions of this round. None: any keeper can start them."""
+        return self._calls.fork_keeper if self._calls is not None and self.forks else None
 
     def release(self) -> None:
         """The workers of the round run: close what only their keeper needed."""

@@ -115,6 +115,16 @@ class Worker(process.BaseProcess):
             pass  # a full disk, for example: the traceback on stderr says the same
 
 
+class Held:
+    """A function with its arguments, in the memory that a forked worker has inherited."""
+
+    def __init__(self, function: Callable[..., object], args: Any) -> None:
+        self._called = function, args
+
+    def __call__(self) -> tuple[Callable[..., object], Any]:
+        return self._called
+
+
 class Payload:
     """A pickled function with its arguments, in a file that several workers share."""
 

@@ -29,8 +29,10 @@ from reknit.core.agent.events import WorkerExit, WorkersExited
 from reknit.core.job.entries import WorkerFailure
 from reknit.core.job.ranks import WorkerRanks
 
-from .function_main import RETURNED, Passed, Payload, Worker
+from .forking import cuda_is_initialized, fork_keeper
+from .function_main import RETURNED, Held, Passed, Payload, Worker
 from .parcels import Parcel
+from .start import Keeping
 from .wire import Process, StartProcesses
 
 _TOLD, _FILE, _PAYLOAD, _TRACKER, _FIRST = 10, 11, 12, 13, 14
@@ -85,10 +87,19 @@ class Calls:
         """By local rank: the worker's file. It stays open until `close`."""
         self._packed: dict[object, _Packed] = {}
         self._which: dict[int, _Packed] = {}
+        self._functions = dict(functions) if start_method == "fork" else {}
+        """Those that are not pickled."""
+        if start_method == "fork" and cuda_is_initialized():
+            raise FunctionError(
+                "CUDA is initialised in this process, so its forks could not use it: use start method spawn"
+            )
         try:
             for local_rank, function in functions.items():
                 self._files[local_rank] = _new_file()
-                self._which[local_rank] = self._pack(function)
+                if start_method == "fork":
+                    check(function.fn)
+                else:
+                    self._which[local_rank] = self._pack(function)
         except BaseException:
             self.close()
             raise
@@ -99,6 +110,14 @@ class Calls:
             check(function.fn)
             self._packed[key] = _pack(function)
         return self._packed[key]
+
+    def fork_keeper(self) -> Keeping:
+        """Start a keeper that is a fork of this process, and whose workers call these functions. Raises `OSError`."""
+        workers = {
+            local_rank: Worker("fork", self._files[local_rank], Held(function.fn, function.args))
+            for local_rank, function in self._functions.items()
+        }
+        return fork_keeper(workers, self._files)
 
     def parcel(self, command: StartProcesses) -> Parcel:
         """The command and the files that a keeper needs to start these functions."""

@@ -25,6 +25,8 @@ from .wire import Process, StartProcesses, variables
 if TYPE_CHECKING:
     from reknit.adapters.ports import Clock
 
+    from .forking import Forks
+
 
 class Launcher:
     """Starts the workers of one keeper. The arguments are those of `Processes`."""
@@ -41,6 +43,7 @@ class Launcher:
         given_back: Collection[signal.Signals],
         stdin: bytes | None,
         virtual_local_rank: bool,
+        forks: Forks | None,
     ) -> None:
         self._clock = clock
         self._streams = streams
@@ -51,6 +54,7 @@ class Launcher:
         self._given_back = given_back
         self._stdin = stdin
         self._virtual_local_rank = virtual_local_rank
+        self._forks = forks
         self._guard: Guard | None = None
 
     def start(
@@ -73,7 +77,11 @@ class Launcher:
                 streams.ends[STDIN] = file_with(self._stdin)
             env = whole(self._env, given, process.error_file)
             ends = {**streams.ends, **_files(process, descriptors)}
-            pid = spawn([*process.argv], env, ends, guard=self._guard, given_back=self._given_back)
+            if process.argv or self._forks is None:
+                pid = spawn([*process.argv], env, ends, guard=self._guard, given_back=self._given_back)
+            else:
+                which = process.local_rank
+                pid = self._forks.start(which, env, ends, guard=self._guard, given_back=self._given_back)
         except (OSError, ValueError):
             streams.spawned()
             self._streams.release(streams)
@@ -113,6 +121,11 @@ class Launcher:
             exitcode=spawn_exitcode(error),
             message=f"{what}: {reason}",
         )
+
+    def release(self) -> None:
+        """All workers of the round were started."""
+        if self._forks is not None:
+            self._forks.release()
 
     def close(self) -> None:
         """Close the guard pipe. May be repeated."""

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
-import select
 import signal
 import time
 
 from reknit.adapters.children import reap
+from reknit.adapters.clock import is_readable
 from reknit.adapters.ports import Clock
 
 from .parcels import Parcel, Sender
@@ -60,7 +60,7 @@ class Line:
         """What the keeper has said since the last call. Events get the time `now`. Raises `Broken` when the keeper is
         dead or has sent something that is no message, once all earlier messages were returned."""
         # In this order: if the keeper is dead now, everything that it has ever said is read below.
-        is_dead = self._fd >= 0 and is_readable(self._fd, 0)
+        is_dead = self._fd >= 0 and is_readable(self._fd)
         self._send_files()
         self._stream.flush()
         messages = self._stream.receive(now)
@@ -86,7 +86,7 @@ class Line:
                 break
         # The stream ends a moment before the process does.
         if self._fd >= 0:
-            is_readable(self._fd, max(0.0, give_up - time.monotonic()))
+            is_readable(self._fd, give_up - time.monotonic())
         else:
             reap([self.pid], max(0.0, give_up - time.monotonic()))
         return not self.end().startswith("killed")
@@ -127,13 +127,6 @@ class Line:
             self._clock.watch_writable(self._stream.sink)
         else:
             self._clock.unwatch(self._stream.sink)
-
-
-def is_readable(fd: int, wait_s: float) -> bool:
-    """Wait up to `wait_s` seconds. True if there is something to read, or the end of the stream."""
-    poll = select.poll()
-    poll.register(fd, select.POLLIN)
-    return bool(poll.poll(max(0.0, wait_s) * 1000))
 
 
 def _reaped(pid: int) -> str | None:

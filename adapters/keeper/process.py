@@ -20,10 +20,10 @@ import os
 import select
 import signal
 import sys
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 from reknit.adapters.children import become_subreaper, pidfd_of
-from reknit.adapters.clock import Clock
+from reknit.adapters.clock import Clock, is_readable
 from reknit.adapters.console import LAST_WORDS_S, Console
 from reknit.adapters.orphans import MARK, end_marked_counting
 from reknit.core.agent.commands import ReservePort, StartWorkers, StopWorkers
@@ -58,6 +58,9 @@ from .wire import (
     Unusable,
 )
 
+if TYPE_CHECKING:
+    from .forking import Forks
+
 _IGNORED = (
     signal.SIGHUP,
     signal.SIGINT,
@@ -75,12 +78,15 @@ _SWEEP_S = 5.0
 _BUG, _OS_ERROR = 70, 71
 
 
-def keep(stream: Stream, agent_pid: int, *, has_console: bool, parcels: int = -1) -> NoReturn:
+def keep(
+    stream: Stream, agent_pid: int, *, has_console: bool, parcels: int = -1, forks: Forks | None = None
+) -> NoReturn:
     """Be the keeper of the agent at the other end of `stream`. Never returns: the process ends here.
 
     `agent_pid`: the agent's process, which is the parent of this one. 0: the agent runs on another host.
     `has_console`: descriptors 1 and 2 are the console. If False, the workers' output crosses the stream.
     `parcels`: the descriptor of the socket by which the agent sends open files. -1: it sends none.
+    `forks`: the workers that are forks of this process. None: every worker is started by exec.
     """
     inherited = {s for s in _IGNORED if signal.getsignal(s) is signal.SIG_IGN}
     signal.set_wakeup_fd(-1)
@@ -99,7 +105,7 @@ def keep(stream: Stream, agent_pid: int, *, has_console: bool, parcels: int = -1
         # The workers do not ignore what the keeper ignores. SIGTTOU is the exception: workers run in the background of
         # a terminal, and after `stty tostop` the first line that a worker writes would stop it.
         given_back = {*_IGNORED} - inherited - {signal.SIGTTOU}
-        keeper = Keeper(stream, agent_pid, has_console, given_back, Receiver(parcels))
+        keeper = Keeper(stream, agent_pid, has_console, given_back, Receiver(parcels), forks)
     except OSError as error:  # a limit of the operator's, not a bug
         stream.send(Unusable(f"the keeper of this node's workers cannot be started: {error.strerror}"))
         os._exit(_OS_ERROR)
@@ -132,10 +138,12 @@ class Keeper:
         has_console: bool,
         given_back: set[signal.Signals],
         receiver: Receiver,
+        forks: Forks | None,
     ) -> None:
         self._clock = Clock()
         self._stream = stream
         self._receiver = receiver
+        self._forks = forks
         self._given_back = given_back
         self._agent_fd = pidfd_of(agent_pid) if agent_pid else -1
         self._is_gone = agent_pid != 0 and os.getppid() != agent_pid
@@ -194,7 +202,7 @@ class Keeper:
             self._heard_at = now
         elif self._pings_at is not None and now - self._heard_at > SILENCE_S:
             self._is_gone = True
-        if self._agent_fd >= 0 and _is_readable(self._agent_fd):
+        if self._agent_fd >= 0 and is_readable(self._agent_fd):
             self._is_gone = True
         for message in messages:
             self._obey(message)
@@ -260,6 +268,7 @@ class Keeper:
             port=wanted.port,
             master_port=wanted.master_port,
             virtual_local_rank=wanted.virtual_local_rank,
+            forks=self._forks,
             stdin=None if wanted.stdin is None else wanted.stdin.encode("latin-1"),
             stdout=stdout,
             stderr=stderr,
@@ -353,7 +362,7 @@ class Keeper:
         return self._credit > 0 and not self._stream.unsent
 
     def _has_output(self) -> bool:
-        return any(_is_readable(fd) for fd in self._outputs)
+        return any(is_readable(fd) for fd in self._outputs)
 
     # ---- the end ----
 
@@ -374,9 +383,3 @@ def _environ(wanted: Configure) -> dict[str, str]:
     """The variables with which the environment of every worker begins."""
     own = {name: value for name, value in os.environ.items() if name not in wanted.withheld}
     return {**own, **dict(wanted.env), **({MARK: wanted.mark} if wanted.mark else {})}
-
-
-def _is_readable(fd: int) -> bool:
-    poll = select.poll()
-    poll.register(fd, select.POLLIN)
-    return bool(poll.poll(0))

@@ -1,11 +1,11 @@
 """The workers of this node as operating-system processes.
 
-1. No call waits, except `close` and `close_output`. `stop` sends a signal and returns. The rest of a stop happens in
+1. No call waits, except `end_all` and `flush`. `stop` sends a signal and returns. The rest of a stop happens in
    `events`, which the keeper calls whenever the clock wakes up, and at `wakes_at` at the latest.
 2. A stop has four stages. (1) Every group gets the signal. (2) When the grace is over, every group gets SIGKILL. (3)
    When the leaders are dead, the strays are ended. (4) Everything is closed. One `WorkersStopped` answers the stop.
 3. An exit is reported if the worker ended by itself, that is, if it was found dead before the stop's signal was sent.
-4. A process that survives SIGKILL for `STUCK_AFTER_S` is reported as stuck. Nothing waits for it any more.
+4. A process that survives SIGKILL for `STUCK_AFTER_S` seconds is reported as stuck. Nothing waits for it any more.
 """
 
 from __future__ import annotations
@@ -15,8 +15,7 @@ import signal
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from reknit.adapters.children import reap, sweep_counting
-from reknit.adapters.console import LAST_WORDS_S
+from reknit.adapters.children import reap
 from reknit.adapters.keeper.bootstrap import Reservation
 from reknit.adapters.keeper.errors import explain
 from reknit.adapters.keeper.streams import Streams, StreamSettings
@@ -32,21 +31,30 @@ from .wire import StartProcesses, workers_of
 if TYPE_CHECKING:
     from reknit.adapters.ports import Clock
 
+    from .forking import Forks
+
 _AT_ONCE = 0.0
 _LAST_LINES = 20
+"""Number of a worker's last lines that the report of its failure holds."""
 _CLOSE_S = 5.0
+"""Seconds that `end_all` waits for the end of the processes that it has killed."""
 
 
 class _Round:
+    """The workers of the present round."""
+
     def __init__(self, number: int) -> None:
         self.number = number
         self.leaders: list[Leader] = []
         self.announced = False
+        """`WorkersStarted` was reported."""
         self.exits: list[WorkerExit] = []
         """Exits that were not reported yet."""
         self.stopping = False
         self.kill_at = 0.0
+        """When SIGKILL is due, on the clock's time. It counts only while `stopping`."""
         self.killed_at: float | None = None
+        """When SIGKILL was sent. None: it was not sent."""
 
     @property
     def pids(self) -> set[int]:
@@ -79,9 +87,10 @@ class Processes:
         stderr: int = 2,
         master_port: int = 0,
         virtual_local_rank: bool = False,
+        forks: Forks | None = None,
     ) -> None:
         """`log_dir`: a worker's files are in `<log_dir>/round_<round>/<local_rank>/`. Empty: there are no files.
-        `own_children`: every child of this process belongs to the job.
+        `own_children`: True if every child of this process belongs to the job. Then strays are ended as well.
         `given_back`: signals that this process ignores and its workers do not.
         `is_abandoned`: asked between the starts of two workers. If it returns True, no further worker is started.
         `used_ports`: bootstrap ports that are not reserved again.
@@ -90,6 +99,7 @@ class Processes:
         `stdout`, `stderr`: the descriptors of the console.
         `master_port`: the bootstrap port of every round. 0: another free port for each round.
         `virtual_local_rank`: see `environment`.
+        `forks`: the workers without a program, which are forked from this process. None: there are none.
         """
         self._clock = clock
         self._streams = Streams(streams or StreamSettings(), env=env, stdout=stdout, stderr=stderr)
@@ -103,11 +113,12 @@ class Processes:
             given_back=given_back,
             stdin=stdin,
             virtual_local_rank=virtual_local_rank,
+            forks=forks,
         )
         self._is_abandoned = is_abandoned
         self._spare = os.open(os.devnull, os.O_RDONLY)
-        """A descriptor in reserve. It is closed when no descriptor is left, because reporting that needs one. -1: it
-        was used."""
+        """A descriptor in reserve. When no descriptor is left, it is closed, because the report of that failure needs
+        one. -1: the reserve was used."""
         self._strays = Strays(clock) if own_children else None
         self._round: _Round | None = None
         self.exitcodes: tuple[int, dict[int, int]] = (-1, {})
@@ -129,7 +140,7 @@ class Processes:
     def reserve_port(self) -> int:
         """The bootstrap port on this host, which stays reserved until the next round has ended. 0: no port is free.
 
-        Raises `OSError` if `master_port` is taken. Once it is reserved it stays reserved.
+        Raises `OSError` if `master_port` is taken. Once `master_port` is reserved, it stays reserved.
         """
         if self._reservation is None:
             self._reservation = Reservation(self._used_ports, self._master_port)
@@ -160,10 +171,11 @@ class Processes:
         finally:
             for fd in descriptors:
                 os.close(fd)
+            self._launcher.release()
 
     def _start(self, command: StartWorkers | StartProcesses, descriptors: Sequence[int]) -> None:
         if self._round is not None:
-            self.end_all()  # the agent must not ask for this. Two rounds at the same time would be worse
+            self.end_all()  # the agent never asks for this. Two rounds at the same time would do more harm
         self._round = _Round(command.round)
         self._wakes_at = _AT_ONCE
         for worker in workers_of(command):
@@ -193,7 +205,7 @@ class Processes:
         self._wakes_at = _AT_ONCE
         round_ = self._round
         if round_ is None or round_.number != command.round:
-            self._unknown_stops.append(command.round)  # no process of this round is alive: it is answered at once
+            self._unknown_stops.append(command.round)  # no process of this round is alive, so the answer comes at once
             return
         now = self._clock.now()
         kill_at = now if command.signal == signal.SIGKILL else now + max(0.0, command.grace_s)
@@ -329,35 +341,17 @@ class Processes:
 
     # ---- the end ----
 
-    def close(self) -> None:
-        """Kill and reap all workers, in whatever state they are, and read what they wrote. May be repeated.
-
-        If the console takes no output for `LAST_WORDS_S`, its thread and its queue stay. `close_output` ends both.
-        """
-        self.end_all()
-        if self._streams.flush(LAST_WORDS_S):
-            self._streams.close(0.0)
-        if self._reservation is not None:
-            self._reservation.release()
-            self._reservation = None
-        self._use_spare()
-        self._launcher.close()
-
-    def close_output(self, deadline_s: float) -> bool:
-        """To be called last, after `close`. Waits for the console, drops what the console has not taken, and ends its
-        thread.
-
-        `deadline_s`: `LAST_WORDS_S` or `READER_S` of `adapters.console`. False if something was dropped.
-        """
-        return self._streams.close(deadline_s)
-
     def end_all(self) -> tuple[int, tuple[int, ...]]:
-        """SIGKILL everything at once. Returns how many processes ended, and the pids of those that survive."""
+        """SIGKILL everything at once, in whatever state it is, and read what the workers wrote. May be repeated.
+
+        Returns how many processes ended, and the pids of those that survive. Everything else that is open here is
+        closed with the keeper's process.
+        """
         round_, self._round = self._round, None
         if round_ is not None:
             round_.signal(signal.SIGKILL)
         if self._strays is not None:
-            ended, stuck = sweep_counting(_CLOSE_S)
+            ended, stuck = self._strays.end_all(_CLOSE_S)
         else:
             pids = () if round_ is None else [leader.pid for leader in round_.leaders]
             reap(pids, _CLOSE_S)

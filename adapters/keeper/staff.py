@@ -25,6 +25,9 @@ class Staff:
         """The latest request to stop. None: there was none."""
         self.answer_by: float | None = None
         """When the keeper must have answered the stop, on the clock's time. None: no answer is awaited."""
+        self.stuck: tuple[int, ...] = ()
+        """Processes of this round that survive SIGKILL. A new keeper has found them after the keeper of the round was
+        lost. The answer to the stop names them."""
 
     def ended(self, exits: Sequence[WorkerExit]) -> None:
         """These exits are reported."""

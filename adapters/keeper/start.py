@@ -53,7 +53,7 @@ def by_exec(env: Mapping[str, str]) -> Keeping:
     ours, theirs = socket.socketpair()
     try:
         # Whatever may fail comes before the start: afterwards there is a process that must not be lost.
-        stream = _stream_of(ours, ToAgent)
+        stream = stream_of(ours, ToAgent)
     except OSError:
         theirs.close()
         raise
@@ -78,13 +78,16 @@ def by_exec(env: Mapping[str, str]) -> Keeping:
     return Keeping(stream, pid, pidfd_of(pid), parcels)
 
 
-def by_fork() -> Keeping:
+def by_fork(become: Callable[[socket.socket, int], NoReturn] | None = None) -> Keeping:
     """Start a keeper on this host as a fork of this process, which must have one thread. It has the same
-    environment."""
+    environment.
+
+    `become`: called in the child, with its end of the stream and the pid of this process. None: the child keeps nothing
+    of this process but the console."""
     ours, theirs = socket.socketpair()
     agent = os.getpid()
     try:
-        stream = _stream_of(ours, ToAgent)
+        stream = stream_of(ours, ToAgent)
     except OSError:
         theirs.close()
         raise
@@ -97,7 +100,8 @@ def by_fork() -> Keeping:
     if pid == 0:
         try:
             stream.close()  # this comes first, because the process may have no other descriptor free
-            _become(theirs, agent)
+            os.setpgid(0, 0)
+            (become or _become)(theirs, agent)
         finally:
             os._exit(_OS_ERROR)  # otherwise the program of the agent would run a second time in this process
     theirs.close()
@@ -109,11 +113,10 @@ def by_fork() -> Keeping:
 
 
 def _become(wire: socket.socket, agent: int) -> NoReturn:
-    os.setpgid(0, 0)
     from .process import keep  # imported in the child, so that the agent does not wait for the import
 
     boot.close_all_but(wire.fileno())
-    keep(_stream_of(wire, ToKeeper), agent, has_console=True)
+    keep(stream_of(wire, ToKeeper), agent, has_console=True)
 
 
 def be_one() -> NoReturn:
@@ -144,6 +147,12 @@ def by_command(prefix: Sequence[str]) -> Keeping:
     return Keeping(Stream(from_keeper[0], to_keeper[1], ToAgent, has_banner=True), pid, pidfd_of(pid))
 
 
+def cause(error: OSError) -> str:
+    """Why no keeper could be started: part of a line for the operator."""
+    why = error.strerror or str(error)
+    return f"{os.fsdecode(error.filename)}: {why}" if error.filename else why
+
+
 def _spawned(argv: list[str], env: Mapping[str, str], actions: list[tuple[int, int, int]]) -> int:
     return os.posix_spawnp(
         argv[0],
@@ -157,7 +166,7 @@ def _spawned(argv: list[str], env: Mapping[str, str], actions: list[tuple[int, i
     )
 
 
-def _stream_of(wire: socket.socket, incoming: object) -> Stream:
+def stream_of(wire: socket.socket, incoming: object) -> Stream:
     """The stream over this socket. The socket is closed if there can be no stream."""
     # Two descriptors, so that an event loop can watch one for reading and one for writing.
     try:

@@ -65,7 +65,7 @@ def replay(lines: Iterable[str]) -> Iterator[Replayed]:
         if agent is None:
             agent = decode(_item(data, "agent"), Agent)
             continue
-        event: Event = decode(_item(data, "event"), Event)  # type: ignore[arg-type]  # a union is no `type` to mypy
+        event: Event = decode(_item(data, "event"), Event)
         made = step(agent, event)
         written = json.dumps(_item(data, "commands"), ensure_ascii=True, separators=(",", ":"))
         yield Replayed(agent, event, made.agent, made.commands, written)

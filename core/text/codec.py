@@ -1,7 +1,8 @@
-"""JSON for every value of the core: one line each, the same bytes for the same value.
+"""JSON for every value of the core. Each value is one line, and equal values have the same bytes.
 
-A value is `{"kind": its class, field: …}`; fields at their default are left out. Decoding checks every type, because
-`fold` trusts what it is given: a journal is written by other machines. It never runs anything (no pickle).
+A value is `{"kind": its class, field: …}`. Fields at their default are left out. Decoding checks the type of every
+field: other machines write the journal, and `fold` trusts what it is given. Decoding never runs code from the text, as
+pickle would.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from collections.abc import Mapping
 from enum import Enum
 from functools import cache
 from types import NoneType, UnionType
-from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints, overload
 
 import attrs
 
@@ -21,7 +22,10 @@ T = TypeVar("T")
 
 
 class CodecError(ValueError):
-    """The text is not the JSON of a value of the wanted type. A reader of a journal must end: folds would differ."""
+    """The text is not the JSON of a value of the wanted type.
+
+    A reader of a journal must end then. If it went on, its fold would differ from the others'.
+    """
 
 
 def dumps(value: object) -> str:
@@ -29,7 +33,15 @@ def dumps(value: object) -> str:
     return json.dumps(encode(value), ensure_ascii=True, separators=(",", ":"))
 
 
-def loads(text: str | bytes, type_: type[T]) -> T:
+@overload
+def loads(text: str | bytes, type_: type[T]) -> T: ...
+
+
+@overload
+def loads(text: str | bytes, type_: UnionType) -> Any: ...
+
+
+def loads(text: str | bytes, type_: Any) -> Any:
     """The value of type `type_` (a class or a union of classes). Raises `CodecError`."""
     try:
         data = json.loads(text, parse_constant=_constant)
@@ -38,10 +50,17 @@ def loads(text: str | bytes, type_: type[T]) -> T:
     return decode(data, type_)
 
 
-def decode(data: object, type_: type[T]) -> T:
+@overload
+def decode(data: object, type_: type[T]) -> T: ...
+
+
+@overload
+def decode(data: object, type_: UnionType) -> Any: ...
+
+
+def decode(data: object, type_: Any) -> Any:
     """Like `loads`, for JSON that has been parsed already."""
-    value: T = _decode(data, type_)
-    return value
+    return _decode(data, type_)
 
 
 def _constant(name: str) -> float:
@@ -51,11 +70,13 @@ def _constant(name: str) -> float:
 
 
 def load_entry(text: str | bytes) -> Entry:
-    return loads(text, Entry)  # type: ignore[arg-type]  # a union is not a `type` to mypy
+    entry: Entry = loads(text, Entry)
+    return entry
 
 
 def decode_entry(data: object) -> Entry:
-    return decode(data, Entry)  # type: ignore[arg-type]
+    entry: Entry = decode(data, Entry)
+    return entry
 
 
 def encode(value: object) -> Any:
@@ -79,6 +100,8 @@ def encode(value: object) -> Any:
 
 
 def _decode(data: Any, hint: Any) -> Any:
+    if type(data) is hint:
+        return data  # text, a number or a bool, as most fields are
     origin = get_origin(hint)
     if hint is object:
         if type(data) is dict:  # `encode` writes mappings as pairs, so it has not written this one
@@ -157,7 +180,7 @@ def _decode_class(data: Any, cls: type) -> Any:
     unknown = given.keys() - hints.keys()
     if unknown:
         raise CodecError(f"{cls.__name__} has no {', '.join(sorted(unknown))}")
-    missing = [n for n, default in _defaults(cls).items() if n not in given and default is attrs.NOTHING]
+    missing = [name for name in _required(cls) if name not in given]
     if missing:
         raise CodecError(f"{cls.__name__} without {', '.join(missing)}")
     fields = {name: _decode(item, hints[name]) for name, item in given.items()}
@@ -184,6 +207,12 @@ def _pair(data: Any) -> tuple[Any, Any]:
 def _defaults(cls: Any) -> dict[str, Any]:
     """Every field of a class in its order, and its default: `attrs.NOTHING` if it has none."""
     return {a.name: a.default for a in attrs.fields(cls)}
+
+
+@cache
+def _required(cls: Any) -> tuple[str, ...]:
+    """The fields of a class that have no default."""
+    return tuple(name for name, default in _defaults(cls).items() if default is attrs.NOTHING)
 
 
 @cache

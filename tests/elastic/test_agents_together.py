@@ -185,7 +185,7 @@ def test_too_few_nodes(job: Together) -> None:
     job.run(job.agent("a", "pass", config={"join_timeout": 1}))
     error = job.results["a"]
     assert type(error).__name__ in ("RendezvousTimeoutError", "RendezvousFailed")
-    assert "1 node joined in time, 2 needed" in str(error)
+    assert "1 node joined in time" in str(error)
 
 
 def test_an_agent_that_comes_after_the_end(job: Together) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import signal
@@ -44,6 +45,7 @@ def _nothing_is_left(tmp_path: Path) -> Any:
         LocalElasticAgent(python("pass")).run()  # what is imported or made once in a process is no leak
         with nothing_left(scratch):
             yield
+            gc.collect()  # an exception that a test has caught holds on to its agent
 
 
 # ---- one agent ----
@@ -97,6 +99,26 @@ def test_only_workers_that_failed_by_themselves_are_failures() -> None:
     result = LocalElasticAgent(python(script)).run()
     assert result.is_failed()
     assert [(rank, failure.exitcode) for rank, failure in result.failures.items()] == [(0, 7)]
+
+
+def test_a_worker_that_does_not_end_gets_the_time_that_was_asked_for(tmp_path: Path) -> None:
+    """Also if it must end because another one has failed. torch gives it 30 seconds then."""
+    script = """
+        import os, signal, sys
+        if os.environ["RANK"] == "1":
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
+            open(sys.argv[1], "w").write("1\\n")
+            while True:
+                signal.pause()
+        while not os.path.exists(sys.argv[1]):
+            pass
+        exit(3)
+    """
+    agent = LocalElasticAgent(python(script, tmp_path / "up"), shutdown_timeout=0)
+    result = agent.run()
+    assert {rank: failure.exitcode for rank, failure in result.failures.items()} == {0: 3}
+    assert agent._pcontext is not None
+    assert not any(is_alive(pid) for pid in agent._pcontext.pids().values())
 
 
 def test_the_workers_own_words_come_with_the_failure(tmp_path: Path) -> None:
@@ -309,6 +331,23 @@ def test_further_signals_shorten_the_grace(tmp_path: Path) -> None:
         agent.run()
     thread.join()
     assert not any(is_alive(pid) for pid in read_pids(tmp_path / "pids", 1))
+
+
+def test_only_the_signals_that_the_launcher_names_are_taken() -> None:
+    """And the workers learn which."""
+    taken: list[object] = []
+    told = "import os; exit(os.environ['TORCHELASTIC_SIGNALS_TO_HANDLE'] != 'SIGUSR1,SIGTERM')"
+
+    class Looks(LocalElasticAgent):
+        def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
+            taken[:] = [signal.getsignal(number) for number in (signal.SIGUSR1, signal.SIGTERM, signal.SIGHUP)]
+            return super()._monitor_workers(worker_group)
+
+    before = [signal.getsignal(number) for number in (signal.SIGUSR1, signal.SIGTERM, signal.SIGHUP)]
+    agent = Looks(python(told))
+    agent._signals_to_handle = "SIGUSR1,SIGTERM"
+    assert agent.run().state is WorkerState.SUCCEEDED
+    assert [now != then for now, then in zip(taken, before, strict=True)] == [True, True, False]
 
 
 def test_in_another_thread_no_signal_is_taken(tmp_path: Path) -> None:

@@ -5,10 +5,10 @@ What the keeper itself does with functions is tested in `test_functions.py`.
 
 from __future__ import annotations
 
-import gc
 import io
 import json
 import os
+import signal
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -17,11 +17,11 @@ from typing import Any
 import pytest
 
 from reknit.elastic.multiprocessing import DefaultLogsSpecs, PContext, Std, start_processes
-from reknit.elastic.multiprocessing.api import MultiprocessContext, RunProcsResult
+from reknit.elastic.multiprocessing.api import MultiprocessContext, SignalException
 from reknit.elastic.multiprocessing.shared import SharedKeeper
 from tests.alone import run_alone
 from tests.elastic import worked
-from tests.leaks import nothing_left
+from tests.elastic.shells import leaving_nothing, result_of
 from tests.waiting import is_alive, read_pids
 
 METHODS = ["spawn", "fork", "forkserver"]
@@ -29,13 +29,8 @@ METHODS = ["spawn", "fork", "forkserver"]
 
 @pytest.fixture(autouse=True)
 def nothing_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Threads, descriptors, children, handlers, the environment, and the folder for temporary files."""
-    scratch = tmp_path / "scratch"
-    scratch.mkdir()
-    monkeypatch.setenv("TMPDIR", str(scratch))
-    with nothing_left(scratch):
+    with leaving_nothing(tmp_path, monkeypatch):
         yield
-        gc.collect()
 
 
 def call(fn: Callable[..., Any], *args: tuple[Any, ...], **more: Any) -> PContext:
@@ -43,16 +38,6 @@ def call(fn: Callable[..., Any], *args: tuple[Any, ...], **more: Any) -> PContex
     envs = {rank: {"MINE": f"of {rank}", "RANK": str(10 + rank)} for rank in range(len(args))}
     given: dict[str, Any] = {"logs_specs": DefaultLogsSpecs(), **more}
     return start_processes("trainer", fn, dict(enumerate(args)), envs, **given)
-
-
-def result_of(context: PContext) -> RunProcsResult:
-    """Wait for the end, and close."""
-    try:
-        result = context.wait(timeout=240, period=0.1)
-    finally:
-        context.close()
-    assert result is not None
-    return result
 
 
 def torchs_failures(fn: Callable[..., Any], *args: tuple[Any, ...], folder: Path) -> dict[str, Any]:
@@ -130,6 +115,88 @@ def test_a_function_that_cannot_be_a_worker_is_one_error() -> None:
     mine = object()
     with pytest.raises(ValueError, match="cannot be pickled"):
         call(lambda: mine, ())
+
+
+def test_a_start_method_that_is_none_is_refused() -> None:
+    """A typing error costs no process."""
+    with pytest.raises(ValueError, match="start_method: 'fokr' is none of spawn, fork, forkserver"):
+        call(worked.gives, (1,), start_method="fokr")
+
+
+def test_a_signal_at_the_very_end_does_not_cost_the_values() -> None:
+    """SIGTERM comes while the context of a function that has returned is closed. The next look has the result."""
+    context = call(worked.gives, ("value",))
+    end = context._close
+
+    def interrupted(*given: Any) -> None:
+        end(*given)
+        signal.raise_signal(signal.SIGTERM)
+
+    context._close = interrupted  # type: ignore[method-assign]
+    with pytest.raises(SignalException):
+        context.wait()
+    result = context.wait(0)
+    assert result is not None
+    assert result.return_values == {0: "value"}
+    context.__dict__.pop("_close")
+
+
+def test_a_forked_worker_has_what_the_program_had() -> None:
+    """A closure, and the handlers of before the start: the worker must end at SIGTERM, and not raise an exception."""
+    mine = object()
+
+    def tells() -> bool:
+        return mine is not None and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+
+    assert result_of(call(tells, (), start_method="fork")).return_values == {0: True}
+
+
+HOST = """
+    import multiprocessing, sys
+    from reknit.elastic.multiprocessing import DefaultLogsSpecs, start_processes
+    from tests.elastic import worked
+
+    def run(method):
+        specs = DefaultLogsSpecs("/dev/null")
+        context = start_processes("t", worked.gives, {0: (7,)}, {0: {}}, specs, start_method=method)
+        result = context.wait()
+        context.close()
+        assert result.return_values == {0: 7}, result
+"""
+
+
+@pytest.mark.parametrize("start_method", METHODS)
+def test_a_daemonic_process_can_be_the_host(start_method: str) -> None:
+    """`multiprocessing` allows a daemonic process no children, so torch refuses. A keeper is no such child."""
+    run_alone(
+        HOST
+        + """
+    host = multiprocessing.get_context("fork").Process(target=run, args=(sys.argv[1],), daemon=True)
+    host.start()
+    host.join()
+    assert host.exitcode == 0
+    """,
+        start_method,
+    )
+
+
+def test_an_event_loop_can_be_the_host() -> None:
+    """Signals of the loop stay where they are: a context in another thread takes none."""
+    run_alone(
+        HOST
+        + """
+    import asyncio, signal
+
+    async def main():
+        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, lambda: None)
+        before = signal.getsignal(signal.SIGTERM)
+        run("spawn")
+        await asyncio.to_thread(run, "spawn")
+        assert signal.getsignal(signal.SIGTERM) is before
+
+    asyncio.run(main())
+    """
+    )
 
 
 def test_a_value_that_cannot_be_returned_is_a_failure() -> None:

@@ -109,6 +109,33 @@ def test_without_a_folder_error_files_are_temporary(tmp_path: Path, monkeypatch:
         gc.collect()
 
 
+def test_a_folder_that_cannot_be_made_is_an_error_of_the_system(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the type that torch raises, and the path. Without output to keep, there are no error files then."""
+    specs = DefaultLogsSpecs(str(tmp_path / "logs"))
+    (tmp_path / "logs").rmdir()
+    (tmp_path / "logs").touch()
+    with pytest.raises(NotADirectoryError, match="logs"):
+        specs.reify(envs(1))
+    monkeypatch.setattr(os, "makedirs", fails)
+    with pytest.raises(OSError, match="no space"):
+        DefaultLogsSpecs(None, Std.OUT).reify(envs(1))
+    assert DefaultLogsSpecs().reify(envs(1)).error_files == {0: os.devnull}
+
+
+def fails(*given: object, **more: object) -> None:
+    raise OSError(28, "no space left on device")
+
+
+def test_a_run_id_does_not_lead_elsewhere(tmp_path: Path) -> None:
+    """A run id is any text."""
+    variables = {0: {"TORCHELASTIC_RUN_ID": "../up/job"}}
+    path = DefaultLogsSpecs(str(tmp_path / "logs")).reify(variables).error_files[0]
+    assert Path(path).parents[3] != tmp_path
+    assert Path(path).parents[2].name.startswith(".._up_job_")
+
+
 @pytest.mark.parametrize("masks", [{"redirects": Std.OUT}, {"tee": {0: Std.ERR}}])
 def test_without_a_folder_output_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, masks: Any) -> None:
     """The user has asked for files, and must find them after the run."""

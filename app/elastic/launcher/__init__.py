@@ -1,1 +1,11 @@
-"""The counterpart of `torch.distributed.launcher`."""
+"""The counterpart of `torch.distributed.launcher`: run a function or a program as the workers of an elastic job.
+
+from reknit.elastic.launcher import LaunchConfig, elastic_launch
+
+config = LaunchConfig(min_nodes=1, max_nodes=1, nproc_per_node=4, rdzv_backend="c10d")
+by_rank = elastic_launch(config, train)("argument")
+"""
+
+from .api import LaunchConfig, elastic_launch, launch_agent
+
+__all__ = ["LaunchConfig", "elastic_launch", "launch_agent"]

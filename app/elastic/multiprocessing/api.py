@@ -172,10 +172,17 @@ class PContext(ABC):
 
     def start(self) -> None:
         """Start the processes, and take the signals."""
-        self._open.signals += take(signal.signal)
+        if self._takes_signals:
+            with holding_back():  # a signal that comes in between must not keep this list from being put back
+                self._open.signals += take(signal.signal)
         self._start()
         for tail in self._open.tails:
             tail.start()
+
+    @property
+    def _takes_signals(self) -> bool:
+        """False: whoever uses this context has taken them."""
+        return True
 
     @abstractmethod
     def _start(self) -> None: ...

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 from abc import abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from logging import getLogger
 from typing import Any
 
@@ -21,6 +21,8 @@ from .shared import SharedKeeper
 
 _logger = getLogger(__name__)
 
+START_METHODS = ("spawn", "fork", "forkserver")
+
 
 class _KeptContext(PContext):
     """A context whose processes a keeper holds."""
@@ -31,8 +33,20 @@ class _KeptContext(PContext):
         self._failures: dict[int, ProcessFailure] = {}
         self._result: RunProcsResult | None = None
 
+    @property
+    def _takes_signals(self) -> bool:
+        return self._kept.owns
+
+    @property
+    def ended_ranks(self) -> Collection[int]:
+        """The local ranks of processes that this context has ended, after the end of all."""
+        return self._kept.ended.keys()
+
     def _process(self, local_rank: int, argv: tuple[str, ...] = ()) -> Process:
         env = self.envs[local_rank]
+        for name, value in env.items():
+            if not isinstance(value, str):  # the caller's mistake, which types would have shown
+                raise TypeError(f"envs: {name} of local rank {local_rank} is {value!r}, and must be a text")
         return Process(
             local_rank=local_rank,
             rank=int(env.get("RANK", local_rank)),
@@ -56,7 +70,7 @@ class _KeptContext(PContext):
             self._kept.look(0.0)
             self._note_failures()
             if self._failures or len(self._kept.exited) == self.nprocs or not self._kept.is_running:
-                self._result = self._ended()
+                return self._ended()
         return self._result
 
     def _note_failures(self) -> None:
@@ -77,10 +91,13 @@ class _KeptContext(PContext):
     def _ended(self) -> RunProcsResult:
         """End what still runs. The result."""
         has_succeeded = not self._failures and len(self._kept.exited) == self.nprocs
-        values = self._values() if has_succeeded else {}
-        self.close()
-        self._note_ended()
-        return RunProcsResult(values, self._failures, self.stdouts, self.stderrs)
+        values = self._values() if has_succeeded else {}  # the keeper has them until it is closed
+        self._result = RunProcsResult(values, self._failures, self.stdouts, self.stderrs)
+        try:
+            self.close(timeout=self._kept.grace_s)
+        finally:  # a signal may have come. The result is there all the same
+            self._note_ended()
+        return self._result
 
     @abstractmethod
     def _values(self) -> dict[int, Any]:
@@ -176,6 +193,8 @@ class MultiprocessContext(_KeptContext):
         _shared: SharedKeeper | None = None,
     ) -> None:
         """The parameters are those of `start_processes`."""
+        if start_method not in START_METHODS:
+            raise ValueError(f"start_method: {start_method!r} is none of {', '.join(START_METHODS)}")
         super().__init__(
             name,
             entrypoint,

@@ -48,7 +48,9 @@ class KeptProcesses:
         `owns`: `let_go` closes the keeper."""
         self._shared = shared
         self._start_method = start_method
-        self._owns = owns
+        self.owns = owns
+        self.grace_s = shared.grace_s
+        """Time that processes get to end when another one has failed. Seconds."""
         self._keeper: Keeper | None = None
         self._round = -1
         self._ranks: frozenset[int] = frozenset()
@@ -164,7 +166,7 @@ class KeptProcesses:
             if not self._is_stopped:
                 self._shared.end()  # the keeper does not answer, or cannot be trusted
                 self._be_stopped()
-            elif not self._owns and self._keeper is not None:
+            elif not self.owns and self._keeper is not None:
                 self._keeper.flush(_FLUSH_S)
 
     def _tell(self, signum: int, grace_s: float) -> float:
@@ -175,7 +177,7 @@ class KeptProcesses:
 
     def let_go(self) -> None:
         """End what still runs, at once. May be repeated."""
-        if self._owns:
+        if self.owns:
             self._shared.close()
         elif self.is_running:
             self.stop(signal.SIGKILL, 0.0)

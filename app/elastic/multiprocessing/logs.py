@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from enum import IntFlag
 from logging import getLogger
 
-from reknit.adapters.keeper.folder import LogFolder
+from reknit.adapters.keeper.folder import LogFolder, NoFolder
 from reknit.app.readers import masks
 
 _logger = getLogger(__name__)
@@ -137,7 +137,10 @@ class DefaultLogsSpecs(LogsSpecs):
         return self._root_log_dir
 
     def _temporary(self) -> str:
-        folder = LogFolder("", "logs", keeps=self._has_output)
+        try:
+            folder = LogFolder("", "logs", keeps=self._has_output)
+        except NoFolder as error:
+            raise OSError(str(error)) from None
         # A forked child has a copy of this object. The folder is its parent's.
         weakref.finalize(self, _close, folder, os.getpid())
         # There is no folder if the disk is full. Workers run without error files then.
@@ -150,13 +153,16 @@ class DefaultLogsSpecs(LogsSpecs):
         return any(any(masks.values()) if isinstance(masks, dict) else bool(masks) for masks in given)
 
     def _make_log_dir(self, log_dir: str, rdzv_run_id: str) -> str:
-        made = LogFolder(log_dir, rdzv_run_id, keeps=True).path
+        # A run id may hold any character. It must not lead into another folder.
+        name = f"{rdzv_run_id.replace('/', '_')[:100]}_{os.urandom(4).hex()}"
+        made = os.path.abspath(os.path.join(log_dir, name))
+        os.makedirs(made, mode=0o700)
         _logger.info("log directory set to: %s", made)
         return made
 
     def reify(self, envs: dict[int, dict[str, str]]) -> LogsDest:
         """See `LogsSpecs.reify`. Reads the run id and the count of restarts from the variables of local rank 0. Raises
-        `OSError` and `NoFolder` if a folder cannot be made."""
+        `OSError` if a folder cannot be made."""
         first = envs.get(0, {})
         folder = self._attempt_folder(
             first.get("TORCHELASTIC_RUN_ID", "test_run_id"), first.get("TORCHELASTIC_RESTART_COUNT", "0")

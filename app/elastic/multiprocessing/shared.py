@@ -32,8 +32,10 @@ class SharedKeeper:
     """A keeper and the clock that waits for it. Successive contexts use it in turn, so that a restart does not pay for
     a new keeper. Whoever makes one closes it, after the contexts that used it."""
 
-    def __init__(self, name: str = "reknit") -> None:
-        """Starts nothing. `name`: what the processes are, for their mark."""
+    def __init__(self, name: str = "reknit", grace_s: float = 30.0) -> None:
+        """Starts nothing. `name`: what the processes are, for their mark. `grace_s`: time that the processes of a
+        context get to end when one of them has failed. Seconds."""
+        self.grace_s = grace_s
         self.user: KeptProcesses | None = None
         """Whose processes run on the keeper, or ran last."""
         self._clock: Clock | None = None

@@ -54,9 +54,9 @@ _wake: Callable[[], None] | None = None
 _has_warned = False
 
 
-def take(install: Callable[..., Any]) -> list[signal.Signals]:
+def take(install: Callable[..., Any], names: str | None = None) -> list[signal.Signals]:
     """Take the signals. Returns those that were taken, for `put_back`. `install`: `signal.signal`, as the caller has
-    it."""
+    it. `names`: with commas. None: those of the variable."""
     global _has_warned
     if threading.current_thread() is not threading.main_thread():
         if not _has_warned:
@@ -66,9 +66,8 @@ def take(install: Callable[..., Any]) -> list[signal.Signals]:
                 "them without a grace"
             )
         return []
-    return [
-        signum for name in os.environ.get(VARIABLE, DEFAULT).split(",") if (signum := _take_one(name.strip(), install))
-    ]
+    names = os.environ.get(VARIABLE, DEFAULT) if names is None else names
+    return [signum for name in names.split(",") if (signum := _take_one(name.strip(), install))]
 
 
 def _take_one(name: str, install: Callable[..., Any]) -> signal.Signals | None:
@@ -86,10 +85,11 @@ def _take_one(name: str, install: Callable[..., Any]) -> signal.Signals | None:
 
 def put_back(signals: Iterable[signal.Signals]) -> None:
     """A context is closed that has taken these signals."""
-    for signum in signals:
-        _taken[signum].count -= 1
-        if _taken[signum].count == 0:
-            _put_back_one(signum)
+    with holding_back():
+        for signum in signals:
+            _taken[signum].count -= 1
+            if _taken[signum].count == 0:
+                _put_back_one(signum)
 
 
 def _put_back_one(signum: signal.Signals) -> None:

@@ -121,7 +121,7 @@ class Membership:
         atexit.register(self._say_goodbye)
 
     def _open(self, clock: Clock, nonce: str, mark: str) -> HookedWorkers:
-        self._hooked = HookedWorkers(clock, nonce, mark, news=self._changed.set)
+        self._hooked = HookedWorkers(clock, nonce, news=self._changed.set)
         return self._hooked
 
     def _rewire(self, wired: Wired) -> None:

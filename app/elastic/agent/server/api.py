@@ -31,6 +31,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from reknit.adapters.clock import Clock
+
 from ...events import Event, EventSource, record
 from ...metrics import prof, put_metric
 from ...multiprocessing.signals import SignalException, holding_back
@@ -140,7 +142,7 @@ class SimpleElasticAgent(ElasticAgent):
         worker_group.group_rank = place.group_rank
         worker_group.group_world_size = place.group_world_size
         worker_group.master_addr = spec.master_addr or place.master_addr
-        worker_group.master_port = spec.master_port or place.master_port
+        worker_group.master_port = place.master_port
         logger.info(
             "[%s] group rank %s of %s, master %s:%s, workers: %s",
             spec.role,
@@ -212,7 +214,7 @@ class SimpleElasticAgent(ElasticAgent):
             leave_error_file(result)
             return result
         except SignalException as e:
-            logger.warning("%s: the workers are ended", e)
+            logger.warning("%s: the workers are ended", str(e))  # a log record must not hold on to the agent
             death_sig = e.sigval
             if self._course is not None:
                 self._course.leave(death_sig)
@@ -236,24 +238,28 @@ class SimpleElasticAgent(ElasticAgent):
                 called(self._shutdown, signal.Signals(signum), timeout=left_s)
                 return
             except SignalException as e:
-                logger.warning("%s again: the workers get less time to end", e)
+                logger.warning("%s again: the workers get less time to end", str(e))
 
     def _invoke_run(self, role: str = DEFAULT_ROLE) -> RunResult:
         """`run` without metrics and events, and without the clean-up of workers after an error."""
         spec = self._worker_group.spec
         logger.info("[%s] starting %s", spec.role, spec.get_entrypoint_name())
         self._withdrawn_restarts = 0
-        self._course = course = self._opened_course()
+        course = None
         try:
+            self._course = course = Course(spec, self._shutdown_timeout, self._prepare)
             Turns(self, course).run()
         except Ended:
+            if course is None:
+                raise AssertionError("a run cannot end before it has begun") from None
             return run_result(course.result(), course.last)
         finally:
             if not self._is_in_run:
                 self._close_course()
 
-    def _opened_course(self) -> Course:
-        return Course(self._worker_group.spec, self._shutdown_timeout)
+    def _prepare(self, mark: str) -> Clock | None:
+        """Called at the beginning of a run, before it has a thread. See `Course`."""
+        return None
 
     def _exit_barrier(self) -> None:
         """Wait until the other nodes have ended as well, at most for `exit_barrier_timeout` seconds. If a node fails
@@ -269,7 +275,7 @@ class SimpleElasticAgent(ElasticAgent):
             if not has_ended:
                 logger.warning("the other nodes have not ended within %s s", timeout)
         except SignalException as e:
-            logger.warning("%s while this agent waits for the other nodes", e)
+            logger.warning("%s while this agent waits for the other nodes", str(e))
             raise
         except Exception:
             logger.exception("this agent could not wait for the other nodes")

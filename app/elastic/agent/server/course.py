@@ -12,6 +12,8 @@ from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Callable
+from functools import partial
 from typing import Any, Protocol, runtime_checkable
 
 from reknit.adapters.clock import Clock
@@ -89,6 +91,15 @@ def settings_of(spec: WorkerSpec, grace_s: float) -> Settings:
     )
 
 
+def _master_port(spec: WorkerSpec, settings: Settings) -> int:
+    """The bootstrap port of every round. 0: another free port for each round.
+
+    With `static`, a launcher gives the port at which the nodes meet. Here the agents' store listens there, and each
+    round has a store of its own."""
+    taken = () if settings.meeting is None else [port for _, port in settings.meeting.endpoints]
+    return 0 if spec.master_port in taken else spec.master_port or 0
+
+
 def _foreign(spec: WorkerSpec) -> ForeignRendezvous | None:
     """What calls a handler of torch. None: the handler is reknit's own, or there is none."""
     handler = spec.rdzv_handler
@@ -100,20 +111,27 @@ def _foreign(spec: WorkerSpec) -> ForeignRendezvous | None:
 class Course:
     """One run of an agent. The agent's loop runs from the start."""
 
-    def __init__(self, spec: WorkerSpec, grace_s: float) -> None:
-        """`grace_s`: the time that workers get to end. May wait some seconds for the store. Raises `ValueError`,
-        `Prevented` and `CannotStart`."""
+    def __init__(self, spec: WorkerSpec, grace_s: float, prepare: Callable[[str], Clock | None]) -> None:
+        """`grace_s`: the time that workers get to end.
+
+        `prepare`: called once, while this process has no thread of the course yet, with the text that every worker is
+        to carry in its environment (`orphans.MARK`). Returns a clock that news of workers wakes, for `wait` to wait in.
+        The caller closes that clock, after the course. None: there is no such clock.
+
+        May wait some seconds for the store. Raises `ValueError`, `Prevented` and `CannotStart`, and what `prepare`
+        raises."""
         settings = settings_of(spec, grace_s)
         self._owner = os.getpid()
         self._clock = Clock()
         self._workers_clock: Clock | None = None
-        self._master_port = spec.master_port or 0
+        self._master_port = _master_port(spec, settings)
         self._has_ended = False
         self._hooked: HookedWorkers
         self._round: StartWorkers | None = None
         """The round that is formed or runs. None: it was stopped, or there was none."""
         self._is_formed = False
         """`next_round` has returned the round that is being formed, or that runs."""
+        self._spec = spec
         self._settings = settings
         self._foreign = _foreign(spec)
         self.run_id = settings.run_id
@@ -121,15 +139,16 @@ class Course:
         """The end of this node's workers in the present round. None: they run."""
         try:
             self._running = Running(
-                settings, say=_logger.info, workers=self._open, rewire=self._rewire, on_end=self._end
+                settings, say=_logger.info, workers=partial(self._open, prepare), rewire=self._rewire, on_end=self._end
             )
             self._running.start()
         except BaseException:
             self._clock.close()
             raise
 
-    def _open(self, clock: Clock, nonce: str, mark: str) -> HookedWorkers:
-        self._hooked = HookedWorkers(clock, nonce, mark, news=self._wake, master_port=self._master_port)
+    def _open(self, prepare: Callable[[str], Clock | None], clock: Clock, nonce: str, mark: str) -> HookedWorkers:
+        self._workers_clock = prepare(mark)
+        self._hooked = HookedWorkers(clock, nonce, news=self._wake, master_port=self._master_port)
         return self._hooked
 
     def _rewire(self, wired: Wired) -> None:
@@ -144,16 +163,6 @@ class Course:
         self._clock.wake()
         if self._workers_clock is not None:
             self._workers_clock.wake()
-
-    def watch(self, clock: Clock) -> None:
-        """Wait in this clock while workers run: it is also woken by news of them. The caller closes it, after the
-        course."""
-        self._workers_clock = clock
-
-    @property
-    def mark(self) -> str:
-        """The text that every worker carries in its environment (`orphans.MARK`)."""
-        return self._hooked.mark
 
     @property
     def assignment(self) -> Assignment:
@@ -197,7 +206,7 @@ class Course:
     def next_place(self) -> Place:
         """The place of this node in the next round. See `next_round`."""
         assignment = self.next_round()
-        return place_of(assignment) if self._foreign is None else place_at(self._foreign.info)
+        return place_of(assignment) if self._foreign is None else place_at(self._foreign.info, self._spec)
 
     def next_round(self) -> Assignment:
         """Report that the workers of the last round have ended, and wait for the next one. Raises `Ended`."""
@@ -318,3 +327,4 @@ class Course:
         finally:
             self._running.close()
             self._clock.close()
+            self.last = None  # failures hold on to the files of the workers

@@ -36,11 +36,9 @@ from reknit.core.job.ranks import Assignment
 class HookedWorkers:
     """Implements `ports.Workers`."""
 
-    def __init__(self, clock: Clock, nonce: str, mark: str, *, news: Callable[[], None], master_port: int = 0) -> None:
-        """`clock`: the clock of the loop. `mark`: the text that the workers carry in their environment. `news`: called
-        when there is a command to take. `master_port`: the bootstrap port of every round. 0: each round gets another
-        free port."""
-        self.mark = mark
+    def __init__(self, clock: Clock, nonce: str, *, news: Callable[[], None], master_port: int = 0) -> None:
+        """`clock`: the clock of the loop. `news`: called when there is a command to take. `master_port`: the bootstrap
+        port of every round. 0: each round gets another free port."""
         self._clock = clock
         self._news = news
         self._master_port = master_port

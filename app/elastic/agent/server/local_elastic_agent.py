@@ -14,16 +14,16 @@ from collections.abc import Callable
 from string import Template
 from typing import Any
 
+from reknit.adapters.clock import Clock
 from reknit.adapters.keeper.environment import environment
 
 from ...metrics import prof
 from ...multiprocessing import DefaultLogsSpecs, LogsSpecs, PContext, ProcessFailure, start_processes
 from ...multiprocessing.shared import SharedKeeper
-from ...multiprocessing.signals import put_back, take
+from ...multiprocessing.signals import VARIABLE, holding_back, put_back, take
 from ...utils import macros
 from ...utils.logging import get_logger
 from .api import DEFAULT_ROLE, RunResult, SimpleElasticAgent, WorkerGroup, WorkerSpec, WorkerState
-from .course import Course
 from .health_check_server import HealthCheckServer, create_healthcheck_server
 from .ranks import assignment_of
 
@@ -38,7 +38,6 @@ TORCHELASTIC_ENABLE_FILE_TIMER = "TORCHELASTIC_ENABLE_FILE_TIMER"
 TORCHELASTIC_HEALTH_CHECK_PORT = "TORCHELASTIC_HEALTH_CHECK_PORT"
 TORCHELASTIC_TIMER_FILE = "TORCHELASTIC_TIMER_FILE"
 TORCHELASTIC_UNINTERRUPTIBLE_STATE_TIMEOUT = "TORCHELASTIC_UNINTERRUPTIBLE_STATE_TIMEOUT"
-_SIGNALS = "TORCHELASTIC_SIGNALS_TO_HANDLE"
 _HANDED_DOWN = ("CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS", "TORCH_NCCL_ASYNC_ERROR_HANDLING")
 _ALIVE_S = 60
 """The timeout that the health check server gets. Seconds."""
@@ -88,36 +87,27 @@ class LocalElasticAgent(SimpleElasticAgent):
         """The keeper of the workers, while a run is under way."""
         self._signals_to_handle: str | None = None
         """Names of signals, with commas. None: those that TORCHELASTIC_SIGNALS_TO_HANDLE names."""
+        self._worker_env: dict[str, str] = {}
+        """Variables for the workers besides those of this process."""
 
     # ---- a run ----
 
     @prof
     def run(self, role: str = DEFAULT_ROLE) -> RunResult:
         """See `SimpleElasticAgent.run`."""
-        signals = take(signal.signal)
+        signals: list[signal.Signals] = []
         try:
+            with holding_back():  # a signal that comes in between must not keep this list from being put back
+                signals += take(signal.signal, self._signals_to_handle)
             return super().run(role)
         finally:
             put_back(signals)
 
-    def _opened_course(self) -> Course:
-        if callable(self._worker_group.spec.entrypoint) and self._start_method == "fork":
-            self._open_keeper("reknit", "fork")  # it is forked from this process, which has no thread of reknit's yet
-            course = super()._opened_course()
-        else:
-            course = super()._opened_course()
-            try:
-                self._open_keeper(course.mark, None)
-            except BaseException:
-                course.close()
-                raise
-        if self._shared is not None:
-            course.watch(self._shared.clock)
-        return course
-
-    def _open_keeper(self, mark: str, start_method: str | None) -> None:
-        self._shared = SharedKeeper(mark)
-        self._shared.keeper(start_method)
+    def _prepare(self, mark: str) -> Clock | None:
+        # Under "fork" the keeper is a fork of this process, which has no thread of this run yet.
+        self._shared = SharedKeeper(mark, grace_s=self._shutdown_timeout)
+        self._shared.keeper(None if isinstance(self._worker_group.spec.entrypoint, str) else self._start_method)
+        return self._shared.clock
 
     def _close_course(self) -> None:
         shared, self._shared = self._shared, None
@@ -174,9 +164,9 @@ class LocalElasticAgent(SimpleElasticAgent):
                 course.assignment.restart_count if course is not None else spec.max_restarts - self._remaining_restarts
             ),
         )
-        base = {name: os.environ[name] for name in _HANDED_DOWN if name in os.environ}
+        base = {name: os.environ[name] for name in _HANDED_DOWN if name in os.environ} | self._worker_env
         if self._signals_to_handle is not None:
-            base[_SIGNALS] = self._signals_to_handle
+            base[VARIABLE] = self._signals_to_handle
         if worker_group.store is not None and spec.rdzv_handler.use_agent_store:
             base["TORCHELASTIC_USE_AGENT_STORE"] = "True"
         envs = {}
@@ -222,7 +212,7 @@ class LocalElasticAgent(SimpleElasticAgent):
         ranks = {worker.local_rank: worker.global_rank for worker in worker_group.workers}
         if result.is_failed():
             # A program that the context has ended is among its failures. Here it is not.
-            ended = getattr(getattr(context, "_kept", None), "ended", {})
+            ended = getattr(context, "ended_ranks", ())
             failures = {ranks[rank]: failure for rank, failure in result.failures.items() if rank not in ended}
             return RunResult(WorkerState.FAILED, failures=failures)
         return RunResult(WorkerState.SUCCEEDED, {ranks[rank]: value for rank, value in result.return_values.items()})

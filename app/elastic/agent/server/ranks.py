@@ -45,14 +45,15 @@ def alone(spec: WorkerSpec) -> Place:
     if spec.rdzv_handler is None:
         reservation = Reservation()
         reservation.release()  # nobody would do it later
-        return Place(0, 1, "127.0.0.1", reservation.port)
-    return place_at(spec.rdzv_handler.next_rendezvous())
+        return Place(0, 1, "127.0.0.1", spec.master_port or reservation.port)
+    return place_at(spec.rdzv_handler.next_rendezvous(), spec)
 
 
-def place_at(info: Any) -> Place:
+def place_at(info: Any, spec: WorkerSpec) -> Place:
     """The place that a handler of torch has found: its `RendezvousInfo`."""
     bootstrap = info.bootstrap_store_info
-    return Place(info.rank, info.world_size, bootstrap.master_addr, bootstrap.master_port, info.store)
+    port = spec.master_port or bootstrap.master_port
+    return Place(info.rank, info.world_size, bootstrap.master_addr, port, info.store)
 
 
 def workers_of(assignment: Assignment) -> list[Worker]:

@@ -1,0 +1,93 @@
+"""`LocalElasticAgent` with functions as workers, as the documentation's example has it."""
+
+from __future__ import annotations
+
+import os
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from reknit.elastic.agent.server.api import RunResult, WorkerSpec, WorkerState
+from reknit.elastic.agent.server.local_elastic_agent import LocalElasticAgent
+from reknit.elastic.rendezvous import RendezvousParameters
+from reknit.elastic.rendezvous.handler import ReknitRendezvousHandler
+from tests.leaks import nothing_left
+
+METHODS = ("spawn", "fork", "forkserver")
+
+
+def trainer(args: str) -> str:
+    return f"do train {args} {os.environ['RANK']}"
+
+
+def flaky(args: str) -> str:
+    if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+        raise ValueError("the first time")
+    return trainer(args)
+
+
+def reduced() -> int:
+    import torch
+    import torch.distributed as dist
+
+    dist.init_process_group("gloo")
+    total = torch.tensor([dist.get_rank() + 1])
+    dist.all_reduce(total)
+    dist.destroy_process_group()
+    return int(total.item())
+
+
+def spec(entrypoint: Any, *args: Any, **more: Any) -> WorkerSpec:
+    given: dict[str, Any] = {"role": "trainer", "local_world_size": 2, "max_restarts": 0, **more}
+    return WorkerSpec(entrypoint=entrypoint, args=args, **given)
+
+
+@pytest.fixture(autouse=True)
+def _nothing_is_left() -> Any:
+    LocalElasticAgent(spec(trainer, "x")).run()  # what is imported or made once in a process is no leak
+    with nothing_left():
+        yield
+
+
+@pytest.mark.parametrize("start_method", METHODS)
+def test_return_values(start_method: str) -> None:
+    """By global rank, with every start method. The macro in the arguments is replaced for functions as well."""
+    result = LocalElasticAgent(spec(trainer, "${local_rank}"), start_method).run()
+    assert not result.is_failed()
+    assert result.return_values == {0: "do train 0 0", 1: "do train 1 1"}
+
+
+@pytest.mark.parametrize("start_method", METHODS)
+def test_a_function_that_fails_is_started_again(start_method: str) -> None:
+    """The values are those of the round that succeeds."""
+    result = LocalElasticAgent(spec(flaky, "x", max_restarts=1), start_method).run()
+    assert result.return_values == {0: "do train x 0", 1: "do train x 1"}
+
+
+def test_the_exception_of_a_function_is_in_the_result() -> None:
+    """Nobody has to decorate a function: its error is recorded."""
+    result = LocalElasticAgent(spec(flaky, "x")).run()
+    assert result.is_failed()
+    assert "ValueError: the first time" in str(next(iter(result.failures.values())).message)
+
+
+def test_functions_of_two_agents_reduce(tmp_path: Path) -> None:
+    """Each agent returns the values of its own workers, under their global ranks."""
+    agents = []
+    for name in ("a", "b"):
+        params = RendezvousParameters(
+            "reknit", str(tmp_path), "job", 2, 2, local_addr="127.0.0.1", node_id=name, last_call_timeout=1
+        )
+        agents.append(
+            LocalElasticAgent(spec(reduced, rdzv_handler=ReknitRendezvousHandler(params), local_world_size=1))
+        )
+    results: list[RunResult] = []
+    threads = [threading.Thread(target=lambda agent: results.append(agent.run()), args=(agent,)) for agent in agents]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert [result.state for result in results] == [WorkerState.SUCCEEDED] * 2
+    assert dict(sorted((results[0].return_values | results[1].return_values).items())) == {0: 3, 1: 3}
