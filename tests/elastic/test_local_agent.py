@@ -6,6 +6,7 @@ import gc
 import json
 import os
 import signal
+import subprocess
 import sys
 import textwrap
 import threading
@@ -383,6 +384,21 @@ def test_a_keeper_that_is_killed_is_a_failure_like_another(tmp_path: Path) -> No
     thread.start()
     assert agent.run().state is WorkerState.SUCCEEDED
     thread.join()
+
+
+def test_a_program_that_is_killed_takes_its_workers_with_it(tmp_path: Path) -> None:
+    """torch leaves programs running."""
+    script = f"""
+        from reknit.elastic.agent.server.api import WorkerSpec
+        from reknit.elastic.agent.server.local_elastic_agent import LocalElasticAgent
+        args = ("-c", {WAITS!r}, {str(tmp_path / "pids")!r})
+        LocalElasticAgent(WorkerSpec("trainer", 2, entrypoint={sys.executable!r}, args=args)).run()
+    """
+    program = subprocess.Popen([sys.executable, "-c", textwrap.dedent(script)])
+    pids = read_pids(tmp_path / "pids", 2)
+    program.kill()
+    program.wait()
+    until(lambda: not any(is_alive(pid) for pid in pids), "the workers to end")
 
 
 def test_ten_agents_at_once() -> None:
