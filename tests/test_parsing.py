@@ -157,8 +157,8 @@ def test_what_means_nothing_on_this_node_ends_no_job() -> None:
     """torchrun goes on as well: one list may serve two systems, and nodes may have different numbers of workers."""
     assert config("--signals-to-handle=SIGNOPE,SIGTERM").signals == (signal.SIGTERM,)
     assert notices("--signals-to-handle=SIGNOPE,SIG_IGN,SIGTERM") == (
-        "--signals-to-handle=SIGNOPE,SIG_IGN,SIGTERM: without SIGNOPE, which is no signal of this system",
-        "--signals-to-handle=SIGNOPE,SIG_IGN,SIGTERM: without SIG_IGN, which is no signal of this system",
+        "--signals-to-handle=SIGNOPE,SIG_IGN,SIGTERM: SIGNOPE is no signal of this system, reknit leaves it out",
+        "--signals-to-handle=SIGNOPE,SIG_IGN,SIGTERM: SIG_IGN is no signal of this system, reknit leaves it out",
     )
     assert config("--local-ranks-filter=1,4").streams.shown == {1, 4}
     assert notices("--local-ranks-filter=0,4") == ("--local-ranks-filter=0,4: no worker of this node has local rank 4",)
