@@ -163,7 +163,7 @@ class Settings:
     """Number of workers on this node."""
     virtual_local_rank: bool = False
     """Each worker sees one GPU, as its device 0: LOCAL_RANK is 0, and CUDA_VISIBLE_DEVICES names that GPU alone."""
-    role: str = field(default="default", validator=_name(0))
+    role: str = field(default="default", validator=_name(1))
     """The role of this node's workers, as in torchelastic. Workers of one role have ranks of their own within it."""
     # The job, and where its nodes meet.
     terms: Terms = field(default=Terms(), validator=_a(Terms))

@@ -212,6 +212,8 @@ def test_several_nodes_have_a_rendezvous() -> None:
         ("--standalone --nnodes=2", "--nnodes=2: --standalone means one node"),
         ("--nnodes=2:1", "--nnodes=2:1: MIN:MAX with 0 < MIN <= MAX expected"),
         ("--nnodes=0", "--nnodes=0: MIN:MAX with 0 < MIN <= MAX expected"),
+        ("--nnodes=1:99999999999999999999", "--nnodes=1:99999999999999999999: at most 1000000 nodes expected"),
+        ("--role=", "--role=: must be a name of 1 to 1000 bytes"),
         ("--nnodes=1:1:1", "--nnodes=1:1:1: a number or MIN:MAX expected"),
         ("--nnodes=", "--nnodes=: a number or MIN:MAX expected"),
         ("-m --no-python", "--module and --no-python exclude each other"),
