@@ -1,12 +1,12 @@
 """Running agents from a program: in a thread of their own, or in an asyncio event loop.
 
-    result = launch(Settings(command=("python", "train.py"), local_world_size=2))
+    result = run(Settings(command=("python", "train.py"), local_world_size=2))
 
     with start(settings) as running:  # a notebook or a server: the agent lives in a thread
         running.leave()               # what SIGTERM is to `reknit run`
         result = running.join()
 
-    result = await launch_async(settings)
+    result = await run_async(settings)
 
 1. reknit takes no signal, does not write `os.environ`, and waits for no child process of the program.
 2. A child process, the keeper, holds the workers. If the program dies, however it dies, the keeper ends them and
@@ -165,7 +165,7 @@ def start(
     return running
 
 
-def launch(
+def run(
     settings: Settings,
     *,
     environ: Mapping[str, str] | None = None,
@@ -183,14 +183,14 @@ def launch(
     return result
 
 
-async def launch_async(
+async def run_async(
     settings: Settings,
     *,
     environ: Mapping[str, str] | None = None,
     say: Callable[[str], None] | None = None,
     observers: Iterable[Observer] = (),
 ) -> Result:
-    """`launch` as a coroutine, which never blocks the event loop. If it is cancelled, the workers are ended."""
+    """`run` as a coroutine, which never blocks the event loop. If it is cancelled, the workers are ended."""
     import asyncio  # slow to import, and loaded already where this is called
 
     opening = asyncio.ensure_future(asyncio.to_thread(Running, settings, environ=environ, say=say, observers=observers))

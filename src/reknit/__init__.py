@@ -3,7 +3,7 @@
 The front door for those who embed it. Importing it loads nothing else: each name is fetched when it is first asked for,
 so `reknit --version` stays cheap, and a program pays only for what it uses.
 
-    from reknit import Settings, launch       run an agent from a program
+    from reknit import Settings, run          run an agent from a program
     from reknit import Agent, Job, fold, step judge alone: no process, no thread, no clock
 
 `fold(job, entry)` is the job that all agents share; `step(agent, event)` is one node's agent. See `reknit.core`.
@@ -18,7 +18,7 @@ TYPE_CHECKING = (
 if TYPE_CHECKING:
     from .adapters.loop import Loop, Ports
     from .adapters.ports import CannotStart
-    from .app.launch import Running, launch, launch_async, start
+    from .app.launch import Running, run, run_async, start
     from .app.settings import Meeting, Settings
     from .app.wire import Prevented
     from .core.agent.agent import Agent, Spec
@@ -46,8 +46,8 @@ __all__ = [
     "Terms",
     "__version__",
     "fold",
-    "launch",
-    "launch_async",
+    "run",
+    "run_async",
     "start",
     "step",
 ]
@@ -69,8 +69,8 @@ _HOME = {
     "Step": "core.agent.step",
     "Terms": "core.job.entries",
     "fold": "core.job.fold",
-    "launch": "app.launch",
-    "launch_async": "app.launch",
+    "run": "app.launch",
+    "run_async": "app.launch",
     "start": "app.launch",
     "step": "core.agent.step",
 }
