@@ -15,13 +15,16 @@
 4. A program such as a daemon may have closed descriptors 0, 1 or 2. reknit opens /dev/null in their place. Otherwise
    its own descriptors would get these numbers, and what the program prints would go there. /dev/null stays open when
    the agent has ended, because the program may use it by then.
+5. Workers write to the descriptors 1 and 2. If the program has replaced `sys.stdout` or `sys.stderr`, as a notebook
+   does, their output goes to these objects (`printing.py`).
 """
 
 from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from contextlib import asynccontextmanager
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
@@ -30,6 +33,7 @@ from reknit.adapters.clock import Clock
 from reknit.adapters.keeper.boot import open_standard
 from reknit.adapters.loop import Loop, Observer
 from reknit.adapters.ports import CannotStart
+from reknit.adapters.printing import Printing
 from reknit.core.agent.agent import Agent
 from reknit.core.agent.commands import Result
 
@@ -61,7 +65,8 @@ class Running:
         `observers`: called after every step, in the thread that runs the agent.
 
         For a job with several nodes, this may wait some seconds for the store. Raises `Prevented` if the agent cannot
-        begin, and `CannotStart` if no keeper can be started or a limit of the machine is met.
+        begin, `CannotStart` if no keeper can be started or a limit of the machine is met, and `FunctionError` if the
+        function of the settings cannot be a worker.
         """
         self._owner = os.getpid()
         self._thread: shells.LoopThread | None = None
@@ -69,15 +74,22 @@ class Running:
         open_standard()  # rule 4 above
         self._clock = Clock()
         self._wishes = shells.Wishes(self._clock)
+        try:
+            self._printing = Printing()
+        except CannotStart:
+            self._clock.close()
+            raise
         world = World(
             clock=self._clock,
             requests=self._wishes,
             environ=dict(os.environ if environ is None else environ),
             say=say or _drop,
+            console=self._printing.console,
         )
         try:
             self._wired = wired = wire(settings, world, os.urandom(8).hex())
         except BaseException:
+            self._printing.close()
             self._clock.close()
             raise
         try:
@@ -110,6 +122,19 @@ class Running:
             raise RuntimeError("the agent was not started by this process")
         return self._thread.join(timeout_s)
 
+    def values(self) -> dict[int, object]:
+        """What the workers of this node have returned, by global rank: None for a worker that is a program. Empty
+        unless the job has succeeded. To be called before `close`. Raises `FunctionError` if a value cannot be read in
+        this process."""
+        if self._is_closed or os.getpid() != self._owner:
+            raise RuntimeError("the values are gone with the agent: ask for them before it is closed")
+        result = self.loop.result
+        if result is None or not result.return_values:
+            return {}
+        returned = self._wired.keeper.values(self.loop.agent.job.round)
+        # The ranks of one node are contiguous, in the order of its local ranks.
+        return {rank: returned.get(local_rank) for local_rank, rank in enumerate(sorted(result.return_values))}
+
     async def run_async(self) -> Result:
         """Run the agent in the event loop that calls this. Raises as `join` does. If this coroutine is cancelled, the
         workers run on. Then call `leave` and run it again, or call `close`."""
@@ -140,6 +165,7 @@ class Running:
         try:
             self._wired.close()
         finally:
+            self._printing.close()
             self._clock.close()
 
     def __enter__(self) -> Self:
@@ -191,6 +217,20 @@ async def run_async(
     observers: Iterable[Observer] = (),
 ) -> Result:
     """`run` as a coroutine, which never blocks the event loop. If it is cancelled, the workers are ended."""
+    async with opened_async(settings, environ=environ, say=say, observers=observers) as running:
+        return await running.run_async()
+
+
+@asynccontextmanager
+async def opened_async(
+    settings: Settings,
+    *,
+    environ: Mapping[str, str] | None = None,
+    say: Callable[[str], None] | None = None,
+    observers: Iterable[Observer] = (),
+) -> AsyncIterator[Running]:
+    """A context with an agent that does not run yet. It is opened and closed in a thread, so that the event loop is not
+    blocked. Arguments and errors are those of `Running`."""
     import asyncio  # slow to import, and loaded already where this is called
 
     opening = asyncio.ensure_future(asyncio.to_thread(Running, settings, environ=environ, say=say, observers=observers))
@@ -202,7 +242,7 @@ async def run_async(
         await asyncio.wait([opening])
         raise
     try:
-        return await running.run_async()
+        yield running
     finally:
         await asyncio.shield(asyncio.to_thread(running.close))
 

@@ -20,8 +20,10 @@ if TYPE_CHECKING:
 
 
 class Calling:
-    def __init__(self, start_method: str) -> None:
+    def __init__(self, start_method: str, function: Function | None) -> None:
+        """`function`: what each worker of a `StartWorkers` calls. None: these workers run a command line."""
         self.start_method = start_method
+        self._function = function
         self._calls: Calls | None = None
         """The functions of the round that was started last. None: its workers are programs."""
 
@@ -33,6 +35,11 @@ class Calling:
         `takes_files`: the keeper can be given open files. Raises `FunctionError`, and `OSError` if no descriptor is
         free."""
         self.close()
+        if self._function is not None and isinstance(command, StartWorkers):
+            workers = command.assignment.workers
+            functions = {worker.local_rank: self._function for worker in workers}
+            processes = tuple(Process(worker.local_rank, worker.rank, ()) for worker in workers)
+            command = StartProcesses(command.round, processes, command.assignment)
         if not functions or not isinstance(command, StartProcesses):
             return command
         from .functions import Calls, FunctionError

@@ -65,6 +65,7 @@ class Keeper:
         has_said: Callable[[], bool] = lambda: True,
         consoles: Mapping[int, Console] = EMPTY,
         on_death: Callable[[], None] = lambda: None,
+        function: Function | None = None,
         start_method: str = "spawn",
     ) -> None:
         """Starts a keeper at once. Raises `CannotStart`.
@@ -74,9 +75,10 @@ class Keeper:
         `say`: shows a line while no keeper with a console is ready. `has_said`: whether all these lines are written.
         `consoles`: needed if the keeper has no console. By stream (1 and 2), where the workers' output goes.
         `on_death`: called when a keeper has died, before the next one is started.
+        `function`: what each worker of a `StartWorkers` calls. None: these workers run the command line of `configure`.
         `start_method`: how workers that are functions are started.
         """
-        self._calling = Calling(start_method)
+        self._calling = Calling(start_method, function)
         self._clock = clock
         self._configure = configure
         self._nonce = nonce

@@ -167,6 +167,13 @@ class Calls:
 # ---- what can be a worker ----
 
 
+def verify(function: Function, start_method: str) -> None:
+    """Raises `FunctionError` if this function cannot be a worker. Starts nothing."""
+    Calls(0, {0: function}, start_method).close()
+    if start_method != "fork":
+        _told()
+
+
 def check(fn: Callable[..., object]) -> None:
     """Raises `FunctionError` for a function that does nothing when it is called."""
     for is_one, what in (

@@ -22,7 +22,7 @@ from attrs import frozen
 
 from reknit.core.agent.commands import ReservePort, StartWorkers, StopWorkers
 from reknit.core.agent.events import PortReserved, WorkersExited, WorkersStarted, WorkersStopped
-from reknit.core.job.ranks import WorkerRanks
+from reknit.core.job.ranks import Assignment, WorkerRanks
 from reknit.core.text.codec import CodecError, decode, encode
 
 from .streams import StreamSettings
@@ -78,6 +78,9 @@ class StartProcesses:
 
     round: int
     processes: tuple[Process, ...]
+    assignment: Assignment | None = None
+    """The ranks of the workers. The keeper makes the variables and the error file of each worker from them, as for
+    `StartWorkers`. None: each `Process` says everything."""
     descriptors: int = 0
     """Number of open files that were sent before this message, beside the stream (`parcels.py`)."""
 

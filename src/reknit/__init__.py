@@ -3,6 +3,7 @@
 The front door for those who embed it. Importing it loads nothing else: each name is fetched when it is first asked for,
 so `reknit --version` stays cheap, and a program pays only for what it uses.
 
+    from reknit import launch                 run a function or a script on several workers
     from reknit import Settings, run          run an agent from a program
     from reknit import Agent, Job, fold, step judge alone: no process, no thread, no clock
 
@@ -16,8 +17,10 @@ TYPE_CHECKING = (
     False  # type checkers take it for true under this name; importing `typing` would cost more than the rest
 )
 if TYPE_CHECKING:
+    from .adapters.keeper.functions import FunctionError
     from .adapters.loop import Loop, Ports
     from .adapters.ports import CannotStart
+    from .app.friendly import JobFailed, launch, launch_async, report_lines
     from .app.launch import Running, run, run_async, start
     from .app.settings import Meeting, Settings
     from .app.wire import Prevented
@@ -32,7 +35,9 @@ __all__ = [
     "Admission",
     "Agent",
     "CannotStart",
+    "FunctionError",
     "Job",
+    "JobFailed",
     "Loop",
     "Meeting",
     "Ports",
@@ -46,6 +51,9 @@ __all__ = [
     "Terms",
     "__version__",
     "fold",
+    "launch",
+    "launch_async",
+    "report_lines",
     "run",
     "run_async",
     "start",
@@ -56,7 +64,9 @@ _HOME = {
     "Admission": "core.job.entries",
     "Agent": "core.agent.agent",
     "CannotStart": "adapters.ports",
+    "FunctionError": "adapters.keeper.functions",
     "Job": "core.job.job",
+    "JobFailed": "app.friendly",
     "Loop": "adapters.loop",
     "Meeting": "app.settings",
     "Ports": "adapters.loop",
@@ -69,6 +79,9 @@ _HOME = {
     "Step": "core.agent.step",
     "Terms": "core.job.entries",
     "fold": "core.job.fold",
+    "launch": "app.friendly",
+    "launch_async": "app.friendly",
+    "report_lines": "app.friendly",
     "run": "app.launch",
     "run_async": "app.launch",
     "start": "app.launch",
