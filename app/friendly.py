@@ -166,6 +166,7 @@ def _settings(
         given["OMP_NUM_THREADS"] = "1"  # as in `reknit run`: torch would start a thread per core in every worker
     fields: dict[str, Any] = {"run_id": run_id} if run_id else {}
     if callable(entry):
+        given["PYTHONUNBUFFERED"] = "1"  # what a worker prints appears at once, as that of a script does
         fields |= {"function": entry, "args": tuple(args)}
     else:
         fields["command"] = _command(entry, tuple(args))

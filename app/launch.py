@@ -30,6 +30,7 @@ from typing import TYPE_CHECKING, Self
 
 from reknit.adapters import shells
 from reknit.adapters.clock import Clock
+from reknit.adapters.console import LAST_WORDS_S, Console
 from reknit.adapters.keeper.boot import open_standard
 from reknit.adapters.loop import Loop, Observer
 from reknit.adapters.ports import CannotStart
@@ -79,18 +80,20 @@ class Running:
         except CannotStart:
             self._clock.close()
             raise
+        self._console = Console(self._printing.console[1])
+        """Where lines go while no keeper can show them, unless the program wants them itself."""
         world = World(
             clock=self._clock,
             requests=self._wishes,
             environ=dict(os.environ if environ is None else environ),
-            say=say or _drop,
+            say=say or self._console.say,
+            has_said=lambda: self._console.flush(0.0),
             console=self._printing.console,
         )
         try:
             self._wired = wired = wire(settings, world, os.urandom(8).hex())
         except BaseException:
-            self._printing.close()
-            self._clock.close()
+            self._close_own()
             raise
         try:
             for note in wired.notes:
@@ -165,8 +168,12 @@ class Running:
         try:
             self._wired.close()
         finally:
-            self._printing.close()
-            self._clock.close()
+            self._close_own()
+
+    def _close_own(self) -> None:
+        self._console.close(LAST_WORDS_S)
+        self._printing.close()
+        self._clock.close()
 
     def __enter__(self) -> Self:
         return self
@@ -250,7 +257,3 @@ async def opened_async(
 def _close_opened(opening: Future[Running]) -> None:
     if not opening.cancelled() and opening.exception() is None:
         opening.result().close()
-
-
-def _drop(line: str) -> None:
-    """Does nothing with a line that comes while there is no keeper: the program has not asked for lines."""

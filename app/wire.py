@@ -51,7 +51,7 @@ class World:
     has_said: Callable[[], bool] = lambda: True
     """Whether every line that `say` was given is written. Until then no later line goes to the keeper. Never waits."""
     console: tuple[int, int] = (1, 2)
-    """The descriptors of this process that become stdout and stderr of a keeper started by exec."""
+    """The descriptors of this process that become stdout and stderr of its keepers."""
     start: Start | None = None
     """Starts the first keeper. None: it is started by exec on this host."""
     restart: Start | None = None
@@ -155,6 +155,7 @@ def open_keeper(settings: Settings, world: World, nonce: str, *, mark: str) -> K
         cwd=working_folder(),
         stdin=None if settings.stdin is None else settings.stdin.decode("latin-1"),
         streams=settings.streams,
+        relays=world.console != (1, 2),
         log_base=settings.log_dir,
         master_port=settings.master_port,
         virtual_local_rank=settings.virtual_local_rank,
@@ -171,4 +172,5 @@ def open_keeper(settings: Settings, world: World, nonce: str, *, mark: str) -> K
         on_death=world.on_keeper_death,
         function=function,
         start_method=settings.start_method,
+        console=world.console,
     )

@@ -161,6 +161,28 @@ def makes_daemon_child() -> int:
     return child.exitcode or 0
 
 
+def told_by_the_system(path: str) -> tuple[list[int], list[int], int, bool]:
+    """Signals that are ignored and that have a handler, the process group, and whether a file of the host is open."""
+    ignored = [s for s in signal.valid_signals() if signal.getsignal(s) is signal.SIG_IGN]
+    handled = [s for s in signal.valid_signals() if callable(signal.getsignal(s))]
+    return list(map(int, ignored)), list(map(int, handled)), os.getpgid(0) - os.getpid(), path in open_files()
+
+
+def ancestry() -> tuple[int, int, list[str]]:
+    """The parent's pid, the agent's pid, and which modules were there before this function was called."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    return os.getppid(), parent.pid or 0, sorted(sys.modules)
+
+
+def is_same_memory() -> int:
+    """The same in each worker that was forked from one process that has imported this module."""
+    return COUNTER
+
+
+COUNTER = os.getpid()
+
+
 def sum_of_ranks() -> float:
     """The workers add their ranks up by gloo."""
     import torch

@@ -38,6 +38,7 @@ class Kept:
         how: str | Start = "exec",
         restart: Start | None = None,
         is_remote: bool = False,
+        start_method: str = "spawn",
         **configure: Any,
     ) -> None:
         """`is_remote`: the keeper has no console. The output crosses the wire, and the client writes it to the file."""
@@ -62,6 +63,7 @@ class Kept:
                 say=self.said.append,
                 has_said=lambda: self.has_said,
                 consoles=self.consoles,
+                start_method=start_method,
             )
         except BaseException:
             self._let_go()

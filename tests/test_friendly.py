@@ -26,6 +26,8 @@ from tests.alone import run_alone
 from tests.leaks import children, nothing_left
 from tests.waiting import PATIENCE_S, read_pids, until
 
+START_METHODS = ("spawn", "fork", "forkserver")
+
 
 def quiet(line: str) -> None:
     """For jobs whose lines nobody needs to see."""
@@ -52,18 +54,22 @@ def test_each_worker_calls_the_function_and_its_value_comes_back() -> None:
     assert launch(called.told, ("RANK",), nproc=3) == {rank: (str(rank), rank, 0) for rank in range(3)}
 
 
-def test_workers_form_a_process_group() -> None:
+@pytest.mark.parametrize("start_method", START_METHODS)
+def test_workers_form_a_process_group(start_method: str) -> None:
     """What the workers are for: they meet at the address in their environment."""
-    assert launch(called.sum_of_ranks, nproc=2) == {0: 1.0, 1: 1.0}
+    assert launch(called.sum_of_ranks, nproc=2, start_method=start_method, say=quiet) == {0: 1.0, 1: 1.0}
 
 
-def test_a_failure_starts_all_workers_again() -> None:
-    """As often as `max_restarts` allows. The values are those of the last round."""
+@pytest.mark.parametrize("start_method", START_METHODS)
+def test_a_failure_starts_all_workers_again(start_method: str) -> None:
+    """As often as `max_restarts` allows. The values are those of the last round, which has a port of its own."""
     lines: list[str] = []
-    values = launch(called.fail_first, nproc=2, max_restarts=1, say=lines.append)
+    values = launch(called.fail_first, nproc=2, max_restarts=1, start_method=start_method, say=lines.append)
     assert values == {0: "1", 1: "1"}
     assert any("restart 1 of 1" in line for line in lines)
     assert lines[-1].startswith("reknit: round 1")
+    first, second = (line.rpartition(":")[2] for line in lines if "master" in line)
+    assert len({"0", first, second}) == 3
 
 
 def test_a_job_that_fails_raises_its_report() -> None:
@@ -156,11 +162,13 @@ def test_a_wrong_argument_is_named(entry: Any, more: dict[str, Any], said: str) 
 # ---- where it is called ----
 
 
-def test_the_output_goes_to_the_programs_own_objects() -> None:
-    """A notebook has replaced `sys.stdout`. All that workers have written is there when the call returns."""
+@pytest.mark.parametrize("start_method", START_METHODS)
+def test_the_output_goes_to_the_programs_own_objects(start_method: str) -> None:
+    """A notebook has replaced `sys.stdout`. All that workers have written is there when the call returns, in whole
+    lines."""
     out, err = io.StringIO(), io.StringIO()
     with redirect_stdout(out), redirect_stderr(err):
-        launch(called.speak, ("to out", "to err"), nproc=2)
+        launch(called.speak, ("to out", "to err"), nproc=2, start_method=start_method)
     assert out.getvalue() == "to out\n" * 2
     assert err.getvalue().count("to err\n") == 2
     assert err.getvalue().startswith("reknit: round 0")
@@ -209,6 +217,12 @@ def test_an_interrupt_from_the_keyboard(tmp_path: Path) -> None:
         launch(called.note_and_pause, (str(tmp_path / "pids"),), say=quiet)
     thread.join()
     assert not children()
+
+
+def test_a_closure_under_fork() -> None:
+    """What cannot be pickled can be called by a fork."""
+    local = threading.Lock()
+    assert launch(lambda: (local.locked(), 1), start_method="fork", say=quiet) == {0: (False, 1)}
 
 
 def test_inside_a_running_event_loop() -> None:

@@ -306,7 +306,7 @@ def test_a_keeper_collects_its_garbage(how: str) -> None:
             gc.disable()
             os.waitpid(start.by_fork().pid, 0)
         else:
-            sys.argv[1:] = ["", str(os.dup(0)), "0"]
+            sys.argv[1:] = ["", str(os.dup(0)), "0", "-"]
             boot.main()
     """
     assert run_alone(script, how) == "collects"

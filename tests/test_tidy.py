@@ -102,7 +102,10 @@ def test_only_public_modules_are_imported(path: Path) -> None:
     assert found - {"__future__"} == PRIVATE_FOR_NOW.get(name(path), set())
 
 
-@pytest.mark.parametrize("path", HOUSE, ids=name)
+WRITES_ENVIRONMENT = {"adapters/keeper/forking.py": "a forked worker has no other way to get its own"}
+
+
+@pytest.mark.parametrize("path", [p for p in HOUSE if name(p) not in WRITES_ENVIRONMENT], ids=name)
 def test_the_environment_is_never_written(path: Path) -> None:
     """It belongs to the host process: what a worker or a server needs goes along with its start."""
     for node in ast.walk(ast.parse(path.read_text())):

@@ -66,9 +66,10 @@ class Keeper:
         consoles: Mapping[int, Console] = EMPTY,
         on_death: Callable[[], None] = lambda: None,
         function: Function | None = None,
+        console: tuple[int, int] = (1, 2),
         start_method: str = "spawn",
     ) -> None:
-        """Starts a keeper at once. Raises `CannotStart`.
+        """Starts a keeper at once, unless `start_method` is fork. Raises `CannotStart`.
 
         `nonce`: the agent's nonce, for the event `Started`.
         `start`: starts the first keeper. `restart`: starts every later one. None: as the first.
@@ -76,9 +77,10 @@ class Keeper:
         `consoles`: needed if the keeper has no console. By stream (1 and 2), where the workers' output goes.
         `on_death`: called when a keeper has died, before the next one is started.
         `function`: what each worker of a `StartWorkers` calls. None: these workers run the command line of `configure`.
-        `start_method`: how workers that are functions are started.
+        `start_method`: how workers that are functions are started. fork: each start of such workers starts a keeper,
+        as a fork of this process, and waits for the end of the last one. `console`: the stdout and stderr of a fork.
         """
-        self._calling = Calling(start_method, function)
+        self._calling = Calling(start_method, function, console)
         self._clock = clock
         self._configure = configure
         self._nonce = nonce
@@ -105,6 +107,10 @@ class Keeper:
         self._owes_port = False
         """The loop has asked for another port and was not answered."""
         abandon_in_forks(self)
+        if self._calling.forks:
+            self._has_started = True
+            self._pending.append(Started(clock.now(), nonce, self._reserve()))
+            return
         try:
             self._begin(start)
         except OSError as error:
@@ -128,13 +134,24 @@ class Keeper:
         takes_files = isinstance(self._keeper, NoKeeper) or self._keeper.line.takes_files
         message = self._calling.message(command, functions, takes_files=takes_files)
         self._round, self._port = Staff(command), 0
-        if isinstance(self._keeper, NoKeeper):
+        if (start := self._calling.start) is not None:
+            self._fork(start)
+        elif isinstance(self._keeper, NoKeeper):
             self._failures = 0
             self._replace()
         if isinstance(self._keeper, NoKeeper):
             self._fail(f"cannot start the keeper of this node's workers: {self._keeper.why}", only_first=True)
         else:
             self._keeper.tell(message)
+
+    def _fork(self, start: Start) -> None:
+        """Start a keeper that has the functions of the round, in the place of the last one."""
+        if (line := self._let_go("the keeper of the last round was ended")) is not None:
+            line.shut_down(_CLOSE_S)
+        try:
+            self._begin(start)
+        except OSError as error:
+            self._keeper = NoKeeper(cause(error))
 
     def pids(self, round_: int) -> Mapping[int, int]:
         """The workers' processes by local rank. Empty before `WorkersStarted` of the round, and after the next one."""
@@ -145,11 +162,15 @@ class Keeper:
         `FunctionError` if such a value cannot be read in this process."""
         return self._calling.values(round_)
 
+    def _reserve(self) -> int:
+        """fork: another bootstrap port, which this process reserves. Otherwise 0, because the keepers reserve them."""
+        return self._calling.port(self._used_ports, self._configure.master_port) if self._calling.forks else 0
+
     def stop(self, command: StopWorkers) -> None:
         round_ = self._round
         if isinstance(self._keeper, NoKeeper):
             self._round = None
-            self._pending.append(WorkersStopped(self._clock.now(), command.round, 0))
+            self._pending.append(WorkersStopped(self._clock.now(), command.round, self._reserve()))
             return
         if round_ is not None and round_.number == command.round:
             is_ready = isinstance(self._keeper, ReadyKeeper)
@@ -166,7 +187,7 @@ class Keeper:
 
     def renew_port(self) -> None:
         if isinstance(self._keeper, NoKeeper):
-            self._pending.append(PortReserved(self._clock.now(), 0))
+            self._pending.append(PortReserved(self._clock.now(), self._reserve()))
         else:
             self._owes_port = True
             self._keeper.tell(ReservePort())
@@ -262,6 +283,8 @@ class Keeper:
             self._pending.append(Started(now, self._nonce, ready.port))
 
     def _noted(self, event: Event) -> Event:
+        if self._calling.forks and isinstance(event, WorkersStopped | PortReserved):
+            event = evolve(event, port=self._reserve())  # this keeper will not live to see the next round
         match event:
             case WorkersExited(_, _, exits) if self._round is not None:
                 event = self._calling.judged(event, self._round.running)

@@ -39,7 +39,19 @@ class Passed:
         return self._number
 
 
-class Worker(process.BaseProcess):
+class Started(process.BaseProcess):
+    """A process that `multiprocessing` has set up, and that another process than the agent has started."""
+
+    def _bootstrap(self, parent_sentinel: int | None = None) -> int:
+        """`multiprocessing` calls this in the worker. `parent_sentinel` must be readable when the agent has ended."""
+        if parent_sentinel is not None:
+            os.close(parent_sentinel)  # it is the file from which this process was told what to do
+        inherited, me = super(), self  # type: tuple[Any, Any]  # the stubs have no such names
+        status: int = inherited._bootstrap(_pidfd(me._parent_pid))
+        return status
+
+
+class Worker(Started):
     """The process of one function, made by the agent. The keeper starts it."""
 
     def __init__(self, start_method: str, file: int, load: Callable[[], tuple[Callable[..., object], Any]]) -> None:
@@ -51,14 +63,6 @@ class Worker(process.BaseProcess):
         self._file = file
         self._load = load
         self._own_pid = 0
-
-    def _bootstrap(self, parent_sentinel: int | None = None) -> int:
-        """`multiprocessing` calls this in the worker. `parent_sentinel` must be readable when the agent has ended."""
-        if parent_sentinel is not None:
-            os.close(parent_sentinel)  # it is the file from which this process was told what to do
-        inherited, me = super(), self  # type: tuple[Any, Any]  # the stubs have no such names
-        status: int = inherited._bootstrap(_pidfd(me._parent_pid))
-        return status
 
     def run(self) -> None:
         """Call the function, and write down what became of it. Raises what the function raises."""
@@ -113,6 +117,16 @@ class Worker(process.BaseProcess):
                 json.dump({"message": {"message": said, "extraInfo": extra}}, file)
         except OSError:
             pass  # a full disk, for example: the traceback on stderr says the same
+
+
+class Held:
+    """A function with its arguments, in the memory that a forked worker has inherited."""
+
+    def __init__(self, function: Callable[..., object], args: Any) -> None:
+        self._called = function, args
+
+    def __call__(self) -> tuple[Callable[..., object], Any]:
+        return self._called
 
 
 class Payload:

@@ -19,7 +19,7 @@ import pickle
 import sys
 from collections import ChainMap
 from collections.abc import Callable, Mapping
-from multiprocessing import context, resource_tracker, spawn
+from multiprocessing import context, forkserver, resource_tracker, spawn
 from multiprocessing.reduction import ForkingPickler
 from typing import Any, ClassVar
 
@@ -29,8 +29,11 @@ from reknit.core.agent.events import WorkerExit, WorkersExited
 from reknit.core.job.entries import WorkerFailure
 from reknit.core.job.ranks import WorkerRanks
 
-from .function_main import RETURNED, Passed, Payload, Worker
+from .forking import cuda_is_initialized, fork_keeper
+from .forkserver_main import Server
+from .function_main import RETURNED, Held, Passed, Payload, Worker
 from .parcels import Parcel
+from .start import Keeping
 from .wire import Process, StartProcesses
 
 _TOLD, _FILE, _PAYLOAD, _TRACKER, _FIRST = 10, 11, 12, 13, 14
@@ -85,10 +88,22 @@ class Calls:
         """By local rank: the worker's file. It stays open until `close`."""
         self._packed: dict[object, _Packed] = {}
         self._which: dict[int, _Packed] = {}
+        self._server_file = -1
+        # Without a subreaper, the workers of a fork server could not become children of the keeper.
+        self._has_server = start_method == "forkserver" and sys.platform == "linux"
+        self._functions = dict(functions) if start_method == "fork" else {}
+        """Those that are not pickled."""
+        if start_method == "fork" and cuda_is_initialized():
+            raise FunctionError(
+                "CUDA is initialised in this process, so its forks could not use it: use start method spawn"
+            )
         try:
             for local_rank, function in functions.items():
                 self._files[local_rank] = _new_file()
-                self._which[local_rank] = self._pack(function)
+                if start_method == "fork":
+                    check(function.fn)
+                else:
+                    self._which[local_rank] = self._pack(function)
         except BaseException:
             self.close()
             raise
@@ -99,6 +114,15 @@ class Calls:
             check(function.fn)
             self._packed[key] = _pack(function)
         return self._packed[key]
+
+    def fork_keeper(self, console: tuple[int, int]) -> Keeping:
+        """Start a keeper that is a fork of this process, and whose workers call these functions. `console`: the
+        descriptors that become its stdout and stderr. Raises `OSError`."""
+        workers = {
+            local_rank: Worker("fork", self._files[local_rank], Held(function.fn, function.args))
+            for local_rank, function in self._functions.items()
+        }
+        return fork_keeper(workers, self._files, console)
 
     def parcel(self, command: StartProcesses) -> Parcel:
         """The command and the files that a keeper needs to start these functions."""
@@ -115,10 +139,23 @@ class Calls:
             if tracker >= 0:
                 numbers[_TRACKER] = tracker
             sent += [fd for fd in dict.fromkeys(numbers.values()) if fd not in sent]
-            argv = spawn.get_command_line(tracker_fd=_TRACKER if tracker >= 0 else None, pipe_handle=_TOLD)
             descriptors = tuple((number, sent.index(fd)) for number, fd in numbers.items())
-            processes.append(evolve(process, argv=tuple(map(os.fsdecode, argv)), descriptors=descriptors))
-        return Parcel(evolve(command, processes=tuple(processes), descriptors=len(sent)), sent)
+            argv = () if self._has_server else _command_line(tracker)
+            processes.append(evolve(process, argv=argv, descriptors=descriptors))
+        command = evolve(command, processes=tuple(processes))
+        if self._has_server:
+            command = evolve(command, fork_server=self._server(told, tracker, sent))
+        return Parcel(evolve(command, descriptors=len(sent)), sent)
+
+    def _server(self, told: bytes, tracker: int, sent: list[int]) -> Process:
+        """The fork server for these functions."""
+        self._server_file = _new_file()
+        preload = getattr(getattr(forkserver, "_forkserver", None), "_preload_modules", None) or ()
+        _write(self._server_file, told, Server(preload, _TOLD))
+        numbers = {_TOLD: self._server_file} | ({_TRACKER: tracker} if tracker >= 0 else {})
+        sent += [fd for fd in numbers.values() if fd not in sent]
+        descriptors = tuple((number, sent.index(fd)) for number, fd in numbers.items())
+        return Process(-1, -1, _command_line(tracker), descriptors=descriptors)
 
     def release(self) -> None:
         """Close what the keeper has by now. The workers' files stay open. May be repeated."""
@@ -126,6 +163,9 @@ class Calls:
             for fd in (packed.file, *packed.descriptors):
                 os.close(fd)
         self._packed, self._which = {}, {}
+        if self._server_file >= 0:
+            os.close(self._server_file)
+            self._server_file = -1
 
     def judged(self, event: WorkersExited, workers: Mapping[int, WorkerRanks | Process]) -> WorkersExited:
         """The event, in which a process that has ended well without a value is a failure. `workers`: by local rank."""
@@ -300,7 +340,13 @@ def _told() -> bytes:
         ) from None
 
 
-def _write(file: int, told: bytes, worker: Worker) -> None:
+def _command_line(tracker: int) -> tuple[str, ...]:
+    """The command line of a new interpreter that does what it is told by its descriptor `_TOLD`."""
+    argv = spawn.get_command_line(tracker_fd=_TRACKER if tracker >= 0 else None, pipe_handle=_TOLD)
+    return tuple(map(os.fsdecode, argv))
+
+
+def _write(file: int, told: bytes, worker: Worker | Server) -> None:
     with _as_spawning(_Spawning()):
         data = bytes(ForkingPickler.dumps(worker))
     with open(file, "wb", closefd=False) as opened:

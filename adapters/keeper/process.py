@@ -20,7 +20,7 @@ import os
 import select
 import signal
 import sys
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 from reknit.adapters.children import become_subreaper, pidfd_of
 from reknit.adapters.clock import Clock, is_readable
@@ -57,6 +57,9 @@ from .wire import (
     Unusable,
 )
 
+if TYPE_CHECKING:
+    from .forking import Forks
+
 _IGNORED = (
     signal.SIGHUP,
     signal.SIGINT,
@@ -74,12 +77,15 @@ _SWEEP_S = 5.0
 _BUG, _OS_ERROR = 70, 71
 
 
-def keep(stream: Stream, agent_pid: int, *, has_console: bool, parcels: int = -1) -> NoReturn:
+def keep(
+    stream: Stream, agent_pid: int, *, has_console: bool, parcels: int = -1, forks: Forks | None = None
+) -> NoReturn:
     """Be the keeper of the agent at the other end of `stream`. Never returns: the process ends here.
 
     `agent_pid`: the agent's process, which is the parent of this one. 0: the agent runs on another host.
     `has_console`: descriptors 1 and 2 are the console. If False, the workers' output crosses the stream.
     `parcels`: the descriptor of the socket by which the agent sends open files. -1: it sends none.
+    `forks`: the workers that are forks of this process. None: every worker is started by exec.
     """
     inherited = {s for s in _IGNORED if signal.getsignal(s) is signal.SIG_IGN}
     signal.set_wakeup_fd(-1)
@@ -98,7 +104,7 @@ def keep(stream: Stream, agent_pid: int, *, has_console: bool, parcels: int = -1
         # The workers do not ignore what the keeper ignores. SIGTTOU is the exception: workers run in the background of
         # a terminal, and after `stty tostop` the first line that a worker writes would stop it.
         given_back = {*_IGNORED} - inherited - {signal.SIGTTOU}
-        keeper = Keeper(stream, agent_pid, has_console, given_back, Receiver(parcels))
+        keeper = Keeper(stream, agent_pid, has_console, given_back, Receiver(parcels), forks)
     except OSError as error:  # a limit of the operator's, not a bug
         stream.send(Unusable(f"the keeper of this node's workers cannot be started: {error.strerror}"))
         os._exit(_OS_ERROR)
@@ -131,10 +137,12 @@ class Keeper:
         has_console: bool,
         given_back: set[signal.Signals],
         receiver: Receiver,
+        forks: Forks | None,
     ) -> None:
         self._clock = Clock()
         self._stream = stream
         self._receiver = receiver
+        self._forks = forks
         self._given_back = given_back
         self._agent_fd = pidfd_of(agent_pid) if agent_pid else -1
         self._is_gone = agent_pid != 0 and os.getppid() != agent_pid
@@ -259,9 +267,11 @@ class Keeper:
             port=wanted.port,
             master_port=wanted.master_port,
             virtual_local_rank=wanted.virtual_local_rank,
+            forks=self._forks,
             stdin=None if wanted.stdin is None else wanted.stdin.encode("latin-1"),
             stdout=stdout,
             stderr=stderr,
+            relays=wanted.relays,
         )
         try:
             port = self._workers.reserve_port()

@@ -31,6 +31,8 @@ from .wire import StartProcesses, workers_of
 if TYPE_CHECKING:
     from reknit.adapters.ports import Clock
 
+    from .forking import Forks
+
 _AT_ONCE = 0.0
 _LAST_LINES = 20
 """Number of a worker's last lines that the report of its failure holds."""
@@ -83,8 +85,10 @@ class Processes:
         stdin: bytes | None = None,
         stdout: int = 1,
         stderr: int = 2,
+        relays: bool = False,
         master_port: int = 0,
         virtual_local_rank: bool = False,
+        forks: Forks | None = None,
     ) -> None:
         """`log_dir`: a worker's files are in `<log_dir>/round_<round>/<local_rank>/`. Empty: there are no files.
         `own_children`: True if every child of this process belongs to the job. Then strays are ended as well.
@@ -93,12 +97,13 @@ class Processes:
         `used_ports`: bootstrap ports that are not reserved again.
         `port`: the bootstrap port to reserve first, if it is free. 0: any port.
         `stdin`: what each worker reads from its standard input. None: workers inherit that of this process.
-        `stdout`, `stderr`: the descriptors of the console.
+        `stdout`, `stderr`: the descriptors of the console. `relays`: see `Streams`.
         `master_port`: the bootstrap port of every round. 0: another free port for each round.
         `virtual_local_rank`: see `environment`.
+        `forks`: the workers without a program, which are forked from this process. None: there are none.
         """
         self._clock = clock
-        self._streams = Streams(streams or StreamSettings(), env=env, stdout=stdout, stderr=stderr)
+        self._streams = Streams(streams or StreamSettings(), env=env, stdout=stdout, stderr=stderr, relays=relays)
         self._launcher = Launcher(
             clock,
             self._streams,
@@ -109,12 +114,14 @@ class Processes:
             given_back=given_back,
             stdin=stdin,
             virtual_local_rank=virtual_local_rank,
+            forks=forks,
+            is_abandoned=is_abandoned,
         )
         self._is_abandoned = is_abandoned
         self._spare = os.open(os.devnull, os.O_RDONLY)
         """A descriptor in reserve. When no descriptor is left, it is closed, because the report of that failure needs
         one. -1: the reserve was used."""
-        self._strays = Strays(clock) if own_children else None
+        self._strays = Strays(clock, lambda: self._launcher.spared) if own_children else None
         self._round: _Round | None = None
         self._unknown_stops: list[int] = []
         self._master_port = master_port
@@ -164,6 +171,7 @@ class Processes:
         finally:
             for fd in descriptors:
                 os.close(fd)
+            self._launcher.release()
 
     def _start(self, command: StartWorkers | StartProcesses, descriptors: Sequence[int]) -> None:
         if self._round is not None:

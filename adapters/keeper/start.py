@@ -54,7 +54,7 @@ def by_exec(env: Mapping[str, str], console: tuple[int, int] = (1, 2)) -> Keepin
     ours, theirs = socket.socketpair()
     try:
         # Whatever may fail comes before the start: afterwards there is a process that must not be lost.
-        stream = _stream_of(ours, ToAgent)
+        stream = stream_of(ours, ToAgent)
     except OSError:
         theirs.close()
         raise
@@ -81,13 +81,16 @@ def by_exec(env: Mapping[str, str], console: tuple[int, int] = (1, 2)) -> Keepin
     return Keeping(stream, pid, pidfd_of(pid), parcels)
 
 
-def by_fork() -> Keeping:
+def by_fork(become: Callable[[socket.socket, int], NoReturn] | None = None) -> Keeping:
     """Start a keeper on this host as a fork of this process, which must have one thread. It has the same
-    environment."""
+    environment.
+
+    `become`: called in the child, with its end of the stream and the pid of this process. None: the child keeps nothing
+    of this process but the console."""
     ours, theirs = socket.socketpair()
     agent = os.getpid()
     try:
-        stream = _stream_of(ours, ToAgent)
+        stream = stream_of(ours, ToAgent)
     except OSError:
         theirs.close()
         raise
@@ -100,7 +103,8 @@ def by_fork() -> Keeping:
     if pid == 0:
         try:
             stream.close()  # this comes first, because the process may have no other descriptor free
-            _become(theirs, agent)
+            os.setpgid(0, 0)
+            (become or _become)(theirs, agent)
         finally:
             os._exit(_OS_ERROR)  # otherwise the program of the agent would run a second time in this process
     theirs.close()
@@ -112,11 +116,10 @@ def by_fork() -> Keeping:
 
 
 def _become(wire: socket.socket, agent: int) -> NoReturn:
-    os.setpgid(0, 0)
     from .process import keep  # imported in the child, so that the agent does not wait for the import
 
     boot.close_all_but(wire.fileno())
-    keep(_stream_of(wire, ToKeeper), agent, has_console=True)
+    keep(stream_of(wire, ToKeeper), agent, has_console=True)
 
 
 def be_one() -> NoReturn:
@@ -166,7 +169,7 @@ def _spawned(argv: list[str], env: Mapping[str, str], actions: list[tuple[int, i
     )
 
 
-def _stream_of(wire: socket.socket, incoming: object) -> Stream:
+def stream_of(wire: socket.socket, incoming: object) -> Stream:
     """The stream over this socket. The socket is closed if there can be no stream."""
     # Two descriptors, so that an event loop can watch one for reading and one for writing.
     try:
