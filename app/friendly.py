@@ -18,6 +18,8 @@ import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+from attrs import evolve
+
 from reknit.adapters.console import escaped
 from reknit.core.agent.commands import Result
 from reknit.core.agent.states import WorkerState
@@ -41,6 +43,12 @@ class JobFailed(Exception):
 
     def __str__(self) -> str:
         return str(self.args[0])
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # A read-only view of a mapping cannot be pickled, and a pool of processes pickles what its workers raise.
+        result = self.result
+        copy = evolve(result, return_values=dict(result.return_values), failures=dict(result.failures))
+        return JobFailed, (self.args[0], copy)
 
 
 def report_lines(result: Result, *, restarts: int = 0, is_alone: bool = True) -> list[str]:

@@ -7,7 +7,9 @@ import functools
 import io
 import multiprocessing
 import os
+import pickle
 import signal
+import subprocess
 import sys
 import threading
 import types
@@ -22,7 +24,7 @@ from reknit import FunctionError, JobFailed, Meeting, Settings, launch, launch_a
 from reknit.core.agent.states import WorkerState
 from reknit.core.job.reasons import BudgetSpent
 from tests import called
-from tests.alone import run_alone
+from tests.alone import ENV, ROOT, run_alone
 from tests.leaks import children, nothing_left
 from tests.waiting import PATIENCE_S, read_pids, until
 
@@ -85,6 +87,8 @@ def test_a_job_that_fails_raises_its_report() -> None:
     assert "reknit: " not in report
     assert isinstance(result.why, BudgetSpent)
     assert report.splitlines() == report_lines(result)
+    again = pickle.loads(pickle.dumps(caught.value))
+    assert (str(again), again.result) == (report, result), "a pool of processes pickles what is raised"
 
 
 @pytest.mark.parametrize(
@@ -278,7 +282,7 @@ def test_a_function_of_an_interactive_session() -> None:
     """No worker can import it. The error says what to do."""
     said = run_alone(SESSION)
     assert said.startswith("train or one of its arguments is defined in an interactive session")
-    assert "define it in a module" in said
+    assert "define it in a module, install cloudpickle, or use start method fork" in said
 
 
 # ---- several nodes, and the level below ----
@@ -338,3 +342,13 @@ def test_a_result_becomes_the_report() -> None:
     assert report_lines(run(Settings(command=("true",)), say=quiet), restarts=2) == [
         "the job succeeded after 2 restarts"
     ]
+
+
+def test_the_example() -> None:
+    """As its first lines say. It survives the failure of a worker."""
+    done = subprocess.run(
+        [sys.executable, str(ROOT / "examples" / "launch_function.py")], capture_output=True, text=True, env=ENV
+    )
+    assert done.stdout == "".join(f"worker {rank} has found the slope 3.00\n" for rank in range(2)), done.stderr
+    assert "RuntimeError: a failure on purpose" in done.stderr
+    assert "restart 1 of 1" in done.stderr

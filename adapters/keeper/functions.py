@@ -272,7 +272,7 @@ def _by_value(function: Function, spawning: _Spawning) -> memoryview:
     except ImportError:
         raise FunctionError(
             f"{name} or one of its arguments is defined in an interactive session, which a worker cannot import: "
-            "define it in a module, or install cloudpickle"
+            "define it in a module, install cloudpickle, or use start method fork"
         ) from None
     for fd in spawning.descriptors:
         os.close(fd)
