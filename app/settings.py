@@ -25,6 +25,7 @@ from typing import Any
 
 from attrs import Attribute, Factory, field, frozen
 
+from reknit.adapters.keeper.calling import METHODS
 from reknit.adapters.keeper.streams import StreamSettings
 from reknit.core.job.entries import Terms
 
@@ -36,7 +37,6 @@ LONGEST_NAME = 1000
 """Limit for a name that becomes part of a key in the store, in bytes. torch's server cuts the connection at a key of
 8 KiB."""
 BACKENDS = ("c10d", "file", "etcd")
-START_METHODS = ("spawn", "fork", "forkserver")
 DEFAULT_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 
 Validator = Callable[[Any, "Attribute[Any]", Any], None]
@@ -161,7 +161,7 @@ class Settings:
     given."""
     args: tuple[object, ...] = field(default=(), converter=_words, repr=False)
     """The arguments of `function`. Every worker gets the same."""
-    start_method: str = field(default="spawn", validator=_one_of(*START_METHODS))
+    start_method: str = field(default="spawn", validator=_one_of(*METHODS))
     """How workers that call a function are started, as in `multiprocessing`. spawn: a new interpreter, which gets the
     function by pickle. fork: a copy of this process. forkserver: a fork of a process that has imported the function's
     module."""

@@ -22,10 +22,16 @@ if TYPE_CHECKING:
     from .functions import Calls, Function
 
 
+METHODS = ("spawn", "fork", "forkserver")
+
+
 class Calling:
     def __init__(self, start_method: str, function: Function | None, console: tuple[int, int]) -> None:
         """`function`: what each worker of a `StartWorkers` calls. None: these workers run a command line.
-        `console`: the descriptors that become stdout and stderr of a keeper that is forked."""
+        `console`: the descriptors that become stdout and stderr of a keeper that is forked. Raises `ValueError` for a
+        start method that `multiprocessing` does not know."""
+        if start_method not in METHODS:
+            raise ValueError(f"start_method must be one of {', '.join(METHODS)}, not {start_method!r}")
         self.start_method = start_method
         self._console = console
         self._reservation: Reservation | None = None
@@ -38,15 +44,20 @@ class Calling:
     ) -> StartWorkers | StartProcesses | Parcel:
         """What the keeper must be sent to start these workers. Closes what is left of the last round.
 
-        `takes_files`: the keeper can be given open files. Raises `FunctionError`, and `OSError` if no descriptor is
-        free."""
+        `takes_files`: the keeper can be given open files. Raises `FunctionError`, `ValueError` for a process without
+        a program and a function or with both, and `OSError` if no descriptor is free."""
         self._drop()
         if self._function is not None and isinstance(command, StartWorkers):
             workers = command.assignment.workers
             functions = {worker.local_rank: self._function for worker in workers}
             processes = tuple(Process(worker.local_rank, worker.rank, ()) for worker in workers)
             command = StartProcesses(command.round, processes, command.assignment)
-        if not functions or not isinstance(command, StartProcesses):
+        if isinstance(command, StartWorkers):
+            return command
+        for process in command.processes:
+            if bool(process.argv) == (process.local_rank in functions):
+                raise ValueError(f"the worker of local rank {process.local_rank} must be a program or a function")
+        if not functions:
             return command
         from .functions import Calls, FunctionError
 

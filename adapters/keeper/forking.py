@@ -39,6 +39,9 @@ def fork_keeper(workers: Mapping[int, Worker], files: Mapping[int, int], console
     """Start a keeper as a fork of this process. Its workers are the `workers`, by local rank. `files`: by local rank,
     the descriptor that a worker writes its value to. `console`: the descriptors that become the keeper's stdout and
     stderr. Raises `OSError`."""
+    # The program of the keeper is imported here and not in the fork. So a program that starts several rounds pays once.
+    from . import process  # noqa: F401
+
     for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()  # otherwise each fork would write once more what is still in the buffer
