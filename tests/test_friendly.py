@@ -85,6 +85,7 @@ def test_a_job_that_fails_raises_its_report() -> None:
     assert "exit code 1, ValueError: plain" in second
     assert 'raise ValueError("plain")' in report
     assert "reknit: " not in report
+    assert "function_main" not in report, "frames of reknit come before those of the function"
     assert isinstance(result.why, BudgetSpent)
     assert report.splitlines() == report_lines(result)
     again = pickle.loads(pickle.dumps(caught.value))
@@ -178,11 +179,12 @@ def test_the_output_goes_to_the_programs_own_objects(start_method: str) -> None:
     assert err.getvalue().startswith("reknit: round 0")
 
 
-def test_as_a_coroutine() -> None:
+@pytest.mark.parametrize("start_method", START_METHODS)
+def test_as_a_coroutine(start_method: str) -> None:
     """Several jobs at once, in the event loop that calls."""
 
     async def main() -> list[dict[int, object]]:
-        jobs = (launch_async(called.give, (i,), nproc=2, say=quiet) for i in range(2))
+        jobs = (launch_async(called.give, (i,), nproc=2, start_method=start_method, say=quiet) for i in range(2))
         return list(await asyncio.gather(*jobs))
 
     assert asyncio.run(main()) == [{0: i, 1: i} for i in range(2)]
