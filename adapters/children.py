@@ -10,11 +10,12 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import sys
 import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from signal import SIGKILL
 from typing import Protocol
@@ -22,6 +23,7 @@ from weakref import WeakSet
 
 _PR_SET_CHILD_SUBREAPER = 36
 _NAP_S, _LONG_NAP_S = 0.001, 0.05
+_NO_DESCRIPTOR = (errno.EMFILE, errno.ENFILE)
 
 
 def become_subreaper() -> bool:
@@ -37,10 +39,13 @@ def become_subreaper() -> bool:
 
 
 def children() -> list[int]:
-    """The children of this process, dead children that nobody has reaped included."""
+    """The children of this process, dead children that nobody has reaped included. Raises `OSError` if no descriptor
+    is free."""
     try:
         threads = os.listdir("/proc/self/task")
-    except OSError:
+    except OSError as error:
+        if error.errno in _NO_DESCRIPTOR:
+            raise
         return _scan()  # no Linux
     found: list[int] = []
     for thread in threads:  # a child belongs to the thread that forked it, an adopted child to any thread
@@ -51,9 +56,41 @@ def children() -> list[int]:
             if not os.path.exists("/proc/self/task/" + thread):
                 continue
             return _scan()
-        except OSError:
+        except OSError as error:
+            if error.errno in _NO_DESCRIPTOR:
+                raise
             return _scan()
     return found
+
+
+class Children:
+    """`children` for a process that must know them even if no descriptor is free. To be made by its first thread, which
+    alone starts processes."""
+
+    def __init__(self) -> None:
+        try:
+            self._fd = os.open(f"/proc/self/task/{os.getpid()}/children", os.O_RDONLY)
+        except OSError:
+            self._fd = -1  # the kernel has no such file, or no descriptor is free now
+
+    def now(self) -> list[int]:
+        """Raises `OSError` if no descriptor is free and none was free at the start."""
+        try:
+            return children()
+        except OSError:
+            if self._fd < 0:
+                raise
+        # The kernel gives adopted children to the first thread of a process as long as this thread lives.
+        parts: list[bytes] = []
+        while part := os.pread(self._fd, 65536, sum(map(len, parts))):
+            parts.append(part)
+        return [*map(int, b"".join(parts).split())]
+
+    def close(self) -> None:
+        """May be repeated."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
 
 
 def descendants(pid: int) -> list[int]:
@@ -100,12 +137,14 @@ def sweep(deadline_s: float, spared: Collection[int] = ()) -> tuple[int, ...]:
     return sweep_counting(deadline_s, spared)[1]
 
 
-def sweep_counting(deadline_s: float, spared: Collection[int] = ()) -> tuple[int, tuple[int, ...]]:
-    """Like `sweep`. Returns also, first, how many processes ended."""
+def sweep_counting(
+    deadline_s: float, spared: Collection[int] = (), look: Callable[[], list[int]] = children
+) -> tuple[int, tuple[int, ...]]:
+    """Like `sweep`. Returns also, first, how many processes ended. `look`: finds the children."""
     give_up = time.monotonic() + deadline_s
     ended, nap_s = 0, _NAP_S
     while True:
-        pids = [pid for pid in children() if pid not in spared]
+        pids = [pid for pid in look() if pid not in spared]
         for pid in pids:
             signal_process(pid, SIGKILL)
         if spared:

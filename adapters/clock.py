@@ -101,9 +101,10 @@ class Clock:
         if until is not None and until != float("inf"):
             timeout_s = min(until - time.monotonic(), _LONGEST_WAIT_S)
         if self._read_end in self._poller.ready(timeout_s):
-            with self._lock:
-                os.read(self._read_end, 1)
-                self._is_woken = False
+            os.read(self._read_end, 1)
+            # Without the lock: `wake` holds it while it writes, and this thread would be woken only to wait for it. A
+            # `wake` between these two lines writes nothing, and need not: this wait ends now.
+            self._is_woken = False
 
     def wake(self) -> None:
         """End the present wait, or else the next one. Any thread may call this, even after `close`."""

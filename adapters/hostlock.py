@@ -1,24 +1,33 @@
 """One agent per job and node on a host, and the end of what a killed agent has left behind.
 
+A job with several nodes:
+
 1. The lock is `flock` on a file that is named by job, endpoint and node. It ends with the process.
 2. An agent that ends in order removes the file while it holds the lock. A file that is found unlocked was left by an
    agent that was killed, whose workers may still run. The agent that takes such a lock looks for them.
 3. Workers carry a mark in their environment, by which they are found (`orphans`).
+
+A job with one node has no name that another agent could take. Its mark is the nonce of its agent:
+
+1. The agent holds a lock on a file that is named by its nonce. The file gets this name when it is locked already. So a
+   file with such a name and without a lock has a dead agent, and is never locked again.
+2. Each agent that starts looks for such files. It first ends every process that carries their nonces, and then removes
+   the files. Two agents that start together both do so, and neither starts a worker before the processes have ended.
+3. A keeper that dies alone changes nothing: its agent lives and holds the lock. A keeper that lives longer than its
+   agent is about to end its workers, so nothing is lost if another agent is faster.
+4. Containers may share the folder of the locks and not their processes. So the name of the file also names the
+   namespace of the pids. Files of other namespaces are left to the agents there.
 """
 
 from __future__ import annotations
 
 import fcntl
-import hashlib
 import os
 
 from reknit.core.job.reasons import Refusal
 
 from .children import abandon_in_forks
-from .orphans import MARK, end_marked_counting
 from .ports import Refused
-
-__all__ = ["MARK", "HostLock", "Taken", "take", "take_free"]
 
 _MOST_AGENTS = 10_000
 _END_S = 5.0
@@ -38,7 +47,7 @@ class HostLock:
         abandon_in_forks(self)
         self.node = node
         self.mark = mark
-        """The value of `MARK` in the environment of this node's workers."""
+        """The value of `orphans.MARK` in the environment of this node's workers."""
 
     def end_orphans(self, deadline_s: float = _END_S) -> int:
         """Kill the processes that an earlier agent has left behind and wait until they have ended; how many there were.
@@ -47,6 +56,8 @@ class HostLock:
         """
         if not self._was_left:
             return 0
+        from .orphans import end_marked_counting  # slow to import, and rarely needed
+
         ended, left = end_marked_counting(self.mark, deadline_s)
         if left:
             pids = ", ".join(map(str, left))
@@ -57,10 +68,7 @@ class HostLock:
         """May be repeated. A forked child of the agent lets go of its copy at once, and has nothing to release."""
         if self._fd < 0:
             return
-        try:
-            os.unlink(self._path)
-        except OSError:
-            pass  # a file that stays makes the next agent look for orphans in vain
+        _remove(self._path)
         os.close(self._fd)
         self._fd = -1
 
@@ -76,6 +84,8 @@ def take(job: str, endpoint: str, node: str) -> HostLock:
 
     Raises `Taken` if there is one already, and `Refused` if the lock's file or folder cannot be used.
     """
+    import hashlib  # slow to import, and not needed for a job with one node
+
     digest = hashlib.sha256(f"{job}\0{endpoint}\0{node}".encode(errors="surrogateescape")).hexdigest()[:32]
     path = os.path.join(_folder(), digest)
     try:
@@ -104,6 +114,85 @@ def take_free(job: str, endpoint: str, name: str) -> HostLock:
         except Taken:
             continue
     raise Taken(f"{_MOST_AGENTS} agents of job {job} run on this host")
+
+
+# ---- a job with one node ----
+
+
+def take_alone(nonce: str) -> HostLock | None:
+    """Show to later agents that this agent lives. Its workers carry `nonce` as their mark.
+
+    None: no lock can be had here, for example because the disk is full. The job can run without one. If agent and
+    keeper are killed together, what has left the workers' groups then stays.
+    """
+    try:
+        folder = _folder()
+        path, new = os.path.join(folder, _alone() + nonce), os.path.join(folder, f"new-{nonce}")
+        fd = os.open(new, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
+    except (OSError, Refused):
+        return None
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        os.rename(new, path)
+    except OSError:  # a file system without locks
+        _remove(new)
+        os.close(fd)
+        return None
+    return HostLock(fd, path, "", nonce, was_left=False)
+
+
+def end_left_alone(deadline_s: float = _END_S) -> tuple[int, tuple[int, ...]]:
+    """Kill the processes that killed agents of jobs with one node have left behind, and wait until they have ended.
+
+    Returns how many there were, and the pids of those that are still there after `deadline_s` seconds. The next agent
+    tries these again.
+    """
+    try:
+        folder, prefix = _folder(), _alone()
+        left = [name for name in os.listdir(folder) if name.startswith(prefix) and _is_left(f"{folder}/{name}")]
+        if not left:
+            return 0, ()
+        from .orphans import end_marked_counting  # slow to import, and rarely needed
+
+        ended, stuck = end_marked_counting(frozenset(name.removeprefix(prefix) for name in left), deadline_s)
+    except (OSError, ImportError, Refused):
+        return 0, ()  # no descriptor is free, or the folder cannot be used: the files stay for the next agent
+    if not stuck:
+        for name in left:
+            _remove(f"{folder}/{name}")
+    return ended, stuck
+
+
+def _alone() -> str:
+    """How the names of the files begin that agents in this namespace of pids lock."""
+    try:
+        namespace = os.stat("/proc/self/ns/pid").st_ino
+    except OSError:
+        namespace = 0  # no Linux, or no /proc
+    return f"alone-{namespace}-"
+
+
+def _is_left(path: str) -> bool:
+    """Whether the agent that has locked this file is dead."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
+    except FileNotFoundError:
+        return False  # its agent has just ended, or another one has cleared it
+    try:
+        # Shared: with an exclusive lock, an agent that looks at the same moment would take this one for the owner.
+        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        return _is_same_file(fd, path)
+    except BlockingIOError:
+        return False
+    finally:
+        os.close(fd)
+
+
+def _remove(path: str) -> None:
+    try:
+        os.unlink(path)
+    except OSError:
+        pass  # another agent has removed it. A file that stays makes the next agent look for processes in vain
 
 
 # ---- the file ----

@@ -77,12 +77,15 @@ def end_marked(mark: str, give_up_s: float, spared: Collection[int] = (), *, nam
 
 
 def end_marked_counting(
-    mark: str, give_up_s: float, spared: Collection[int] = (), *, name: str = MARK
+    mark: str | frozenset[str], give_up_s: float, spared: Collection[int] = (), *, name: str = MARK
 ) -> tuple[int, tuple[int, ...]]:
-    """Like `end_marked`, and names the processes that are still there when the time is over."""
+    """Like `end_marked`, and names the processes that are still there when the time is over. `mark`: one mark or
+    several, for which the process table is read once."""
     give_up = time.monotonic() + give_up_s
+    # psutil reads environments as text files, in which every kind of line end becomes a newline.
+    wanted = {each.replace("\r\n", "\n").replace("\r", "\n") for each in ({mark} if isinstance(mark, str) else mark)}
     ended: set[int] = set()
-    while found := _marked(mark, name, spared):
+    while found := _marked(wanted, name, spared):
         try:
             for held in found:
                 held.kill()
@@ -98,11 +101,9 @@ def end_marked_counting(
     return len(ended), ()
 
 
-def _marked(mark: str, name: str, spared: Collection[int]) -> list[_Held]:
+def _marked(wanted: Collection[str], name: str, spared: Collection[int]) -> list[_Held]:
     import psutil
 
-    # psutil reads environments as text files, in which every kind of line end becomes a newline.
-    wanted = mark.replace("\r\n", "\n").replace("\r", "\n")
     passed = {*spared, *_ancestors()}
     found: list[_Held] = []
     unclear: list[_Held] = []
@@ -130,10 +131,10 @@ def _marked(mark: str, name: str, spared: Collection[int]) -> list[_Held]:
     return found
 
 
-def _keep(held: _Held, found: list[_Held], environ: dict[str, str] | None, name: str, wanted: str) -> None:
+def _keep(held: _Held, found: list[_Held], environ: dict[str, str] | None, name: str, wanted: Collection[str]) -> None:
     """Put the process among those that were found, or let go of it."""
     value = "" if environ is None else environ.get(name, "")
-    if value == wanted or value.startswith(wanted + "/"):
+    if any(value == mark or value.startswith(mark + "/") for mark in wanted):
         found.append(held)
     else:
         held.close()

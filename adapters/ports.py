@@ -35,7 +35,8 @@ class Refused(Exception):
 
 
 class CannotStart(Exception):
-    """This agent cannot have workers at all. `Workers.events` raises it, and only before `Started`.
+    """This agent cannot have workers at all, for example because of a limit of the machine. The wiring raises it, and
+    `Workers.events` raises it before `Started`.
 
     The text is one line for the operator of this node.
     """

@@ -82,7 +82,9 @@ def _status(argv: list[str]) -> int:
     import gc
     import signal
 
-    _open_standard_files()
+    from reknit.adapters.keeper.boot import open_standard
+
+    open_standard()
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         # Before the agent takes signals, Ctrl-C ends this process like any other program, without a traceback.
         signal.signal(signal.SIGINT, signal.SIG_DFL)
@@ -91,11 +93,3 @@ def _status(argv: list[str]) -> int:
     from .verbs.run import run
 
     return run(argv)
-
-
-def _open_standard_files() -> None:
-    """Open /dev/null in the place of a missing stdin, stdout or stderr. Otherwise other files would get the numbers 0
-    to 2."""
-    while (fd := os.open(os.devnull, os.O_RDWR)) <= 2:
-        os.set_inheritable(fd, True)
-    os.close(fd)

@@ -17,6 +17,7 @@ accelerator = getattr(torch, "accelerator", None)
 print("auto", accelerator.device_count() if accelerator and accelerator.is_available() else 0)
 """
 _PATIENCE_S = 120
+"""Seconds that the child process may take. An import of torch can be slow on a shared file system."""
 
 
 def count(kind: str, environ: Mapping[str, str]) -> int:
@@ -30,7 +31,7 @@ def count(kind: str, environ: Mapping[str, str]) -> int:
     if kind == "auto":
         return _cpus()
     if not devices:
-        raise UsageError(f"--nproc-per-node={kind}: torch counts the devices, and cannot be imported")
+        raise UsageError(f"--nproc-per-node={kind}: the devices cannot be counted, because torch cannot be imported")
     raise UsageError(f"--nproc-per-node={kind}: torch sees no such device here")
 
 

@@ -12,6 +12,9 @@
 2. A child process, the keeper, holds the workers. If the program dies, however it dies, the keeper ends them and
    itself.
 3. A program may run any number of agents, of one job or of several jobs.
+4. A program such as a daemon may have closed descriptors 0, 1 or 2. reknit opens /dev/null in their place. Otherwise
+   its own descriptors would get these numbers, and what the program prints would go there. /dev/null stays open when
+   the agent has ended, because the program may use it by then.
 """
 
 from __future__ import annotations
@@ -24,6 +27,7 @@ from typing import TYPE_CHECKING, Self
 
 from reknit.adapters import shells
 from reknit.adapters.clock import Clock
+from reknit.adapters.keeper.boot import open_standard
 from reknit.adapters.loop import Loop, Observer
 from reknit.adapters.ports import CannotStart
 from reknit.core.agent.agent import Agent
@@ -57,11 +61,12 @@ class Running:
         `observers`: called after every step, in the thread that runs the agent.
 
         For a job with several nodes, this may wait some seconds for the store. Raises `Prevented` if the agent cannot
-        begin, and `CannotStart` if no keeper can be started.
+        begin, and `CannotStart` if no keeper can be started or a limit of the machine is met.
         """
         self._owner = os.getpid()
         self._thread: shells.LoopThread | None = None
         self._is_closed = False
+        open_standard()  # rule 4 above
         self._clock = Clock()
         self._wishes = shells.Wishes(self._clock)
         world = World(
@@ -96,7 +101,7 @@ class Running:
         except RuntimeError as error:  # how Python says that no further thread can be started
             self._thread = None
             self.close()
-            raise CannotStart(f"no thread for the agent: {error}") from None
+            raise CannotStart(f"the system allows no thread for the agent: {error}") from None
 
     def join(self, timeout_s: float | None = None) -> Result | None:
         """Wait until the agent has ended. None: it has not ended within `timeout_s` seconds. Raises what the agent's

@@ -22,7 +22,7 @@ _NO_THREAD = "can't start new thread"
 def limit_text(error: BaseException) -> str | None:
     """One line for an error that a limit of the machine has caused. None: the error is something else, perhaps a bug.
 
-    The causes of the error count as well: an import that meets a limit raises another error.
+    The causes of the error count as well. For example, an import that meets a limit raises an ImportError.
     """
     seen: BaseException | None = error
     while seen is not None:

@@ -53,9 +53,9 @@ def judged(parsed: Parsed, environ: Mapping[str, str], nodes: tuple[int, int], r
     `UsageError`."""
     for name in _NAMES:
         if name in parsed.given and not parsed.texts[name]:
-            raise UsageError(f"{parsed.given[name]} is empty: an unset variable?")
+            raise UsageError(f"{parsed.given[name]} is empty; perhaps a variable of the shell is not set")
         if len(parsed.texts[name].encode(errors="surrogatepass")) > LONGEST_NAME:
-            raise UsageError(f"{parsed.given[name]}: at most {LONGEST_NAME} bytes")
+            raise UsageError(f"{parsed.given[name]}: at most {LONGEST_NAME} bytes are allowed")
     asked = _backend(parsed)
     conf = _Conf(parsed)
     store_type = conf.read("store_type", readers.one_of("tcp", "file"), "tcp") if asked == "c10d" else ""
@@ -114,15 +114,13 @@ def _backend(parsed: Parsed) -> str:
     if backend == "etcd-v2":
         raise UsageError(f"{parsed.spelled('rdzv-backend')}: etcd has no such API since its version 3.6; use etcd")
     if backend not in _USED:
-        raise UsageError(f"{parsed.spelled('rdzv-backend')}: static, c10d, file or etcd")
+        raise UsageError(f"{parsed.spelled('rdzv-backend')}: static, c10d, file or etcd expected")
     return backend
 
 
 def _job(parsed: Parsed, backend: str) -> str:
     if not parsed["rdzv-id"] and backend != "c10d":
-        raise UsageError(
-            f"--rdzv-backend={backend} needs --rdzv-id: the journal of a job without a name would be reused"
-        )
+        raise UsageError(f"--rdzv-backend={backend} needs --rdzv-id: without it, every job would use the same journal")
     return str(parsed["rdzv-id"] or "none")
 
 
@@ -168,7 +166,7 @@ def _port(text: str, spelled: str) -> int:
 
 def _not_zero(port: int, spelled: str) -> int:
     if port == 0:
-        raise UsageError(f"{spelled}: port 0 is another one on every node")
+        raise UsageError(f"{spelled}: port 0 means another port on every node; give a fixed one")
     return port
 
 
@@ -178,7 +176,7 @@ def _security(conf: _Conf) -> dict[str, str]:
         if not os.access(path, os.R_OK):
             raise UsageError(f"{conf.spelled(key)}: no such file, or it cannot be read")
     if ("ssl_cert" in files) != ("ssl_cert_key" in files):
-        raise UsageError(f"{conf.flag}: ssl_cert and ssl_cert_key go together")
+        raise UsageError(f"{conf.flag}: give both ssl_cert and ssl_cert_key, or neither")
     return {"protocol": conf.read("protocol", readers.one_of("http", "https"), "http"), **files}
 
 
@@ -214,7 +212,7 @@ def _heartbeat_s(conf: _Conf) -> float:
         key = "keep_alive_interval × keep_alive_max_attempt"
         heartbeat_s = conf.seconds("keep_alive_interval", 5.0) * int(attempts)
     if heartbeat_s < LEAST_HEARTBEAT_S:
-        raise UsageError(f"{conf.flag}: {key} is {heartbeat_s:g}: at least {LEAST_HEARTBEAT_S} seconds")
+        raise UsageError(f"{conf.flag}: {key} is {heartbeat_s:g}: must be at least {LEAST_HEARTBEAT_S} seconds")
     return heartbeat_s
 
 
@@ -226,8 +224,8 @@ def _rhythm(heartbeat_s: float, fence_s: float | None) -> tuple[float, float]:
 
     A fence must have killed the workers before another node declares this node lost. The time of the fence begins when
     the last acknowledged beat was sent. The time of the others begins with a read that saw that beat. So the silence
-    limit is three beats longer than the fence. Four beats fit into a fence, so that one slow answer does not set it
-    off.
+    limit is three beats longer than the fence. Four beats fit into a fence, so that one slow answer does not kill the
+    workers.
     """
     beat_s, silence_s = 0.15 * heartbeat_s, 0.7 * heartbeat_s
     if fence_s is not None:
@@ -253,18 +251,18 @@ def _rank_hint(parsed: Parsed, terms: Terms, *, is_static: bool) -> int | None:
 def _notices(parsed: Parsed, conf: _Conf, nodes: tuple[int, int], backend: str) -> tuple[str, ...]:
     notices = []
     if backend == "static" and parsed["node-rank"] is None:
-        notices.append("--node-rank is not given: this is node 0, or the next that is free")
+        notices.append("--node-rank is not given: this node gets group rank 0, or the next one that is free")
     if backend == "static" and not parsed["rdzv-endpoint"] and "master-addr" not in parsed.given:
-        notices.append("--master-addr is not given: 127.0.0.1 is out of reach for other hosts")
+        notices.append("--master-addr is not given: nodes meet at 127.0.0.1, which other hosts cannot reach")
     if backend == "c10d" and not parsed["rdzv-id"]:
         notices.append(
-            "--rdzv-id is not given: agents that meet there without one are one job; give each job its own --rdzv-id"
+            "--rdzv-id is not given: all agents without it at this endpoint form one job; give each job its own"
         )
     if backend == "static" and nodes[0] != nodes[1]:
-        notices.append(f"{parsed.spelled('nnodes')}: with --rdzv-backend=static all {nodes[1]} are waited for")
+        notices.append(f"{parsed.spelled('nnodes')}: with --rdzv-backend=static the job waits for all {nodes[1]} nodes")
     masters = [parsed.given[name] for name in ("master-addr", "master-port") if name in parsed.given]
     if masters and (backend != "static" or parsed["rdzv-endpoint"]):
-        notices.append(f"{', '.join(masters)}: without effect, nodes meet at --rdzv-endpoint")
+        notices.append(f"{', '.join(masters)}: without effect: nodes meet at --rdzv-endpoint")
     unused = [key for key in conf.values if key not in _USED[backend]]
     if unused:
         notices.append(f"{conf.flag}: {', '.join(unused)}: without effect; {backend} takes {', '.join(_USED[backend])}")

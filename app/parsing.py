@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from attrs import frozen
@@ -13,7 +13,7 @@ from reknit.adapters.keeper.streams import StreamSettings
 from reknit.core.job.entries import RestartPolicy, Terms
 
 from .options import OPTIONS, USAGE_LINE, Parsed, UsageError
-from .readers import seconds
+from .readers import seconds, unknown_signals
 from .settings import Settings
 
 _STDIN = "-"
@@ -48,7 +48,7 @@ def asked(parsed: Parsed, environ: Mapping[str, str], read_stdin: Callable[[], b
 def _asked(parsed: Parsed, environ: Mapping[str, str], read_stdin: Callable[[], bytes]) -> Asked:
     least, most = parsed["nnodes"]
     if parsed["standalone"] and least > 1:
-        raise UsageError(f"{parsed.spelled('nnodes')}: --standalone is one node")
+        raise UsageError(f"{parsed.spelled('nnodes')}: --standalone means one node")
     is_alone = most == 1 or parsed["standalone"]
     command = _command(parsed, environ)
     workers = _workers(parsed, environ)
@@ -66,7 +66,7 @@ def _asked(parsed: Parsed, environ: Mapping[str, str], read_stdin: Callable[[], 
         "streams": StreamSettings(
             redirects=parsed["redirects"],
             tee=parsed["tee"],
-            shown=_local_ranks(parsed, workers),
+            shown=parsed["local-ranks-filter"],
             prefix=parsed["log-line-prefix-template"],
             output=parsed["output"],
         ),
@@ -75,6 +75,7 @@ def _asked(parsed: Parsed, environ: Mapping[str, str], read_stdin: Callable[[], 
     }
     notices = (
         *parsed.notices,
+        *_without_meaning(parsed, workers),
         *(f"{name}={value} for every worker, because it was not set" for name, value in threads.items()),
     )
     restarts = RestartPolicy(max_restarts=parsed["max-restarts"])
@@ -254,8 +255,10 @@ def _virtual_local_rank(parsed: Parsed, environ: Mapping[str, str], workers: int
     return bool(parsed["virtual-local-rank"])
 
 
-def _local_ranks(parsed: Parsed, workers: int) -> frozenset[int]:
-    shown: frozenset[int] = parsed["local-ranks-filter"]
-    if any(rank not in range(workers) for rank in shown):
-        raise UsageError(f"{parsed.spelled('local-ranks-filter')}: local ranks are 0 to {workers - 1}")
-    return shown
+def _without_meaning(parsed: Parsed, workers: int) -> Iterator[str]:
+    """What torchrun accepts although it means nothing on this node: a line for each."""
+    for name in unknown_signals(parsed.texts["signals-to-handle"]):
+        yield f"{parsed.spelled('signals-to-handle')}: without {name}, which is no signal of this system"
+    if others := sorted(parsed["local-ranks-filter"] - set(range(workers))):
+        listed = ", ".join(map(str, others))
+        yield f"{parsed.spelled('local-ranks-filter')}: no worker of this node has local rank {listed}"

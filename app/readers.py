@@ -29,9 +29,9 @@ def whole(least: int, most: int | None = None) -> Callable[[str], int]:
 
 def _within(number: int, least: int, most: int | None) -> int:
     if number < least:
-        raise ValueError(f"at least {least}")
+        raise ValueError(f"must be at least {least}")
     if most is not None and number > most:
-        raise ValueError(f"at most {most}")
+        raise ValueError(f"must be at most {most}")
     return number
 
 
@@ -49,7 +49,7 @@ def workers(most: int) -> Callable[[str], int | str]:
         try:
             number = int(value)
         except ValueError:
-            raise ValueError("a number, cpu, gpu, xpu or auto") from None
+            raise ValueError("a number, cpu, gpu, xpu or auto expected") from None
         return _within(number, 1, most)
 
     return read
@@ -61,9 +61,9 @@ def nodes(value: str) -> tuple[int, int]:
     try:
         least, most = int(low), int(high if colon else low)
     except ValueError:
-        raise ValueError("a number, or MIN:MAX") from None
+        raise ValueError("a number or MIN:MAX expected") from None
     if not 0 < least <= most:
-        raise ValueError("MIN:MAX with 0 < MIN <= MAX")
+        raise ValueError("MIN:MAX with 0 < MIN <= MAX expected")
     return least, most
 
 
@@ -73,7 +73,7 @@ def seconds(value: str) -> float:
     except ValueError:
         raise ValueError("a number of seconds expected") from None
     if not 0 <= number < float("inf"):
-        raise ValueError("zero or more seconds")
+        raise ValueError("0 or more seconds expected")
     return number
 
 
@@ -81,7 +81,7 @@ def seconds_from(least: float) -> Callable[[str], float]:
     def read(value: str) -> float:
         number = seconds(value)
         if number < least:
-            raise ValueError(f"at least {least} seconds")
+            raise ValueError(f"must be at least {least} seconds")
         return number
 
     return read
@@ -97,7 +97,7 @@ def port(value: str) -> int:
 def one_of(*words: str) -> Callable[[str], str]:
     def read(value: str) -> str:
         if value not in words:
-            raise ValueError(" or ".join(filter(None, (", ".join(words[:-1]), words[-1]))))
+            raise ValueError(f"{' or '.join(filter(None, (', '.join(words[:-1]), words[-1])))} expected")
         return value
 
     return read
@@ -109,7 +109,7 @@ def truth(value: str) -> bool:
         return True
     if value.lower() in ("0", "false", "f", "no", "n"):
         return False
-    raise ValueError("true or false")
+    raise ValueError("true or false expected")
 
 
 def masks(value: str) -> int | Mapping[int, int]:
@@ -123,7 +123,7 @@ def masks(value: str) -> int | Mapping[int, int]:
         pairs = [pair.split(":") for pair in value.split(",")]
         return {int(rank): _mask(int(mask)) for rank, mask in pairs}
     except ValueError:
-        raise ValueError("0, 1, 2 or 3, or RANK:N,RANK:N with such N") from None
+        raise ValueError("0, 1, 2 or 3 expected, or RANK:N,RANK:N with such N") from None
 
 
 def _mask(number: int) -> int:
@@ -136,17 +136,27 @@ def ranks(value: str) -> frozenset[int]:
     try:
         return frozenset(int(rank) for rank in value.split(",")) if value else frozenset()
     except ValueError:
-        raise ValueError("numbers, separated by commas") from None
+        raise ValueError("numbers separated by commas expected") from None
 
 
 def signals(value: str) -> tuple[int, ...]:
-    """Numbers of the named signals. SIGKILL and SIGSTOP are refused: no process can handle them."""
+    """Numbers of the named signals. SIGKILL and SIGSTOP are refused: no process can handle them. A name that this
+    system does not know is left out, as in torchrun: see `unknown_signals`."""
     numbers = []
-    for name in filter(None, (word.strip() for word in value.split(","))):
+    for name in _words(value):
         number = getattr(signal, name, None)
         if not isinstance(number, signal.Signals):
-            raise ValueError(f"{name} is no signal of this system")
+            continue
         if number in (signal.SIGKILL, signal.SIGSTOP):
             raise ValueError(f"{name} cannot be handled")
         numbers.append(int(number))
     return tuple(numbers)
+
+
+def unknown_signals(value: str) -> tuple[str, ...]:
+    """The names in this list that are no signals of this system."""
+    return tuple(name for name in _words(value) if not isinstance(getattr(signal, name, None), signal.Signals))
+
+
+def _words(value: str) -> list[str]:
+    return [word for word in (part.strip() for part in value.split(",")) if word]

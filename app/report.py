@@ -107,7 +107,7 @@ def origin(result: Result) -> str | None:
     failure = result.why.root.failure
     if status not in _ORIGINS and status != USAGE:
         return None
-    if not failure.pid:
+    if not failure.is_of_worker:
         return f"exit status {status}: reknit could not run the worker of rank {failure.rank}"
     return f"exit status {status}: from the worker of rank {failure.rank}"
 
@@ -190,7 +190,7 @@ def _terms_text(why: own.TermsDiffer) -> str:
 def _details(failure: WorkerFailure, node: str) -> Iterator[str]:
     from reknit.core.text.describe import how_text
 
-    pid = f", pid {failure.pid}" if failure.pid else ""  # 0: the worker could not be started
+    pid = f", pid {failure.pid}" if failure.is_of_worker else ""
     where = f"node {node}, local rank {failure.local_rank}{pid}"
     yield f"  rank {failure.rank} failed first ({where}): {how_text(failure)}"
     if is_echo(failure):

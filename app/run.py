@@ -84,10 +84,17 @@ def _run(settings: Settings, environ: Mapping[str, str], console: Console, wired
         observers.append(_announcing(keeper))
     loop = Loop(Agent(wired.spec), wired.ports, observers)
     result = shells.run(loop)
-    for line in final_lines(result, loop.agent.job.spent, is_alone=settings.meeting is None):
-        keeper.say(PREFIX + line)
+    last = [PREFIX + line for line in final_lines(result, loop.agent.job.spent, is_alone=settings.meeting is None)]
+    writer = keeper.pid
+    for line in last:
+        keeper.say(line)
     _leave_error_file(result, environ)
     _wait_for_reader(console, wired, result)
+    if keeper.pid != writer:
+        # The keeper has died, perhaps before it had written these lines. The agent has said so, and what it says last
+        # must be the origin of the status.
+        for line in last:
+            console.say(line)
     return exit_status(result)
 
 

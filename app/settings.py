@@ -2,7 +2,7 @@
 `wire` reads nothing else.
 
 1. A field is a number, a name or a typed value. No field is a text that must still be parsed.
-2. Nonsense raises `ValueError` where the value is made. The message names class, field and value.
+2. A value out of range raises `ValueError` where it is made. The message names class, field and value.
 3. Times are in seconds.
 
     Settings(command=("python", "train.py"), local_world_size=2)
@@ -253,5 +253,5 @@ class Settings:
                 _refuse(value, name, masks, "masks from 0 to 3")
         if value.output not in ("relay", "inherit"):
             _refuse(value, "output", value.output, "relay or inherit")
-        if not value.shown <= set(range(self.local_world_size)):
-            _refuse(value, "shown", sorted(value.shown), f"local ranks from 0 to {self.local_world_size - 1}")
+        if any(rank < 0 for rank in value.shown):
+            _refuse(value, "shown", sorted(value.shown), "local ranks, from 0")

@@ -16,18 +16,20 @@ from typing import Protocol, TypeVar
 from attrs import evolve
 
 from reknit.adapters.address import own_address
-from reknit.adapters.hostlock import MARK, HostLock, Taken, take, take_free
+from reknit.adapters.hostlock import HostLock, Taken, take, take_free
 from reknit.adapters.journals.envelope import Envelope
 from reknit.adapters.link import ThreadedLink
 from reknit.adapters.loop import Ports
-from reknit.adapters.ports import Batch, Journal, Refused, Unavailable
+from reknit.adapters.orphans import MARK
+from reknit.adapters.ports import Batch, CannotStart, Journal, Refused, Unavailable
 from reknit.core.agent.reasons import JournalRefused, Replaced
 from reknit.core.job.entries import Entry, Node, NodeId
 from reknit.core.job.job import Job
 from reknit.core.job.reasons import Refusal
 
+from .limits import limit_text
 from .settings import Meeting, Settings
-from .wire import Prevented, Wired, World, open_keeper, spec_of
+from .wire import Prevented, Wired, World, end_left, ended_text, open_keeper, spec_of
 
 T = TypeVar("T")
 _OPENS_AFTER_S = 3.0
@@ -57,9 +59,9 @@ def wire_several(settings: Settings, meeting: Meeting, world: World, nonce: str)
             stack.callback(lock.release)
             keeper = open_keeper(settings, world, nonce, mark=f"{lock.mark}/workers")
             stack.callback(keeper.close)
-            notes = []
+            notes = end_left()
             if ended := lock.end_orphans():
-                notes.append(f"ended {ended} process{'es' * (ended != 1)} that an earlier agent had left behind")
+                notes.append(ended_text(ended))
             # The store's server carries a mark as well. An old server that is still ending would be taken for a store
             # that serves.
             host = _hosted(meeting, {**world.environ, MARK: f"{lock.mark}/store"})
@@ -87,10 +89,16 @@ def wire_several(settings: Settings, meeting: Meeting, world: World, nonce: str)
 
 
 def _locked(settings: Settings, place: str, address: str) -> HostLock:
-    if settings.node_id:
-        return take(settings.run_id, place, settings.node_id)
-    name = os.uname().nodename
-    return take_free(settings.run_id, place, address if name in ("", "localhost") else name)
+    """Raises `Taken`, `Refused`, and `CannotStart` for a limit of the machine, for example a full disk."""
+    try:
+        if settings.node_id:
+            return take(settings.run_id, place, settings.node_id)
+        name = os.uname().nodename
+        return take_free(settings.run_id, place, address if name in ("", "localhost") else name)
+    except Refused as e:
+        if limit := limit_text(e):
+            raise CannotStart(f"no lock for this node: {limit}") from None
+        raise
 
 
 def _hosted(meeting: Meeting, env: Mapping[str, str]) -> Host | None:

@@ -82,16 +82,42 @@ def wire(settings: Settings, world: World, nonce: str) -> Wired:
         from .several import wire_several
 
         return wire_several(settings, settings.meeting, world, nonce)
-    keeper = open_keeper(settings, world, nonce, mark=f"{settings.run_id}/{nonce}")
-    link = MemoryLink(MemoryJournal(), world.clock)
+    keeper = open_keeper(settings, world, nonce, mark=nonce)
+    try:
+        # Only now, while the keeper gets ready: the first worker does not wait for this import.
+        from reknit.adapters.hostlock import take_alone
+
+        lock, notes = take_alone(nonce), end_left()
+    except BaseException:  # for example an import that finds no free descriptor
+        keeper.close()
+        raise
 
     def close() -> None:
         keeper.close()
         link.close()
+        if lock is not None:
+            lock.release()
 
+    link = MemoryLink(MemoryJournal(), world.clock)
     name = settings.node_id or os.uname().nodename or "localhost"
     spec = evolve(spec_of(settings, name, settings.address or "127.0.0.1"), shares_journal=False)
-    return Wired(spec, Ports(world.clock, link, keeper, world.requests), keeper, close)
+    return Wired(spec, Ports(world.clock, link, keeper, world.requests), keeper, close, notes)
+
+
+def end_left() -> list[str]:
+    """End what killed agents of jobs with one node have left on this host. Returns lines for the operator."""
+    from reknit.adapters.hostlock import end_left_alone
+
+    ended, stuck = end_left_alone()
+    notes = [ended_text(ended)] if ended else []
+    if stuck:
+        notes.append(f"processes {', '.join(map(str, stuck))}, which an earlier agent left here, survive SIGKILL")
+    return notes
+
+
+def ended_text(ended: int) -> str:
+    """A line for the operator: so many processes of an earlier agent were ended."""
+    return f"ended {ended} process{'es' * (ended != 1)} that an earlier agent had left behind"
 
 
 def spec_of(settings: Settings, node_id: str, address: str) -> Spec:

@@ -1,1 +1,1 @@
-"""A whole cluster of agents as one value under one virtual clock, and what must hold of it whatever happens."""
+"""Random histories of a whole simulated cluster, and the checks of what must hold whatever happens."""

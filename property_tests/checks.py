@@ -1,19 +1,20 @@
 """What must hold after every step, whatever happens.
 
-Plain functions that raise `Violation`. What the journal means is asked from the oracle, what is true from the world.
+The checks are plain functions that raise `Violation`. They ask the oracle what the journal means, and the world what is
+true.
 
-S1 to S9, L1 to L3: docs/protocol.md#invariants. S9 and the end of L1 and L2 are asked in `ends` and `play`.
-backoff    a member withholds its `Joined` after a failure
-echo       what looks like an echo is not acted upon before its cause has had its time
-fresh      workers start on a fresh beat only
-host       the journal's host leaves last
-order      a report comes before the next `Joined`, `Leaving` before `Left`
+S1 to S9, L1 to L3: docs/protocol.md#invariants. S9 and the ends of L1 and L2 are checked in `ends` and `play`.
+backoff    a member waits before it says `Joined` after a failure
+echo       an agent does not act on a failure that looks like an echo before its cause has had time to come
+fresh      workers start only if a beat was acknowledged lately
+host       the host of the store ends last
+order      a report comes before the next `Joined`, and `Leaving` before `Left`
 outage     no outage ends an agent before the store timeout
-silence    nobody is accused who was not silent, nor without a fresh read
+silence    a node is declared lost only if it was silent, and only in the step of a fresh read
 stage      an agent's stage, epoch, renewal and workers fit together (the table in `Stage`)
-step, stop workers are started or stopped once in a step, and stopped if there are any
-terms      an agent with other terms than the job's disturbs nobody
-wake       no deadline in the past, and a second look at nothing new does nothing
+step, stop a step starts or stops workers at most once, and stops them only if there are any
+terms      an agent with other terms than the job's disturbs no other agent
+wake       no deadline is in the past, and an event without news changes nothing
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What must hold when an agent, or everything, has ended."""
+"""What must hold when one agent has ended, and when all have."""
 
 from __future__ import annotations
 

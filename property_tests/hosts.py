@@ -1,4 +1,4 @@
-"""What the checks remember of each agent, and how they say that something is broken."""
+"""What the checks remember of each agent, and the error that a check raises."""
 
 from __future__ import annotations
 

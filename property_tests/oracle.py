@@ -1,6 +1,7 @@
-"""A second, dumb implementation of what the journal means, written from the protocol's rules and not from the fold.
+"""A second implementation of what the journal means, as simple as possible.
 
-It keeps everything in plain sets and changes them in place. Members, restarts and verdicts must agree with the fold.
+It is written from the rules of the protocol, and not from the fold. It keeps everything in plain sets and changes them
+in place. Members, restarts and verdicts must agree with the fold.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Play a script: form the cluster, make the moves, then heal everything and demand rest (L1, L2).
+"""Plays a script: forms the cluster, makes the moves, then heals everything and demands rest (L1, L2).
 
 `play` returns the world at its end, or raises `Violation` with the story as a note.
 """

@@ -1,11 +1,12 @@
-"""A history as data: how the cluster is set up, and what happens to it. The text form is what a failure prints.
+"""A history as data: how the cluster is set up, and what happens to it. A failure prints the history as text.
 
     setup nodes=3 min=2 max=3 budget=1 formed=3
     crash a
     wait 5
 
-1. Every move is always allowed, and does nothing when there is nothing to do: no history is thrown away.
-2. A script decides everything. What a script leaves open (delays, orders) is a function of `seed`; 0 is the calmest.
+1. Every move is always allowed. A move that makes no sense now does nothing. So every history can be played.
+2. A script decides everything. Delays and orders, which it does not name, depend on its `seed`. With 0 they are the
+   shortest and plainest.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ from reknit.core.job.entries import Admission, NodeId, RestartPolicy, Terms
 NAMES = "abcdefgh"
 WAITS = (0.1, 0.4, 1.0, 2.0, 4.5, 7.0, 12.0, 25.0)
 TROUBLES = ("lose", "lag", "double", "partial", "skip", "late")
-"""What may befall an append or a read: lost, delayed long, landed twice, read piecemeal, skipped over, woken late."""
+"""What may go wrong. In this order: an append is lost, lands late, or lands twice; a read brings only a part, or skips
+to a fold; a wake-up comes late."""
 
 
 @frozen

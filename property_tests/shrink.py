@@ -1,4 +1,4 @@
-"""Make a script that breaks something shorter, as long as it still breaks the same."""
+"""Makes a script that breaks something shorter, as long as it still breaks the same check."""
 
 from __future__ import annotations
 

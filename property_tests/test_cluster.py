@@ -1,4 +1,4 @@
-"""Whole clusters through all weathers: nothing that must hold is ever broken, and everything comes to rest."""
+"""Whole clusters under all kinds of trouble: no check is ever broken, and everything comes to rest."""
 
 from __future__ import annotations
 

@@ -1,8 +1,9 @@
-"""What holds of the core's functions alone, whatever they are given."""
+"""What holds of the functions of the core, whatever they are given."""
 
 from __future__ import annotations
 
 import datetime
+from functools import reduce
 
 import pytest
 from hypothesis import given, settings
@@ -80,6 +81,21 @@ def test_batches_do_not_matter(journal: list[Entry], cut: int) -> None:
     whole = fold_all(Job(), journal)
     assert fold_all(fold_all(Job(), journal[:cut]), journal[cut:]) == whole
     assert repr(fold_all(Job(), journal)) == repr(whole)
+
+
+NEWCOMERS = st.builds(
+    Joined, st.builds(Node, st.sampled_from("abcdef").map(NodeId)), st.just("x"), ROUNDS, st.just("host"), st.just(1)
+)
+
+
+@given(st.integers(1, 6), st.lists(st.one_of(NEWCOMERS, NEWCOMERS, NEWCOMERS, ENTRIES), max_size=40))
+def test_a_batch_is_folded_like_its_entries_one_by_one(least: int, entries: list[Entry]) -> None:
+    """New nodes that join one after another are taken in together."""
+    terms = Terms(min_nodes=least, max_nodes=6, restarts=said.RestartPolicy(2, max_unspent=3))
+    journal = [said.Opened(terms, "j"), *entries]
+    job, other = fold_all(Job(), journal), reduce(fold, journal, Job())
+    assert job == other
+    assert list(job.live) == list(other.live), "the order in which they came"
 
 
 @given(JOURNALS, ENTRIES)

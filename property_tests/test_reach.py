@@ -1,6 +1,6 @@
-"""What can happen does happen: a green suite is not an empty one.
+"""The random histories reach what can happen: checks that never see a case prove nothing about it.
 
-Histories are drawn until every goal was reached by one, read off a world that has ended.
+Histories are drawn until each goal was reached by one of them. A goal is read from a world that has ended.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ def _replaced(world: World) -> bool:
 
 
 def _came_back(world: World) -> bool:
-    """A suspended agent was counted out, stopped its workers, and has a place again."""
+    """A suspended agent was declared lost, stopped its workers, and has a place again."""
     return _stopped_for(world, DeclaredLost) and any(
         p.was_suspended and p.agent.me.incarnation > 0 and p.agent.me in world.jobs[-1].member_nodes
         for p in world.procs

@@ -1,6 +1,6 @@
-"""Which troubles exist in one history: drawn once, so that whole kinds are absent from most (swarm testing).
+"""Which kinds of trouble one history has. They are drawn once, so that most kinds are absent (swarm testing).
 
-A history with every fault at once dies of the first; the interesting ones have two or three kinds.
+A history with every fault ends at the first one. Most bugs need two or three kinds.
 """
 
 from __future__ import annotations

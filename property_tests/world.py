@@ -1,4 +1,4 @@
-"""The simulated cluster with its checks: they look at everything after every step. A violation carries the story."""
+"""The simulated cluster with its checks, which look at everything after every step. A violation carries the story."""
 
 from __future__ import annotations
 

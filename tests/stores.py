@@ -1,4 +1,4 @@
-"""torch's store for tests. A process serves it as in production. Or a few lines serve it and do what a test wants."""
+"""torch's store for tests: served by a process as in production, or by a few lines that do what a test wants."""
 
 from __future__ import annotations
 

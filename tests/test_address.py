@@ -1,4 +1,4 @@
-"""The address that a node gives the others: the kernel's choice for the way to them."""
+"""The address that a node gives to the others: the kernel chooses it from the way to them."""
 
 from __future__ import annotations
 

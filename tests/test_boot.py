@@ -1,4 +1,4 @@
-"""The program of a keeper that is started by exec: nothing of its host's surroundings gets in."""
+"""The program of a keeper that is started by exec: nothing from the surroundings of its host program gets in."""
 
 from __future__ import annotations
 

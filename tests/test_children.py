@@ -1,4 +1,4 @@
-"""Knowing and ending descendants: with real processes, in a process of their own, which becomes a subreaper."""
+"""Finding and ending descendants: real processes, under a test process that becomes a subreaper."""
 
 from __future__ import annotations
 

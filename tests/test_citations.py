@@ -1,4 +1,4 @@
-"""Whatever a comment, a docstring or a page cites exists, and the law says what guards each of its rules."""
+"""Everything that a comment, a docstring or a page cites exists. Each rule of the protocol names what guards it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The client of TCPStore's protocol, against torch's server and against what is none."""
+"""The client of TCPStore's protocol, against torch's server and against servers that are none."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Waiting without waking up for nothing, and waking from anywhere."""
+"""The clock: it does not wake up without a reason, and every thread can wake it."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_wait_ends_for_a_readable_descriptor(clock: Clock) -> None:
     """That is how a worker's death is seen at once."""
     read_end, write_end = os.pipe()
     clock.watch(read_end)
-    threading.Timer(0.02, os.write, (write_end, b"!")).start()
+    threading.Timer(0.02, os.write, (write_end, b"!")).start()  # before or during the wait: both are right
     clock.wait(None)
     assert select.select([read_end], [], [], 0)[0] == [read_end]
     clock.unwatch(read_end)
@@ -72,7 +72,7 @@ def test_an_infinite_deadline_is_none(clock: Clock) -> None:
     """`inf` must neither overflow nor return at once."""
     read_end, write_end = os.pipe()
     clock.watch(read_end)
-    threading.Timer(0.02, os.write, (write_end, b"!")).start()
+    threading.Timer(0.02, os.write, (write_end, b"!")).start()  # before or during the wait: both are right
     clock.wait(float("inf"))
     assert os.read(read_end, 1) == b"!"
     clock.unwatch(read_end)
@@ -83,7 +83,7 @@ def test_an_infinite_deadline_is_none(clock: Clock) -> None:
 def test_any_thread_ends_the_wait(clock: Clock) -> None:
     """The link's threads have news, and the loop sleeps without a deadline."""
     for _ in range(3):
-        waker = threading.Timer(0.02, clock.wake)
+        waker = threading.Timer(0.02, clock.wake)  # before or during the wait: both are right
         waker.start()
         clock.wait(None)
         waker.join()

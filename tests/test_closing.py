@@ -1,4 +1,4 @@
-"""After `close` nothing is left of a journal or a store's host in this process, however it ended."""
+"""After `close` a journal or a store's host leaves nothing in this process, however it ended."""
 
 from __future__ import annotations
 

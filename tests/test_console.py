@@ -1,4 +1,4 @@
-"""The console that nobody may wait for: with real pipes, files and threads."""
+"""The console, for which the agent never waits: with real pipes, files and threads."""
 
 from __future__ import annotations
 

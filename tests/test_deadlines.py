@@ -1,4 +1,4 @@
-"""What the agent waits for, as data."""
+"""The timers of an agent: which run, and when each is due."""
 
 from __future__ import annotations
 

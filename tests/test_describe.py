@@ -1,4 +1,4 @@
-"""Sentences for people: each reason has one, and the lines of a run as a whole are what an operator wants to read."""
+"""Sentences for people: each reason has one, and the lines of a whole run tell an operator what happens."""
 
 from __future__ import annotations
 
@@ -105,10 +105,10 @@ def test_a_run_whose_workers_die_at_once() -> None:
     assert told(agent(restarts=3), *ALONE, *once, *again) == [
         FIRST_ALONE,
         "rank 0 failed: exit code 7 (node n0)",
-        "restarting in 0.2 s: the workers died within 1 s of their start",
+        "the workers failed within 1 s of their start: this node joins again in 0.2 s",
         "round 1 (restart 1 of 3): 1 node, 1 worker, master n0:29501",
         "rank 0 failed: exit code 7 (node n0)",
-        "restarting in 0.4 s: the workers died within 1 s of their start",
+        "the workers failed within 1 s of their start: this node joins again in 0.4 s",
     ]
 
 
@@ -118,8 +118,8 @@ def test_a_run_that_is_stopped() -> None:
     assert told(agent(), *ALONE, *asked) == [
         FIRST_ALONE,
         f"SIGTERM received; {STOPPING}",
-        "asked again to stop: SIGKILL in 5 s",
-        "asked again to stop: SIGKILL now",
+        "asked again to stop: the workers get SIGKILL in 5 s",
+        "asked again to stop: the workers get SIGKILL now",
     ]
 
 
@@ -129,8 +129,8 @@ def test_a_run_that_loses_a_node() -> None:
     assert told(agent(1, 2), *WITH_N1, *gone) == [
         "waiting for nodes: 1 of 1 to 2 joined, for 30 s more",
         FIRST_WITH_N1,
-        f"node n1 fell silent, says n0; {STOPPING}",
-        "round 1 (node n1 fell silent, says n0): 1 node, 1 worker, master n0:29501",
+        f"node n1 fell silent, noticed by node n0; {STOPPING}",
+        "round 1 (node n1 fell silent, noticed by node n0): 1 node, 1 worker, master n0:29501",
     ]
 
 
@@ -176,8 +176,8 @@ def test_a_run_through_an_outage() -> None:
     assert told(agent(2, 2), *WITH_N1, cut_off("refused"), after(1), cut_off("refused"), echo(), ack()) == [
         WAITING,
         FIRST_WITH_N1,
-        "the journal cannot be reached, workers keep running; it is tried for 300 s: refused",
-        "the journal is back",
+        "the journal cannot be reached, workers keep running; reknit tries again for 300 s: refused",
+        "the journal can be reached again",
     ]
     assert told(agent(2, 2), *WITH_N1, cut_off("refused"), after(301))[3:] == [
         f"the journal cannot be reached: refused; {STOPPING}"
@@ -191,7 +191,7 @@ def test_an_outage_with_a_fence() -> None:
     said = told(fenced, *WITH_N1, cut_off("refused"))
     assert said[-1] == (
         "the journal cannot be reached, workers keep running for at most 2.5 s (--fence-after); "
-        "it is tried for 300 s: refused"
+        "reknit tries again for 300 s: refused"
     )
 
 
@@ -208,7 +208,7 @@ def test_a_run_that_takes_another_agents_place() -> None:
     """Two hosts of one name throw each other out: the newer one must say as well what happens."""
     terms = Terms(2, 2)
     lines = told(agent(2, 2), start(), read(Opened(terms, "j"), joined("n0", nonce="other"), joined("n1")))
-    assert lines[0] == "node n0 is in the job already: this agent takes its place, as n0.1"
+    assert lines[0] == "node n0 is in the job already: this agent takes its place as n0.1"
     assert not [line for line in told(agent(2, 2), *WITH_N1) if "already" in line]
 
 
@@ -225,7 +225,7 @@ FAILED = reasons.WorkerFailed(node("n1", 2), FAILURE)
 _FAILED = "rank 5 failed: exit code 3, ValueError: no (node n1.2)"
 SENTENCES = {
     FAILED: _FAILED,
-    reasons.NodeGone(node("n1"), reasons.Departure.LOST, node("n2")): "node n1 fell silent, says n2",
+    reasons.NodeGone(node("n1"), reasons.Departure.LOST, node("n2")): "node n1 fell silent, noticed by node n2",
     reasons.NodeGone(node("n1"), reasons.Departure.LEFT): "node n1 left",
     reasons.NodeGone(node("n1"), reasons.Departure.LEAVING): "node n1 is leaving",
     reasons.NodeGone(node("n1"), reasons.Departure.REPLACED): "node n1 was started again",
@@ -234,20 +234,20 @@ SENTENCES = {
     reasons.BudgetSpent(0, FAILED): f"{_FAILED}, and no restarts are allowed",
     reasons.BudgetSpent(2, FAILED): f"{_FAILED}, and all 2 restarts are spent",
     reasons.Unstable(3): "more than 3 rounds ended without a failure",
-    reasons.TooFewNodes(1, 2): "1 node joined in time, 2 needed",
+    reasons.TooFewNodes(1, 2): "1 node joined in time, but the job needs at least 2",
     reasons.AbortedByOperator("enough"): "aborted: enough",
     reasons.AllSucceeded(): "all workers succeeded",
     own.SignalReceived(2): "SIGINT received",
     own.Replaced(node("n1", 3)): (
         "another agent has joined with this node's id, as n1.3: each node needs its own --node-id"
     ),
-    own.DeclaredLost(): "the others have counted this node out",
-    own.CutOff(1.5): "no beat of this node was acknowledged for 1.5 s",
+    own.DeclaredLost(): "the other nodes have declared this node lost",
+    own.CutOff(1.5): "the store has acknowledged no beat of this node for 1.5 s (--fence-after)",
     own.StoreLost("refused"): "the journal cannot be reached: refused",
     own.JournalRefused(reasons.Refusal.SECRET, "signed with another secret"): "signed with another secret",
     own.TermsDiffer((("max_nodes", "2", "3"),)): "the job runs on other terms: max_nodes: 2 there, 3 here",
     own.AlreadyFinished(): "the job has already finished",
-    own.CannotStop((7, 8)): "processes 7, 8 survive SIGKILL",
+    own.CannotStop((7, 8)): "processes of this node survive SIGKILL: 7, 8",
 }
 
 

@@ -1,4 +1,4 @@
-"""How many workers a word like `gpu` means. The interpreters here are fakes: no number depends on the host."""
+"""How many workers a word like `gpu` means. The interpreters here are fakes, so no number depends on the host."""
 
 from __future__ import annotations
 
@@ -59,7 +59,10 @@ def test_no_device_is_said(interpreter: Path) -> None:
 def test_a_missing_torch_is_not_a_missing_device(interpreter: Path) -> None:
     """Who has forgotten to install torch must not look for a broken driver."""
     answers(interpreter, "", status=1)
-    with pytest.raises(UsageError, match=r"^--nproc-per-node=gpu: torch counts the devices, and cannot be imported$"):
+    with pytest.raises(
+        UsageError,
+        match=r"^--nproc-per-node=gpu: the devices cannot be counted, because torch cannot be imported$",
+    ):
         devices.count("gpu", os.environ)
 
 

@@ -1,4 +1,4 @@
-"""When the agent is done, and with what result."""
+"""When the agent is done, and with which result."""
 
 from __future__ import annotations
 
@@ -246,7 +246,7 @@ def test_a_host_whose_last_guests_fell_silent_ends() -> None:
 
 
 def test_a_host_that_serves_does_not_speak_for_another_agent_of_its_name() -> None:
-    """n0 was counted out, told to leave, and serves; a second agent with its id comes as n0.1 and must be let alone."""
+    """n0 is lost, told to leave, and serves. A second agent with its id comes as n0.1 and must be let alone."""
     twin = joined("n0", 1, 1, nonce="twin")
     playbook = playing("n0", Terms(1, 3), joined("n1"), hosts_journal=True) >> read(lost("n0", by="n1"))
     playbook = playbook << ANY(StopWorkers) >> stopped() >> ask_to_leave() >> read(joined("n1", 1), twin)

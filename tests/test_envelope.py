@@ -1,4 +1,4 @@
-"""What journals in stores write around an entry: who may have written it, where, and of which journal."""
+"""What a journal in a store writes around an entry. It tells who may have written the entry, and for which place."""
 
 from __future__ import annotations
 
@@ -150,7 +150,7 @@ def test_a_journal_in_the_place_of_the_one_before_is_refused() -> None:
 
 @pytest.mark.parametrize(
     ("theirs", "mine", "says"),
-    [("", "s", "is not signed"), ("s", "", "it takes --rdzv-secret"), ("s", "t", "another secret")],
+    [("", "s", "is not signed"), ("s", "", "this node has no --rdzv-secret"), ("s", "t", "another secret")],
 )
 def test_secrets_that_differ_are_told_apart(theirs: str, mine: str, says: str) -> None:
     """The operator of this node has to know which of the two to mend; and no secret is printed."""

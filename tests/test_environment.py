@@ -1,4 +1,4 @@
-"""What a worker is told: docs/torchelastic.md#environment, seen by real workers of the real command."""
+"""The variables that a worker gets (docs/torchelastic.md#environment), seen by real workers of the real command."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a failed worker said: error files of any shape, tracebacks among other output."""
+"""What a failed worker tells about itself: error files of any shape, and tracebacks among other output."""
 
 from __future__ import annotations
 

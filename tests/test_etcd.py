@@ -1,4 +1,4 @@
-"""The journal in etcd, beside what `test_journals` demands of all: servers that die, hang, forget and are put back."""
+"""The journal in etcd, beside what `test_journals` demands of all: servers that die, hang, or lose their data."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The journal in etcd when it is long, and when many join at once: segments, folds, and readers that wait for many."""
+"""The journal in etcd when it is long or many nodes join at once: segments, folds, and readers that wait for many."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The folders of runs: a scratch folder goes with its keeper, or with the next one; output is never removed."""
+"""The folders of runs: a scratch folder is removed by its keeper or by the next one. Output is never removed."""
 
 from __future__ import annotations
 

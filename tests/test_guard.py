@@ -1,4 +1,4 @@
-"""The guard pipe alone: the kernel ends a group in the moment in which the last write end is closed."""
+"""The guard pipe alone: the kernel kills a group at the moment when the last write end is closed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who hosts the store is found out by trying; and the server process lives for as long as its agent wants."""
+"""Which agent hosts the store is found out by trying. The server's process lives as long as its agent wants."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
-"""One agent per node and host, and the end of what a killed one has left: real processes, real kills."""
+"""One agent per node and host, and the end of the processes that a killed agent has left, with real processes."""
 
 from __future__ import annotations
 
+import fcntl
 import os
 import signal
 import stat
@@ -13,7 +14,9 @@ from pathlib import Path
 
 import pytest
 
-from reknit.adapters.hostlock import MARK, HostLock, Taken, take, take_free
+from reknit.adapters import hostlock
+from reknit.adapters.hostlock import HostLock, Taken, end_left_alone, take, take_alone, take_free
+from reknit.adapters.orphans import MARK
 from reknit.adapters.ports import Refused
 from reknit.core.job.reasons import Refusal
 from tests.alone import ENV, ROOT, command
@@ -296,3 +299,105 @@ def test_awkward_names() -> None:
         with worker(lock.mark):
             assert lock.end_orphans() == 1
         lock.release()
+
+
+# ---- a job with one node ----
+
+
+@contextmanager
+def agent_alone(nonce: str) -> Iterator[subprocess.Popen[str]]:
+    """Another process that holds the lock of a job with one node until it is killed."""
+    code = f"""
+import signal
+from reknit.adapters.hostlock import take_alone
+lock = take_alone({nonce!r})
+print(lock.mark, flush=True)
+signal.pause()
+"""
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == f"{nonce}\n"
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def killed_alone(*nonces: str) -> None:
+    for nonce in nonces:
+        with agent_alone(nonce):
+            pass
+
+
+def test_what_any_killed_agent_of_one_node_left_is_ended(folder: Path) -> None:
+    """No later agent has its name, so whichever starts next looks for it. An agent that lives keeps its workers."""
+    killed_alone("dead-1", "dead-2")
+    with agent_alone("alive"), worker("dead-1") as one, worker("dead-2") as two, worker("alive") as other:
+        assert end_left_alone() == (2, ())
+        assert [is_alive(pid) for pid in (one, two, other)] == [False, False, True]
+        (left,) = os.listdir(folder)
+        assert left.endswith("-alive")
+        assert end_left_alone() == (0, ())
+
+
+def test_an_agent_of_one_node_that_ends_leaves_no_file(folder: Path) -> None:
+    """A file that stays would make the next start read the process table."""
+    lock = take_alone("n")
+    assert lock is not None
+    lock.release()
+    lock.release()
+    assert os.listdir(folder) == []
+
+
+def test_two_agents_that_start_together_both_wait_for_the_end(folder: Path) -> None:
+    """Neither may take the other for the owner of what it looks at, and start its workers beside an old one."""
+    killed_alone("dead")
+    looking = os.open(next(folder.iterdir()), os.O_RDONLY)
+    fcntl.flock(looking, fcntl.LOCK_SH)  # the other agent is just looking
+    with worker("dead") as pid:
+        assert end_left_alone() == (1, ())
+        assert not is_alive(pid)
+    os.close(looking)
+
+
+def test_a_container_leaves_the_processes_of_another_to_that(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They share /tmp. An agent that cannot see the processes must not remove what tells of them."""
+    killed_alone("dead")
+    with worker("dead") as pid:
+        with monkeypatch.context() as patched:
+            patched.setattr(hostlock, "_alone", lambda: "alone-1-")
+            assert end_left_alone() == (0, ())
+            assert is_alive(pid)
+        assert end_left_alone() == (1, ())
+    assert os.listdir(folder) == []
+
+
+def test_what_survives_is_named_and_tried_again(folder: Path) -> None:
+    """A process that hangs in the kernel is not worth a job that does not start."""
+    killed_alone("dead")
+    with worker("dead") as pid:
+        with pytest.MonkeyPatch.context() as patched:
+            patched.setattr(signal, "pidfd_send_signal", lambda *_: None)
+            assert end_left_alone(0.05) == (0, (pid,))
+        assert end_left_alone() == (1, ())
+
+
+def test_a_job_of_one_node_needs_no_lock(tmp_path: Path, folder: Path) -> None:
+    """A full disk, or a folder of somebody else: the job runs all the same."""
+    folder.symlink_to(tmp_path)
+    assert take_alone("n") is None
+    assert end_left_alone() == (0, ())
+
+
+def test_the_process_table_is_not_read_in_vain(tmp_path: Path) -> None:
+    """psutil takes milliseconds that the first worker would wait for."""
+    script = """
+        import sys
+        from reknit.adapters.hostlock import end_left_alone, take_alone
+        lock = take_alone("n")
+        end_left_alone()
+        lock.release()
+        print([name for name in ("psutil", "hashlib", "reknit.adapters.orphans") if name in sys.modules])
+    """
+    env = {**ENV, "XDG_RUNTIME_DIR": str(tmp_path)}
+    assert subprocess.check_output(command(script), env=env, cwd=ROOT) == b"[]\n"

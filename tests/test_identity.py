@@ -72,7 +72,7 @@ def test_two_agents_that_start_at_once_do_not_become_one() -> None:
     assert newcomer(PAIR) << joining(0, 0) >> read(other) >> ack() << ReservePort() >> reserved() << joining(1, 0)
 
 
-# ---- being counted out -----------------------------------------------------------------------------------------------
+# ---- being declared lost ---------------------------------------------------------------------------------------------
 
 
 def test_a_node_that_was_declared_lost_stops_and_comes_back_as_another() -> None:
@@ -92,7 +92,7 @@ def test_being_lost_again_while_coming_back_makes_another_one_more() -> None:
 
 
 def test_who_cannot_be_heard_does_not_come_back() -> None:
-    """A node that reads the journal and whose beats are swallowed would be counted out, and join, for ever."""
+    """A node that reads the journal and whose beats are swallowed would be declared lost, and join, for ever."""
     playbook = playing("n0", TRIO, joined("n1")) >> read(lost("n0", by="n1")) << Placeholder(StopWorkers)
     assert playbook >> stopped() >> after(1) >> read() >> after(100) >> read()
 

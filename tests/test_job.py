@@ -1,4 +1,4 @@
-"""The questions that a job answers."""
+"""The questions that other code asks of a job."""
 
 from __future__ import annotations
 

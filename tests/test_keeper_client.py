@@ -1,4 +1,4 @@
-"""The agent's side of a keeper that is killed, hangs or cannot be started: one clear line, and nothing left."""
+"""The client of a keeper that is killed, hangs or cannot be started: one clear line, and nothing is left."""
 
 from __future__ import annotations
 
@@ -66,6 +66,7 @@ def test_a_keeper_killed_with_workers_fails_each_once(keep: Keep, tmp_path: Path
     kept.drive(WorkersExited)
     assert exits(kept) == [0, 1, 2]
     assert {f.exitcode for f in failures(kept.seen)} == {-signal.SIGKILL}
+    assert not any(f.is_of_worker for f in failures(kept.seen)), "nobody has seen how they ended"
     assert all("keeper" in f.message and "SIGKILL" in f.message for f in failures(kept.seen))
     if state == "running":
         stop(kept.keeper, FOR_EVER)

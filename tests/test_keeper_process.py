@@ -1,4 +1,4 @@
-"""The keeper as a process: whoever is killed or stopped, nothing of it is left, and nobody else is disturbed."""
+"""The keeper as a process: if any process is killed or stopped, nothing is left, and no other process is disturbed."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import pytest
 
 from tests.alone import ENV, ROOT, run_alone
 from tests.keepers import Kept, wait_gone, worker_pids
-from tests.waiting import is_alive, until
+from tests.waiting import is_alive, processor_share, until
 
 Keep = Callable[..., Kept]
 HOWS = ["exec", "fork"]
@@ -253,7 +253,7 @@ def test_a_keeper_without_descriptors_is_no_bug(
     assert not kept.said, kept.console.read_text()
     shown = str(kept.seen)
     assert "exitcode=70" not in shown
-    assert "WorkersExited" not in shown or "Too many open files" in shown
+    assert "Too many open files" in shown
 
 
 def test_without_processes_the_reason_is_given() -> None:
@@ -288,9 +288,8 @@ def test_an_idle_keeper_sleeps(keep: Keep) -> None:
     kept.run(2)
     keeper = psutil.Process(kept.pid)
     until(lambda: keeper.status() == psutil.STATUS_SLEEPING)
-    before = keeper.cpu_times()
+    assert processor_share(kept.pid) < 0.5
     kept.flushed()
-    assert keeper.cpu_times().user - before.user < 1.0
 
 
 @pytest.mark.parametrize("how", HOWS)

@@ -1,8 +1,9 @@
-"""Agents that a program runs itself: in threads and event loops, with nothing taken and nothing left."""
+"""Agents that a program runs itself, in threads and event loops: the program loses nothing and finds nothing left."""
 
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import signal
 import subprocess
@@ -29,6 +30,7 @@ from reknit import (
 from reknit.core.agent.reasons import SignalReceived
 from reknit.core.agent.states import WorkerState
 from reknit.core.job.reasons import BudgetSpent
+from tests.alone import run_alone
 from tests.leaks import children, nothing_left
 from tests.waiting import PATIENCE_S, read_pids
 
@@ -53,6 +55,7 @@ def _nothing_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     scratch = tmp_path / "scratch"
     scratch.mkdir()
     monkeypatch.setenv("TMPDIR", str(scratch))
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
     launch(TRUE)  # what is imported or made once in a process is no leak
     with nothing_left(scratch):
         yield
@@ -291,3 +294,40 @@ def test_a_program_that_changes_its_folder(tmp_path: Path, monkeypatch: pytest.M
         second = read_pids(tmp_path / "pids", 2)[1]
         assert os.readlink(f"/proc/{second}/cwd") == str(tmp_path / "a")
     assert first != second
+
+
+DAEMON = """
+    import json, os, sys
+    from pathlib import Path
+    from reknit import Meeting, Settings, Terms, start
+    from tests.waiting import until
+    def standard(pid): return [os.readlink(f"/proc/{pid}/fd/{fd}") for fd in range(3)]
+    shown, folder = os.dup(1), Path(sys.argv[1])
+    for fd in range(3): os.close(fd)
+    meeting = Meeting("file", folder=sys.argv[1] + "/journal") if sys.argv[2] == "several" else None
+    settings = Settings(command=(sys.executable, "-c", sys.argv[3], sys.argv[1]), local_world_size=2, meeting=meeting,
+                        terms=Terms(last_call_s=0.0), run_id="job")
+    with start(settings) as running:
+        until(lambda: all((folder / f"up{rank}").exists() for rank in range(2)))
+        seen = standard(os.getpid()), standard(running._wired.keeper.pid)
+        for fd in (1, 2): os.write(fd, b"what a daemon prints")
+        (folder / "go").touch()
+        state = running.join(60.0).state.name
+    os.write(shown, json.dumps([*seen, state]).encode())
+"""
+
+
+@pytest.mark.parametrize("nodes", ["one", "several"])
+def test_a_daemon_has_nothing_of_reknit_in_the_place_of_its_stdout(tmp_path: Path, nodes: str) -> None:
+    """It has closed 0 to 2. What it prints must not get into a pipe of reknit's, and its workers read and write none of
+    reknit's streams."""
+    worker = """
+        import os, sys, time
+        assert os.read(0, 1) == b""
+        os.write(1, b"out"); os.write(2, b"err")
+        open(sys.argv[1] + "/up" + os.environ["RANK"], "w").close()
+        while not os.path.exists(sys.argv[1] + "/go"): time.sleep(0.01)
+    """
+    shown = run_alone(DAEMON, str(tmp_path), nodes, textwrap.dedent(worker))
+    null = [os.devnull] * 3
+    assert json.loads(shown) == [null, null, "SUCCEEDED"]

@@ -1,4 +1,4 @@
-"""A limit of the machine is told from a bug of reknit: one line and status 71, wherever the limit strikes."""
+"""A limit of the machine is told from a bug of reknit: it gives one line and status 71, wherever it strikes."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import errno
 import os
 import re
 import shlex
+import subprocess
 import sys
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -69,6 +70,24 @@ def test_descriptors(tmp_path: Path, backend: str, limit: int) -> None:
         assert re.fullmatch(rf"reknit: exit status {status}: .+", job.err.splitlines()[-1]), job.err
     if status == 74:
         assert "Too many open files" in job.err
+
+
+@pytest.mark.parametrize("files", [1, 2], ids=["folder", "file"])
+def test_a_full_disk_for_the_lock(tmp_path: Path, files: int) -> None:
+    """The lock's folder is often on a small file system. The journal, which 69 speaks of, has nothing to do with it."""
+    small = tmp_path / "small"
+    small.mkdir()
+    mount = f"mount -t tmpfs -o nr_inodes={files} none {small}"
+    private = ["unshare", "--mount", "sh", "-c"]
+    if subprocess.run([*private, mount], capture_output=True).returncode:
+        pytest.skip("no mounts of one's own here: unshare is not permitted")
+    argv = ["--nnodes=1:2", "--rdzv-backend=file", f"--rdzv-endpoint={tmp_path}/j", "--rdzv-id=j", "w.py"]
+    command = f"{mount} && exec {shlex.join([REKNIT, 'run', *argv])}"
+    launcher = f"import os; os.execvp('unshare', {[*private, command]!r})"
+    status, job = run(tmp_path, sys.executable, "-c", launcher, env={"XDG_RUNTIME_DIR": str(small)}, script="pass")
+    assert status == 71, job.err
+    (line,) = job.said
+    assert line.startswith(f"exit status 71: no lock for this node: No space left on device: {small}/reknit")
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="becomes another user, so that the limit holds")

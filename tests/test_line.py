@@ -1,4 +1,4 @@
-"""One keeper that runs, seen from its agent: how its end is seen, and what letting go of it leaves."""
+"""The agent's end of one running keeper: how its end is seen, and what is left after letting go of it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The link with threads, over journals that do as they are told: what the agent's loop sees, in which order."""
+"""The link with threads, over fake journals: what the agent's loop sees, and in which order."""
 
 from __future__ import annotations
 
@@ -161,7 +161,7 @@ def test_a_reader_waits_until_the_agent_has_taken_in_what_it_told(agents: Callab
 
 
 def test_a_beat_is_answered_by_counters_and_then_by_a_read_that_began_after_it(agents: Callable[..., Agent]) -> None:
-    """After a gap the agent waits for exactly that: whether it was counted out meanwhile. The first ends no gap."""
+    """After a gap the agent waits for exactly that: whether it was declared lost meanwhile. The first ends no gap."""
     journal = Told()
     journal.beat(PEER, ())
     agent = agents(journal)

@@ -1,4 +1,4 @@
-"""The loop: one event, one step, all its commands; and sleep when there is nothing to do. Real workers, then fakes."""
+"""The loop: one event, one step, all its commands, and sleep if there is nothing to do. Real workers, then fakes."""
 
 from __future__ import annotations
 

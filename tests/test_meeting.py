@@ -1,4 +1,4 @@
-"""How several nodes meet, judged: torchrun's words, and every mistake named."""
+"""How several nodes meet: torchrun's words are understood, and every mistake is named."""
 
 from __future__ import annotations
 
@@ -113,7 +113,9 @@ def test_etcd_over_tls(tmp_path: Path) -> None:
     assert refused(*ETCD, "--rdzv-conf=ca_cert=/none") == (
         "--rdzv-conf: ca_cert=/none: no such file, or it cannot be read"
     )
-    assert refused(*ETCD, f"--rdzv-conf=ssl_cert={pem}") == "--rdzv-conf: ssl_cert and ssl_cert_key go together"
+    assert (
+        refused(*ETCD, f"--rdzv-conf=ssl_cert={pem}") == "--rdzv-conf: give both ssl_cert and ssl_cert_key, or neither"
+    )
 
 
 # ---- on which terms ----
@@ -176,13 +178,13 @@ def test_a_static_job_has_a_fixed_size() -> None:
     """torchrun ignores the minimum without a word; node ranks are 0 to the maximum."""
     found = meet("--nnodes=2:3", "--node-rank=2", "--master-addr=h")
     assert (found.terms.min_nodes, found.terms.max_nodes, found.rank_hint) == (3, 3, 2)
-    assert found.notices == ("--nnodes=2:3: with --rdzv-backend=static all 3 are waited for",)
+    assert found.notices == ("--nnodes=2:3: with --rdzv-backend=static the job waits for all 3 nodes",)
     assert meet("--master-addr=node0", nodes=(3, 3)).notices == (
-        "--node-rank is not given: this is node 0, or the next that is free",
+        "--node-rank is not given: this node gets group rank 0, or the next one that is free",
     )
     assert meet().rank_hint == 0, "torchrun's default, that scripts for the first node rely on"
     assert refused("--node-rank=3") == "--node-rank=3: with 3 nodes it is at most 2"
-    assert refused("--node-rank=-1") == "--node-rank=-1: at least 0"
+    assert refused("--node-rank=-1") == "--node-rank=-1: must be at least 0"
 
 
 # ---- what is wrong, or does nothing ----
@@ -191,24 +193,24 @@ def test_a_static_job_has_a_fixed_size() -> None:
 @pytest.mark.parametrize("name", ["rdzv-id", "master-addr", "node-rank", "node-id", "rdzv-secret", "fence-after"])
 def test_an_unset_variable_is_no_value(name: str) -> None:
     """`--master-addr=$HEAD` without HEAD: or all nodes would wait for ten minutes, or run unsigned."""
-    assert refused(f"--{name}=") == f"--{name} is empty: an unset variable?"
+    assert refused(f"--{name}=") == f"--{name} is empty; perhaps a variable of the shell is not set"
     variable = "PET_" + name.upper().replace("-", "_")
-    assert refused(**{variable: ""}) == f"{variable} is empty: an unset variable?"
+    assert refused(**{variable: ""}) == f"{variable} is empty; perhaps a variable of the shell is not set"
 
 
 def test_a_name_fits_into_a_key() -> None:
     """torch's server hangs up on whoever asks for a key of 8 KiB: that node would take the journal from all others."""
     assert settings(*C10D, f"--node-id={'n' * 1000}").node_id == "n" * 1000
-    assert refused(*C10D, f"--node-id={'é' * 501}") == "--node-id: at most 1000 bytes"
-    assert refused(*C10D, f"--rdzv-id={'n' * 1001}") == "--rdzv-id: at most 1000 bytes"
+    assert refused(*C10D, f"--node-id={'é' * 501}") == "--node-id: at most 1000 bytes are allowed"
+    assert refused(*C10D, f"--rdzv-id={'n' * 1001}") == "--rdzv-id: at most 1000 bytes are allowed"
 
 
 def test_what_several_nodes_have_no_use_for_is_said() -> None:
     """127.0.0.1 is torchrun's default, and so is no id: two jobs that meet are one."""
-    loopback = "--master-addr is not given: 127.0.0.1 is out of reach for other hosts"
+    loopback = "--master-addr is not given: nodes meet at 127.0.0.1, which other hosts cannot reach"
     assert meet("--node-rank=1", nodes=(2, 2)).notices == (loopback,)
     assert meet("--node-rank=1", "--rdzv-endpoint=h:7", nodes=(2, 2)).notices == ()
-    no_id = "--rdzv-id is not given: agents that meet there without one are one job; give each job its own --rdzv-id"
+    no_id = "--rdzv-id is not given: all agents without it at this endpoint form one job; give each job its own"
     assert meet("--rdzv-backend=c10d", "--rdzv-endpoint=h").notices == (no_id,)
 
 
@@ -226,7 +228,7 @@ def test_keys_that_do_nothing_are_named_once() -> None:
 
 def test_the_master_of_another_backend_is_said_to_do_nothing() -> None:
     """It is the most common of all options, and means something else for c10d."""
-    line = "--master-addr, --master-port: without effect, nodes meet at --rdzv-endpoint"
+    line = "--master-addr, --master-port: without effect: nodes meet at --rdzv-endpoint"
     assert meet(*C10D, "--master-addr=h", "--master-port=7").notices == (line,)
     assert meet("--master-addr=h", "--master-port=7", "--node-rank=1", nodes=(2, 2)).notices == ()
 
@@ -234,8 +236,8 @@ def test_the_master_of_another_backend_is_said_to_do_nothing() -> None:
 @pytest.mark.parametrize(
     ("argv", "message"),
     [
-        ("--rdzv-backend=zoo", "--rdzv-backend=zoo: static, c10d, file or etcd"),
-        ("--rdzv-backend=", "--rdzv-backend=: static, c10d, file or etcd"),
+        ("--rdzv-backend=zoo", "--rdzv-backend=zoo: static, c10d, file or etcd expected"),
+        ("--rdzv-backend=", "--rdzv-backend=: static, c10d, file or etcd expected"),
         ("--rdzv-backend=etcd-v2", "--rdzv-backend=etcd-v2: etcd has no such API since its version 3.6; use etcd"),
         ("--rdzv-backend=c10d", "--rdzv-backend=c10d needs --rdzv-endpoint=HOST:PORT"),
         ("--rdzv-backend=etcd --rdzv-id=j", "--rdzv-backend=etcd needs --rdzv-endpoint=HOST:PORT,HOST:PORT…"),
@@ -243,8 +245,8 @@ def test_the_master_of_another_backend_is_said_to_do_nothing() -> None:
             "--rdzv-backend=file --rdzv-id=j",
             "--rdzv-backend=file needs --rdzv-endpoint=FOLDER, on a file system that all nodes share",
         ),
-        ("--rdzv-endpoint=h:0", "--rdzv-endpoint=h:0: port 0 is another one on every node"),
-        ("--master-port=0", "--master-port=0: port 0 is another one on every node"),
+        ("--rdzv-endpoint=h:0", "--rdzv-endpoint=h:0: port 0 means another port on every node; give a fixed one"),
+        ("--master-port=0", "--master-port=0: port 0 means another port on every node; give a fixed one"),
         ("--master-port=x", "--master-port=x: a port is a number up to 65535"),
         ("--rdzv-endpoint=h:", "--rdzv-endpoint=h:: a port is a number up to 65535"),
         ("--rdzv-endpoint=h:65536", "--rdzv-endpoint=h:65536: a port is a number up to 65535"),
@@ -260,24 +262,24 @@ def test_the_master_of_another_backend_is_said_to_do_nothing() -> None:
         ("--rdzv-conf=join_timeout=", "--rdzv-conf: join_timeout=: KEY=VALUE expected"),
         ("--rdzv-conf==3", "--rdzv-conf: =3: KEY=VALUE expected"),
         ("--rdzv-conf=join_timeout=x", "--rdzv-conf: join_timeout=x: a number of seconds expected"),
-        ("--rdzv-conf=last_call_timeout=-1", "--rdzv-conf: last_call_timeout=-1: zero or more seconds"),
-        ("--rdzv-conf=heartbeat=0.4", "--rdzv-conf: heartbeat is 0.4: at least 0.5 seconds"),
+        ("--rdzv-conf=last_call_timeout=-1", "--rdzv-conf: last_call_timeout=-1: 0 or more seconds expected"),
+        ("--rdzv-conf=heartbeat=0.4", "--rdzv-conf: heartbeat is 0.4: must be at least 0.5 seconds"),
         ("--rdzv-conf=keep_alive_max_attempt=1.5", "--rdzv-conf: keep_alive_max_attempt=1.5: a whole number expected"),
         (
             "--rdzv-conf=keep_alive_max_attempt=0",
-            "--rdzv-conf: keep_alive_interval × keep_alive_max_attempt is 0: at least 0.5 seconds",
+            "--rdzv-conf: keep_alive_interval × keep_alive_max_attempt is 0: must be at least 0.5 seconds",
         ),
-        ("--rdzv-conf=is_host=2", "--rdzv-conf: is_host=2: true or false"),
+        ("--rdzv-conf=is_host=2", "--rdzv-conf: is_host=2: true or false expected"),
         (
             "--rdzv-backend=c10d --rdzv-endpoint=h --rdzv-conf=store_type=x",
-            "--rdzv-conf: store_type=x: tcp or file",
+            "--rdzv-conf: store_type=x: tcp or file expected",
         ),
         (
             "--rdzv-backend=etcd --rdzv-endpoint=h --rdzv-id=j --rdzv-conf=protocol=ftp",
-            "--rdzv-conf: protocol=ftp: http or https",
+            "--rdzv-conf: protocol=ftp: http or https expected",
         ),
-        ("--admission=later", "--admission=later: soon, at-failure or never"),
-        ("--fence-after=0", "--fence-after=0: at least 0.5 seconds"),
+        ("--admission=later", "--admission=later: soon, at-failure or never expected"),
+        ("--fence-after=0", "--fence-after=0: must be at least 0.5 seconds"),
         ("--fence-after=x", "--fence-after=x: a number of seconds expected"),
         ("--store-timeout=x", "--store-timeout=x: a number of seconds expected"),
         ("--node-rank=x", "--node-rank=x: a whole number expected"),

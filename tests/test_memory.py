@@ -1,4 +1,4 @@
-"""The journal in one process, beside what `test_journals` demands of all; and the link to it that has no threads."""
+"""The journal in one process, beside what `test_journals` demands of all, and its link, which has no threads."""
 
 from __future__ import annotations
 

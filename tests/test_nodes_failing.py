@@ -1,4 +1,4 @@
-"""Workers that fail on one of several nodes, are finished on one, or cannot be stopped."""
+"""Workers that fail on one of several nodes, that have succeeded on one, or that cannot be stopped."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Nodes that come: all of them at once, into a job with room, into one that is full."""
+"""Nodes that come: all at once, into a job with room, and into one that is full."""
 
 from __future__ import annotations
 

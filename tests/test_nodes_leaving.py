@@ -1,4 +1,4 @@
-"""Nodes that are told to leave: one of several, the host of the store, one that is told twice."""
+"""Nodes that are told to leave: one of several, the host of the store, and one that is told twice."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_the_host_serves_on(tmp_path: Path) -> None:
         b, c = nodes.start("b", "c")
         three = nodes.formed(a, b, c)
         a.signal(signal.SIGTERM)
-        a.says("this node hosts the journal, and serves the others until they end")
+        a.says("this node hosts the store, and stays until the other nodes have ended")
         two = nodes.formed(b, c, after=three)
         assert {up.restart for up in two} == {0}
         assert not is_alive(a.ups[0].pid)
@@ -52,10 +52,12 @@ def test_the_host_serves_on(tmp_path: Path) -> None:
         assert ended(b, c, a) == [0, 0, TERM]
         lines = a.err.splitlines()
         told = [
-            i for i, line in enumerate(lines) if "SIGTERM received; stopping" in line or "serves the others" in line
+            i
+            for i, line in enumerate(lines)
+            if "SIGTERM received; stopping" in line or "stays until the other nodes" in line
         ]
         assert len(told) == 2, a.err
-        assert "serves the others" in lines[told[1]], a.err
+        assert "stays until the other nodes" in lines[told[1]], a.err
         assert not any("this node stands by" in line for line in lines[told[0] :]), a.err
 
 

@@ -1,4 +1,4 @@
-"""Nodes with addresses of their own, and cables that are cut: packets are dropped, and nothing is refused."""
+"""Nodes with addresses of their own, and cables that are cut. Packets are dropped, and no connection is refused."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_a_group_over_the_network(tmp_path: Path, network: Network) -> None:
 
 def test_a_cable_is_cut_and_mended(tmp_path: Path, network: Network) -> None:
     """The others notice and regroup. The node that is cut off keeps its workers, as an outage is nobody's failure; back
-    on the network it finds itself counted out, and comes back."""
+    on the network it reads that it was declared lost, and comes back."""
     with Nodes(tmp_path, *at_node_0(network, "--nnodes=2:3", "--max-restarts=0"), script=GLOO) as nodes:
         a, b, c = three(nodes, network)
         all_three = nodes.formed(a, b, c)
@@ -62,10 +62,10 @@ def test_a_cable_is_cut_and_mended(tmp_path: Path, network: Network) -> None:
         c.says("the journal cannot be reached, workers keep running")
         assert all_alive(c.ups)
         network.mend(2)
-        c.says("the others have counted this node out; stopping this node's workers")
+        c.says("the other nodes have declared this node lost; stopping this node's workers")
         again = nodes.formed(a, b, c, after=two)
         assert {up.restart for up in again} == {0}
-        assert "says n2" not in nodes.story(), "it accuses nobody"
+        assert "noticed by node n2" not in nodes.story(), "it accuses nobody"
         for run in (a, b, c):
             run.tell(GOOD)
         assert ended(a, b, c) == [0, 0, 0]
@@ -79,7 +79,7 @@ def test_a_fence(tmp_path: Path, network: Network) -> None:
         network.cut(2)
         nodes.formed(a, b, after=all_three)
         assert not is_alive(c.ups[0].pid)
-        c.says("no beat of this node was acknowledged for 1.5 s")
+        c.says("the store has acknowledged no beat of this node for 1.5 s")
         network.mend(2)
         nodes.formed(a, b, c)
         for run in (a, b, c):
@@ -101,8 +101,8 @@ def test_the_host_is_cut_off(tmp_path: Path, network: Network) -> None:
         network.mend(0)
         again = nodes.formed(a, b, c, after=before)
         assert {up.restart for up in again} == {0}
-        assert "says n1" not in nodes.story()
-        assert "says n2" not in nodes.story()
+        assert "noticed by node n1" not in nodes.story()
+        assert "noticed by node n2" not in nodes.story()
         for run in (a, b, c):
             run.tell(GOOD)
         assert ended(a, b, c) == [0, 0, 0]

@@ -1,6 +1,6 @@
 """Stores that fail while the job runs: etcd without its leader or without an answer, a folder on a full disk.
 
-Workers are kept through all of it, nobody is called lost, and nothing that was said is lost or doubled.
+Workers are kept through all of it. No node is declared lost, and no entry is lost or doubled.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ def test_etcd_answers_nothing(tmp_path: Path) -> None:
             cluster.cont(i)
         second = nodes.formed(a, b, after=first)
         for run in (a, b):
-            run.says("the journal is back")
+            run.says("the journal can be reached again")
         assert {up.restart for up in second} == {1}
         finish(a, b)
         assert_told(nodes.entries())

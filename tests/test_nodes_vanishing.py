@@ -1,4 +1,4 @@
-"""Nodes that vanish with all their processes, hang for a while, lose their agent, or take the store with them."""
+"""Nodes that vanish with all their processes, hang for a while, lose their agent, or host the store and vanish."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_too_few_for_too_long(tmp_path: Path) -> None:
         b.vanish()
         assert a.end() == 75
         assert a.said[-2:] == [
-            "the job failed: 1 node joined in time, 2 needed",
+            "the job failed: 1 node joined in time, but the job needs at least 2",
             "exit status 75: too few nodes joined in time",
         ]
 
@@ -102,7 +102,7 @@ def test_any_node_vanishes_at_etcd(tmp_path: Path) -> None:
 @pytest.mark.parametrize("backend", ["c10d", "file"])
 @pytest.mark.parametrize("what", ["the machine", "the agent"])
 def test_a_suspended_node(tmp_path: Path, backend: str, what: str) -> None:
-    """Stopped for longer than anybody waits, and awake again: it finds that it was counted out, stops its workers,
+    """Stopped for longer than anybody waits, and awake again: it reads that it was declared lost, stops its workers,
     comes back, and calls nobody lost."""
     with Nodes(tmp_path, "--nnodes=1:2", *place(tmp_path, backend)) as nodes:
         (a,) = nodes.start("a")
@@ -116,7 +116,7 @@ def test_a_suspended_node(tmp_path: Path, backend: str, what: str) -> None:
                 os.kill(pid, signal.SIGSTOP)
         one = nodes.formed(a, after=two)
         b.thaw()
-        b.says("the others have counted this node out; stopping this node's workers")
+        b.says("the other nodes have declared this node lost; stopping this node's workers")
         again = nodes.formed(a, b, after=one)
         assert [up.restart for up in again] == [0, 0]
         assert [(e.node.id, e.by.id) for e in nodes.entries() if isinstance(e, Lost)] == [("b", "a")]

@@ -86,7 +86,7 @@ def test_a_value_may_hold_anything() -> None:
     """Only the first = belongs to us, and a value may look like an option: it was asked for."""
     assert ask("--rdzv-id=a=b", "s")["rdzv-id"] == "a=b"
     assert ask("--role", "-x", "s")["role"] == "-x"
-    assert refused("--max-restarts", "-1", "s") == "--max-restarts=-1: at least 0"
+    assert refused("--max-restarts", "-1", "s") == "--max-restarts=-1: must be at least 0"
     assert ask("--role=", "s")["role"] == ""
 
 

@@ -58,6 +58,7 @@ def test_the_spared_live(mark: str) -> None:
 
 def test_what_forks_while_it_is_killed_is_ended_too(mark: str) -> None:
     """A worker may be starting its own workers when it is found."""
+    # The sleep is the pace at which the processes double. Without it they would fill the host's process table.
     code = "import os, time\nwhile True:\n    if os.fork() == 0: os.setsid()\n    os.write(1, b'x'); time.sleep(0.05)"
     command = ["setpriv", "--pdeathsig", "KILL", sys.executable, "-c", code]
     with subprocess.Popen(command, env={**os.environ, MARK: mark}, stdout=subprocess.PIPE) as forking:

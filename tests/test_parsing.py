@@ -131,7 +131,7 @@ def test_a_refusal_of_the_settings_names_the_option(monkeypatch: pytest.MonkeyPa
 
 def test_a_variable_is_named_as_the_variable() -> None:
     """Who never gave the flag would look for it in vain."""
-    assert refused(PET_NPROC_PER_NODE="x") == "PET_NPROC_PER_NODE=x: a number, cpu, gpu, xpu or auto"
+    assert refused(PET_NPROC_PER_NODE="x") == "PET_NPROC_PER_NODE=x: a number, cpu, gpu, xpu or auto expected"
 
 
 def test_masks_by_rank() -> None:
@@ -139,7 +139,6 @@ def test_masks_by_rank() -> None:
     assert config("-r=3").streams.redirects == 3
     assert config("-t=0:1,10:3").streams.tee == {0: 1, 10: 3}
     assert config("--local-ranks-filter=0,2", "--nproc-per-node=3").streams.shown == {0, 2}
-    assert refused("--local-ranks-filter=2", "--nproc-per-node=2").endswith("local ranks are 0 to 1")
 
 
 def test_the_prefix_template_is_passed_on() -> None:
@@ -152,6 +151,17 @@ def test_signals_by_name() -> None:
     found = config("--signals-to-handle=SIGUSR1, SIGTERM").signals
     assert found == (signal.SIGUSR1, signal.SIGTERM)
     assert config("--signals-to-handle=").signals == ()
+
+
+def test_what_means_nothing_on_this_node_ends_no_job() -> None:
+    """torchrun goes on as well: one list may serve two systems, and nodes may have different numbers of workers."""
+    assert config("--signals-to-handle=SIGNOPE,SIGTERM").signals == (signal.SIGTERM,)
+    assert notices("--signals-to-handle=SIGNOPE,SIG_IGN,SIGTERM") == (
+        "--signals-to-handle=SIGNOPE,SIG_IGN,SIGTERM: without SIGNOPE, which is no signal of this system",
+        "--signals-to-handle=SIGNOPE,SIG_IGN,SIGTERM: without SIG_IGN, which is no signal of this system",
+    )
+    assert config("--local-ranks-filter=1,4").streams.shown == {1, 4}
+    assert notices("--local-ranks-filter=0,4") == ("--local-ranks-filter=0,4: no worker of this node has local rank 4",)
 
 
 def test_a_single_node_can_be_asked_for_in_every_way() -> None:
@@ -177,34 +187,33 @@ def test_several_nodes_have_a_rendezvous() -> None:
 @pytest.mark.parametrize(
     ("argv", "message"),
     [
-        ("--nproc-per-node=0", "--nproc-per-node=0: at least 1"),
-        ("--nproc-per-node=-1", "--nproc-per-node=-1: at least 1"),
-        ("--nproc-per-node=abc", "--nproc-per-node=abc: a number, cpu, gpu, xpu or auto"),
-        ("--nproc-per-node=", "--nproc-per-node=: a number, cpu, gpu, xpu or auto"),
-        ("--nproc-per-node=1.5", "--nproc-per-node=1.5: a number, cpu, gpu, xpu or auto"),
-        ("--nproc-per-node=1000000000", "--nproc-per-node=1000000000: at most 10000"),
-        ("--max-restarts=-1", "--max-restarts=-1: at least 0"),
+        ("--nproc-per-node=0", "--nproc-per-node=0: must be at least 1"),
+        ("--nproc-per-node=-1", "--nproc-per-node=-1: must be at least 1"),
+        ("--nproc-per-node=abc", "--nproc-per-node=abc: a number, cpu, gpu, xpu or auto expected"),
+        ("--nproc-per-node=", "--nproc-per-node=: a number, cpu, gpu, xpu or auto expected"),
+        ("--nproc-per-node=1.5", "--nproc-per-node=1.5: a number, cpu, gpu, xpu or auto expected"),
+        ("--nproc-per-node=1000000000", "--nproc-per-node=1000000000: must be at most 10000"),
+        ("--max-restarts=-1", "--max-restarts=-1: must be at least 0"),
         ("--max-restarts=", "--max-restarts=: a whole number expected"),
         ("--max-restarts=1e3", "--max-restarts=1e3: a whole number expected"),
-        ("--shutdown-timeout=-1", "--shutdown-timeout=-1: zero or more seconds"),
-        ("--shutdown-timeout=nan", "--shutdown-timeout=nan: zero or more seconds"),
-        ("--shutdown-timeout=inf", "--shutdown-timeout=inf: zero or more seconds"),
+        ("--shutdown-timeout=-1", "--shutdown-timeout=-1: 0 or more seconds expected"),
+        ("--shutdown-timeout=nan", "--shutdown-timeout=nan: 0 or more seconds expected"),
+        ("--shutdown-timeout=inf", "--shutdown-timeout=inf: 0 or more seconds expected"),
         ("--shutdown-timeout=soon", "--shutdown-timeout=soon: a number of seconds expected"),
         ("--monitor-interval=x", "--monitor-interval=x: a number of seconds expected"),
-        ("--redirects=4", "--redirects=4: 0, 1, 2 or 3, or RANK:N,RANK:N with such N"),
-        ("--redirects=-1", "--redirects=-1: 0, 1, 2 or 3, or RANK:N,RANK:N with such N"),
-        ("--tee=0:4", "--tee=0:4: 0, 1, 2 or 3, or RANK:N,RANK:N with such N"),
-        ("--tee=0:1:2", "--tee=0:1:2: 0, 1, 2 or 3, or RANK:N,RANK:N with such N"),
-        ("--tee=", "--tee=: 0, 1, 2 or 3, or RANK:N,RANK:N with such N"),
-        ("--local-ranks-filter=0,x", "--local-ranks-filter=0,x: numbers, separated by commas"),
-        ("--signals-to-handle=SIGNOPE", "--signals-to-handle=SIGNOPE: SIGNOPE is no signal of this system"),
-        ("--signals-to-handle=SIG_IGN", "--signals-to-handle=SIG_IGN: SIG_IGN is no signal of this system"),
+        ("--redirects=4", "--redirects=4: 0, 1, 2 or 3 expected, or RANK:N,RANK:N with such N"),
+        ("--redirects=-1", "--redirects=-1: 0, 1, 2 or 3 expected, or RANK:N,RANK:N with such N"),
+        ("--tee=0:4", "--tee=0:4: 0, 1, 2 or 3 expected, or RANK:N,RANK:N with such N"),
+        ("--tee=0:1:2", "--tee=0:1:2: 0, 1, 2 or 3 expected, or RANK:N,RANK:N with such N"),
+        ("--tee=", "--tee=: 0, 1, 2 or 3 expected, or RANK:N,RANK:N with such N"),
+        ("--local-ranks-filter=0,x", "--local-ranks-filter=0,x: numbers separated by commas expected"),
+        ("--local-ranks-filter=-1", "--local-ranks-filter=-1: must be local ranks, from 0"),
         ("--signals-to-handle=SIGTERM,SIGKILL", "--signals-to-handle=SIGTERM,SIGKILL: SIGKILL cannot be handled"),
-        ("--standalone --nnodes=2", "--nnodes=2: --standalone is one node"),
-        ("--nnodes=2:1", "--nnodes=2:1: MIN:MAX with 0 < MIN <= MAX"),
-        ("--nnodes=0", "--nnodes=0: MIN:MAX with 0 < MIN <= MAX"),
-        ("--nnodes=1:1:1", "--nnodes=1:1:1: a number, or MIN:MAX"),
-        ("--nnodes=", "--nnodes=: a number, or MIN:MAX"),
+        ("--standalone --nnodes=2", "--nnodes=2: --standalone means one node"),
+        ("--nnodes=2:1", "--nnodes=2:1: MIN:MAX with 0 < MIN <= MAX expected"),
+        ("--nnodes=0", "--nnodes=0: MIN:MAX with 0 < MIN <= MAX expected"),
+        ("--nnodes=1:1:1", "--nnodes=1:1:1: a number or MIN:MAX expected"),
+        ("--nnodes=", "--nnodes=: a number or MIN:MAX expected"),
         ("-m --no-python", "--module and --no-python exclude each other"),
     ],
 )
@@ -272,7 +281,7 @@ def test_any_value_is_taken_or_refused_by_name(name: str, value: str) -> None:
         (["none.py"], {}, "script none.py does not exist"),
         (["two\nlines.py"], {}, "script two\\nlines.py does not exist"),
         (["--no-python", "./s.py"], {}, "script ./s.py cannot be executed: no permission"),
-        (["--nproc-per-node=0", "s.py"], {}, "--nproc-per-node=0: at least 1"),
+        (["--nproc-per-node=0", "s.py"], {}, "--nproc-per-node=0: must be at least 1"),
         (["s.py"], {"PYTHON_EXEC": "/no/python"}, "PYTHON_EXEC: /no/python does not exist"),
         (["s.py"], {"PET_MODULE": "x"}, "PET_MODULE=x: 0 or 1 expected"),
         (["--log-dir=s.py", "s.py"], {}, "--log-dir=s.py: Not a directory"),

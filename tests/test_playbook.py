@@ -1,4 +1,4 @@
-"""The scenario language itself: a test language that accepts anything would make every test that uses it worthless."""
+"""The language of scenarios itself: if it accepted anything, every test that uses it would be worthless."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Workers as real processes: started, watched, stopped, and nothing left of them."""
+"""Workers as real processes: they are started, watched and stopped, and nothing of them is left."""
 
 from __future__ import annotations
 

@@ -174,6 +174,36 @@ def test_daemons_of_workers_do_not_outlive_their_round(tmp_path: Path, wishes: s
     assert run_alone(STRAYS, str(tmp_path / "pids"), wishes, grace) == "clean\n"
 
 
+@pytest.mark.parametrize("way", ["stop", "close"])
+def test_daemons_are_found_without_a_free_descriptor(tmp_path: Path, way: str) -> None:
+    """The list of children is a file. A keeper that cannot open it would die, and leave the daemons to others."""
+    script = """
+        from tests.processes import *
+        from reknit.adapters.children import become_subreaper, children
+        assert become_subreaper()
+        resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
+        clock = Clock()
+        workers = Processes(clock=clock, argv=[sys.executable, STUBBORN, sys.argv[1], "grandchild", "ignore"],
+                            env=dict(os.environ), run_id="job", own_children=True)
+        start(workers)
+        everybody = read_pids(sys.argv[1], 2)
+        taken = []
+        while True:
+            try: taken.append(os.open(os.devnull, os.O_RDONLY))
+            except OSError: break
+        if sys.argv[2] == "stop":
+            stop(workers, 0.0)
+            assert stopped(drive(workers, clock, WorkersStopped)).stuck == ()
+        else:
+            workers.end_all()
+        for fd in taken: os.close(fd)
+        assert children() == [] and not any(map(is_alive, everybody))
+        workers.end_all()
+        print("clean")
+    """
+    assert run_alone(script, str(tmp_path / "pids"), way) == "clean\n"
+
+
 def test_adopted_processes_that_end_are_reaped_while_the_round_runs(tmp_path: Path) -> None:
     """Zombies would pile up for days: a worker that calls a daemonising tool each step makes thousands."""
     script = """

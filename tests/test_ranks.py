@@ -1,4 +1,4 @@
-"""Who gets which rank. The tables A and B are those of torchelastic (docs/torchelastic.md#ranks), literally."""
+"""Which worker gets which rank. The tables A and B are copied from torchelastic (docs/torchelastic.md#ranks)."""
 
 from __future__ import annotations
 

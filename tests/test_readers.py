@@ -1,4 +1,4 @@
-"""The text of one option: its value, or one clause that says what was expected. test_parsing has them by name."""
+"""The text of one option: its value, or a clause that says what was expected. `test_parsing` has them by name."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What people and schedulers get at the end: a report that names the culprit, and a status that says the same."""
+"""What people and schedulers get at the end: a report that names the failure to blame, and a status that agrees."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 import pytest
+from attrs import evolve
 
 from reknit.app.report import Reporter, exit_status, final_lines, origin
 from reknit.core.agent import reasons as own
@@ -101,6 +102,13 @@ def test_the_origin_is_the_last_line() -> None:
     """Scripts look there."""
     assert report(failed(exitcode=71))[-1] == "exit status 71: from the worker of rank 0"
     assert not report(failed(exitcode=3))[-1].startswith("exit status")
+
+
+def test_an_exit_code_that_no_process_has_ended_with_is_not_the_workers() -> None:
+    """The machine's limit is to be looked for, and not a bug of the script."""
+    lines = report(evolve(failed(exitcode=71), pid=0))
+    assert lines[-1] == "exit status 71: reknit could not run the worker of rank 0"
+    assert not any("pid" in line for line in lines)
 
 
 # ---- the report ----

@@ -1,4 +1,4 @@
-"""What the end of a round costs, and who is to blame."""
+"""What the end of a round costs, and which failure is to blame."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The ring that a beat goes round: kept by the fold, and the same as one made from scratch."""
+"""The ring in which nodes watch each other. The fold keeps it, and it is the same as a ring that is made anew."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from reknit.core.job.entries import Joined, Node, NodeId
-from reknit.core.job.ring import after, ring_of, with_node, without
+from reknit.core.job.ring import after, ring_of, with_nodes, without
 
 IDS = [NodeId(f"n{i}") for i in range(8)]
 SEATS = st.dictionaries(st.sampled_from(IDS), st.integers(0, 7), max_size=6).map(
@@ -24,13 +24,20 @@ def test_a_ring_that_is_kept_is_the_ring_made_anew(
     ring: tuple[Node, ...] = ()
     for joins, node_id, incarnation in changes:
         node = Node(node_id, incarnation)
+        live.pop(node_id, None)
+        ring = without(ring, node, seats)
         if joins:
             live[node_id] = Joined(node, "x", 0, "a", 1)
-            ring = with_node(ring, node, seats)
-        else:
-            live.pop(node_id, None)
-            ring = without(ring, node, seats)
+            ring = with_nodes(ring, [node], seats)
         assert ring == ring_of(live, seats)
+
+
+@given(SEATS, st.lists(st.sampled_from(IDS), unique=True), st.integers(0, 8))
+def test_a_crowd_that_joins_makes_the_ring_of_all(seats: dict[NodeId, int], ids: list[NodeId], count: int) -> None:
+    """The fold takes in many new nodes at once."""
+    live = {node_id: Joined(Node(node_id), "x", 0, "a", 1) for node_id in ids}
+    before = ring_of({node_id: live[node_id] for node_id in ids[:count]}, seats)
+    assert with_nodes(before, map(Node, ids[count:]), seats) == ring_of(live, seats)
 
 
 @given(SEATS, st.sets(st.sampled_from(IDS)), st.sampled_from(IDS), st.integers(0, 9))

@@ -1,9 +1,10 @@
-"""`reknit run` against a hostile world: what workers do to their streams, what the system refuses, bugs of our own."""
+"""`reknit run` in trouble: what workers do to their streams, what the system refuses, and bugs of reknit itself."""
 
 from __future__ import annotations
 
 import json
 import os
+import re
 import resource
 import signal
 import subprocess
@@ -56,6 +57,62 @@ def test_a_bug_while_reporting_is_a_bug_too(tmp_path: Path) -> None:
     status, job = run(tmp_path, *launcher(tmp_path, patch), "run", "w.py", script="pass")
     assert status == 70
     assert "KeyError: 'planted'" in job.err
+
+
+# ---- agent and keeper are killed in one instant ----
+
+
+def kill_both(job: Run) -> None:
+    keeper = job.keeper
+    job.signal(signal.SIGSTOP)  # the agent would otherwise end everything before it is killed itself
+    os.kill(keeper, signal.SIGKILL)
+    job.signal(signal.SIGKILL)
+    job.process.wait(PATIENCE_S)
+
+
+@pytest.mark.parametrize("options", [(), ("--log-dir=logs",), ("--log-dir=/dev/null",)], ids=str)
+def test_a_daemon_of_a_killed_job_ends_before_the_next_job_starts(tmp_path: Path, options: tuple[str, ...]) -> None:
+    """The kernel ends the worker's group, and nobody is left to end the daemon. It holds the GPU of the next job."""
+    script = """
+        for pid in open("pids").read().split():
+            try:
+                state = open(f"/proc/{pid}/stat").read().rpartition(")")[2].split()[0]
+            except FileNotFoundError:
+                continue
+            assert state in "XZ", pid
+    """
+    with Run(tmp_path, *options, STUBBORN, "pids", "grandchild", "ignore") as first:
+        daemon, worker = read_pids(tmp_path / "pids", 2)
+        kill_both(first)
+        until(lambda: not is_alive(worker), "the kernel to end the worker")
+        assert is_alive(daemon)
+        try:
+            status, second = run(tmp_path, *options, "w.py", script=script)
+        finally:
+            if is_alive(daemon):
+                os.kill(daemon, signal.SIGKILL)
+        assert status == 0, second.err
+        assert "ended 1 process that an earlier agent had left behind" in second.said
+    assert not [path for path in (tmp_path / "reknit").iterdir() if path.is_file()], "no lock is left"
+
+
+def test_a_keeper_that_dies_before_the_report_is_written(tmp_path: Path) -> None:
+    """A script reads the origin of the status in the last line. The line that the keeper is lost comes before it."""
+    patch = """
+import os, signal
+import reknit.app.run as m
+wait = m._wait_for_reader
+def kill_first(console, wired, result):
+    os.kill(wired.keeper.pid, signal.SIGKILL)
+    os.waitid(os.P_PID, wired.keeper.pid, os.WEXITED | os.WNOWAIT)
+    wait(console, wired, result)
+m._wait_for_reader = kill_first
+"""
+    status, job = run(tmp_path, *launcher(tmp_path, patch), "run", "--no-python", "sh", "-c", "exit 71")
+    assert status == 71
+    assert "the keeper of this node's workers is lost: killed by SIGKILL" in job.err
+    assert re.match(r"  rank 0 failed first \(.*\): exit code 71$", job.said[-2])
+    assert job.said[-1] == "exit status 71: from the worker of rank 0"
 
 
 # ---- what the system refuses ----
@@ -303,3 +360,20 @@ def test_limits_are_the_users(tmp_path: Path) -> None:
     first, second = job.out.splitlines()
     assert first == f"{resource.getrlimit(resource.RLIMIT_NOFILE)} set()"
     assert second == "['pipe']", "the guard pipe, by which the kernel ends a worker whose keeper dies"
+
+
+@pytest.mark.parametrize("command", [REKNIT, f"{sys.executable} -m reknit"], ids=["reknit", "module"])
+def test_without_stdin_stdout_and_stderr(tmp_path: Path, command: str) -> None:
+    """Some init systems start a program so. Nothing of reknit's gets these numbers in agent, keeper or workers."""
+    script = """
+        import os
+        parents = [os.getppid(), int(open(f"/proc/{os.getppid()}/stat").read().rpartition(")")[2].split()[1])]
+        seen = [os.readlink(f"/proc/{pid}/fd/{fd}") for pid in parents for fd in range(3)]
+        assert os.read(0, 1) == b""
+        os.write(1, b"out"); os.write(2, b"err")
+        open("seen", "w").write(" ".join(seen))
+    """
+    shell = f"import os; os.execvp('sh', ['sh', '-c', 'exec {command} run w.py <&- >&- 2>&-'])"
+    status, _ = run(tmp_path, sys.executable, "-c", shell, script=script)
+    assert status == 0
+    assert (tmp_path / "seen").read_text().split() == [os.devnull] * 6

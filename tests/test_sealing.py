@@ -1,4 +1,4 @@
-"""Who is in a round, and in which order: seats, hints, survivors."""
+"""Which nodes are in a round, and in which order: seats, hints, and the nodes that remain."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The program that serves torch's store: started as in production, looked at with torch's own client."""
+"""The program that serves torch's store: started as in production, and asked by torch's own client."""
 
 from __future__ import annotations
 

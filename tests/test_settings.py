@@ -1,4 +1,4 @@
-"""Settings as people write them by hand: short when little is asked for, and nonsense refused where it is written."""
+"""Settings as people write them by hand: short if little is asked for, and refused where a value is out of range."""
 
 from __future__ import annotations
 
@@ -92,8 +92,8 @@ def test_a_secret_is_not_shown() -> None:
         ({"streams": StreamSettings(tee=4)}, "StreamSettings.tee must be masks from 0 to 3, not 4"),
         ({"streams": StreamSettings(redirects={0: 4})}, "StreamSettings.redirects must be masks from 0 to 3"),
         (
-            {"streams": StreamSettings(shown=frozenset({1}))},
-            "StreamSettings.shown must be local ranks from 0 to 0, not [1]",
+            {"streams": StreamSettings(shown=frozenset({-1}))},
+            "StreamSettings.shown must be local ranks, from 0, not [-1]",
         ),
     ],
 )

@@ -1,4 +1,4 @@
-"""Several agents of one job on this host, one per node, through the real command; and what keeps one from beginning."""
+"""Several agents of one job on this host, through the real command, and agents that must not begin."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from reknit.adapters.hostlock import MARK
 from reknit.adapters.journals.memory import MemoryJournal
+from reknit.adapters.orphans import MARK
 from reknit.adapters.ports import Refused, Unavailable
 from reknit.app.options import parse
 from reknit.app.parsing import asked

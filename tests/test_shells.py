@@ -1,4 +1,4 @@
-"""The shells around a loop: in this thread, in one of its own, in an asyncio event loop. They share one loop."""
+"""The shells around a loop: in this thread, in a thread of its own, and in an asyncio event loop."""
 
 from __future__ import annotations
 

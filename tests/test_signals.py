@@ -1,4 +1,4 @@
-"""Signals as something to wait for."""
+"""Signals that the clock waits for."""
 
 from __future__ import annotations
 
@@ -18,7 +18,9 @@ def test_a_signal_ends_the_wait_and_is_taken_once(clock: Clock) -> None:
     signals = Signals(clock, [signal.SIGTERM, signal.SIGUSR1])
     try:
         assert signals.taken() == []
-        threading.Timer(0.02, os.kill, (os.getpid(), signal.SIGTERM)).start()
+        threading.Timer(
+            0.02, os.kill, (os.getpid(), signal.SIGTERM)
+        ).start()  # before or during the wait: both are right
         clock.wait(None)
         assert signals.taken() == [signal.SIGTERM]
         assert signals.taken() == []
@@ -69,20 +71,23 @@ def test_an_ignored_signal_stays_ignored() -> None:
 def test_waiting_for_ever_uses_no_processor_time() -> None:
     """An agent that is idle must cost nothing beside the training."""
     script = """
-import os, resource, signal, sys
+import os, resource, signal, sys, time
 from reknit.adapters.clock import Clock
 from reknit.app.signals import Signals
 clock = Clock()
 signals = Signals(clock, [signal.SIGTERM])
 print("ready", flush=True)
-before = resource.getrusage(resource.RUSAGE_SELF).ru_nvcsw
+before, begin, used = resource.getrusage(resource.RUSAGE_SELF).ru_nvcsw, time.monotonic(), time.process_time()
 while not signals.taken():
     clock.wait(None)
-print(resource.getrusage(resource.RUSAGE_SELF).ru_nvcsw - before)
+share = (time.process_time() - used) / (time.monotonic() - begin)
+print(resource.getrusage(resource.RUSAGE_SELF).ru_nvcsw - before, share)
 """
     with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "ready\n"
         time.sleep(0.3)  # not a guess: the longer the better, any length is right
         process.terminate()
-        assert int(process.stdout.readline()) <= 5, "voluntary context switches, one per wake-up"
+        switches, share = process.stdout.readline().split()
+        assert int(switches) <= 5, "voluntary context switches, one per wake-up"
+        assert float(share) < 0.5, "a wait that returns at once makes no switch, and takes a whole processor"

@@ -1,4 +1,4 @@
-"""The simulated cluster by itself: what somebody relies on who simulates a job. The checks are in property_tests."""
+"""The simulated cluster itself: what a program that simulates a job relies on. The checks are in property_tests."""
 
 from __future__ import annotations
 

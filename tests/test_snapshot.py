@@ -1,4 +1,4 @@
-"""A job as one line: what was frozen comes back, and nothing else is taken for it."""
+"""A job as one line: the job that was frozen comes back, and no other text is taken for one."""
 
 from __future__ import annotations
 

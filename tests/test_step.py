@@ -1,4 +1,4 @@
-"""One node's whole judgement: what is true of every step, and the events that `step` decides on itself."""
+"""What is true of every step of an agent, and the events that `step` decides on itself."""
 
 from __future__ import annotations
 

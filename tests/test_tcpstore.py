@@ -171,7 +171,9 @@ def test_a_store_that_serves_another_job_is_refused() -> None:
         store = Store(port, closing)
         store.journal("one", exclusive=True).append("1", Aborted("x"))
         store.journal("one", exclusive=True).append("2", Aborted("x"))
-        with pytest.raises(Refused, match=rf"^127\.0\.0\.1:{port} serves job one, not two$") as refused:
+        with pytest.raises(
+            Refused, match=rf"^127\.0\.0\.1:{port} serves job one, not two; choose another endpoint$"
+        ) as refused:
             store.journal("two", exclusive=True).read(0, 0.0)
         assert refused.value.refusal is Refusal.OTHER_JOB
 

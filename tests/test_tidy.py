@@ -1,4 +1,4 @@
-"""The budgets and habits of this repository, held by a test: nobody has to say them in a review."""
+"""The limits and habits of this repository. A test holds them, so that no reviewer needs to."""
 
 from __future__ import annotations
 

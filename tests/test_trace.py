@@ -1,4 +1,4 @@
-"""The trace of an agent: what was written is what happened, and happens again."""
+"""The trace of an agent: it holds what happened, and a replay makes it happen again."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A lock between processes and threads, of which any may die or hang."""
+"""A lock between processes and threads, any of which may die or hang."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Nonsense is refused where it is made, by a message that names the field and the value."""
+"""A value out of range is refused where it is made. The message names the field and the value."""
 
 from __future__ import annotations
 

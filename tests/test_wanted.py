@@ -1,4 +1,4 @@
-"""What an agent wants to have said."""
+"""Which entries an agent wants in the journal."""
 
 from __future__ import annotations
 
@@ -176,7 +176,7 @@ def test_a_node_that_never_joined_owes_nothing() -> None:
 
 
 def test_nothing_is_said_in_a_gap_of_the_own_beats() -> None:
-    """Rule 5: it may have been counted out, and must read first."""
+    """Rule 5: it may have been declared lost, and must read first."""
     playbook = playing("n0", PAIR, joined("n1")) >> after(4.1) >> exits(failure()) << Placeholder(StopWorkers)
     assert playbook >> stopped() >> ack() >> read() << Append(failed("n0"))
 

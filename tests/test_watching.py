@@ -85,7 +85,7 @@ def test_joined_nodes_watch_each_other_before_the_first_round() -> None:
 
 
 def test_a_node_beats_as_soon_as_it_has_said_joined() -> None:
-    """Others may read that before it does; a slow reader that waited for its own entry was counted out."""
+    """Others may read that before it does; a slow reader that waited for its own entry was declared lost."""
     playbook = Playbook(an_agent(terms=TRIO), hide=()) >> start() >> read() << Placeholder(Append)
     assert playbook >> echo() << Placeholder(Append, entry=Placeholder(Joined)) << Beat(ME, ()) >> after(0.9)
     assert playbook >> after(0.1) << Beat(ME, ()) >> echo()
@@ -212,7 +212,7 @@ def test_who_is_gone_already_is_not_accused() -> None:
 
 
 def test_no_workers_are_started_without_a_fresh_beat() -> None:
-    """Rule 13: the others may have counted this node out meanwhile."""
+    """Rule 13: the other nodes may have declared this node lost meanwhile."""
     playbook = (
         Playbook(an_agent(terms=TRIO)) >> start() >> read() << Placeholder(Append) >> echo() << Placeholder(Append)
     )
@@ -245,7 +245,7 @@ def test_a_gap_ends_with_an_acknowledged_beat_and_then_a_read() -> None:
 
 
 def test_workers_run_through_a_gap() -> None:
-    """Rule 15: an outage of the store is nobody's failure, and if it was counted out the journal says so."""
+    """Rule 15: an outage of the store is nobody's failure, and if it was declared lost the journal says so."""
     playbook = pair() >> after(30) >> ack(n1=2) >> read()
     assert playbook
     assert playbook.agent.me == ME
@@ -253,7 +253,7 @@ def test_workers_run_through_a_gap() -> None:
 
 
 def test_a_node_that_was_never_heard_is_not_fresh() -> None:
-    """It may have been slow to join, and be counted out by those who saw its `Joined` long ago."""
+    """It may have been slow to join, and be declared lost by those who saw its `Joined` long ago."""
     agent = evolve(an_agent(terms=TRIO), job=folded(TRIO), stage=Stage.JOINING)
     assert not is_fresh(agent)
 

@@ -1,4 +1,4 @@
-"""The composition root, seen from the command line: what one run loads, hands to its workers, and leaves."""
+"""The wiring of an agent, seen from the command line: what one run loads, gives to its workers, and leaves."""
 
 from __future__ import annotations
 

@@ -64,7 +64,7 @@ def state(playbook: Playbook) -> WorkerState:
 
 
 def test_a_member_starts_when_its_round_is_sealed_and_its_beat_was_heard() -> None:
-    """S3; and a node that the others cannot hear may be counted out already."""
+    """S3; and a node that the others cannot hear may be declared lost already."""
     playbook = Playbook(an_agent(terms=PAIR)) >> start() >> read() << Placeholder(Append)
     assert playbook >> echo(joined("n1")) << joining(0) >> echo()
     started = Placeholder(StartWorkers, round=0)
@@ -299,7 +299,7 @@ def test_the_fence_does_not_wait_for_a_grace_under_way() -> None:
 
 
 def test_with_a_fence_a_node_that_is_counted_out_has_no_grace() -> None:
-    """That it was counted out means that its fence has run out, even if it only wakes up to read it."""
+    """That it was declared lost means that its fence has run out, even if it only wakes up to read it."""
     playbook = playing("n0", Terms(1, 3, fence_s=2.0), joined("n1"), joined("n2"))
     assert playbook >> read(lost("n0", by="n1")) << stopping(DeclaredLost(), signal=9, grace_s=0.0)
 

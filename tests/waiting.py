@@ -13,6 +13,9 @@ T = TypeVar("T")
 
 PATIENCE_S = 60.0
 """A test that waits for longer than this fails. No test passes because of this limit. Seconds."""
+_COMPUTED_S = 0.3
+"""Processor time of this process to which that of another is compared. The system counts it in hundredths of a second,
+so a much shorter time would say little."""
 
 
 def until(condition: Callable[[], T], what: str = "") -> T:
@@ -23,6 +26,16 @@ def until(condition: Callable[[], T], what: str = "") -> T:
             raise AssertionError(f"waited in vain for {what or condition}")
         time.sleep(0.005)
     return value
+
+
+def processor_share(pid: int) -> float:
+    """The processor time that a process uses while this process computes, as a ratio to this process's own. It is about
+    0 for a process that sleeps, and about 1 for one that spins."""
+    other = psutil.Process(pid)
+    before, begin, now = sum(other.cpu_times()[:2]), time.process_time(), time.process_time()
+    while now - begin < _COMPUTED_S:
+        now = time.process_time()
+    return (sum(other.cpu_times()[:2]) - before) / (now - begin)
 
 
 def is_alive(pid: int) -> bool:

@@ -4,10 +4,10 @@
 
 1. A record is signed together with the job's id, the journal's id and the place where the record lies. So it counts in
    no other job, in no later run of this job, and in no other place. (HMAC-SHA256, RFC 2104.)
-2. A record with a wrong signature was not written by an agent of the job. Neither was a record that is no JSON object,
-   because it was torn or overwritten. Every agent takes such a record for a `Filler`.
-3. The header is the first thing in a journal. It names the journal, so that an agent notices when an empty journal has
-   taken its place. An agent with a wrong secret learns that from the header, before it reads an entry.
+2. Every agent takes two kinds of record for a `Filler`. A record with a wrong signature was not written by an agent of
+   the job. A record that is no JSON object was torn or overwritten.
+3. The header is the first record of a journal. It names the journal, so that an agent notices when another journal has
+   taken its place. From the header an agent also learns that it has a wrong secret, before it reads an entry.
 """
 
 from __future__ import annotations
@@ -33,7 +33,8 @@ class Envelope:
     """Writes and opens the records of one job."""
 
     def __init__(self, job: str, secret: str = "") -> None:
-        """`secret`: empty if everybody who can reach the store is trusted."""
+        """`job`: the job's id. `secret`: signs the records. Empty: records have no signature, and everybody who can
+        reach the store is trusted."""
         self.job = job
         self._secret = _bytes(secret)
         self._journal = ""
@@ -71,24 +72,34 @@ class Envelope:
         header, what = _json(record), f"the journal of job {self.job}"
         is_signed = bool(header.get("signed"))
         if not record:
-            raise Refused(Refusal.IDENTITY, f"{what} is gone: its store has lost it")
+            raise Refused(Refusal.IDENTITY, f"{what} is gone: its store has lost it; start all agents of the job again")
         if not header:
-            raise Refused(Refusal.FORMAT, f"{what} does not begin with a header: something else has written there")
+            raise Refused(
+                Refusal.FORMAT, f"{what} has no valid header: another program has written there; use another --rdzv-id"
+            )
         if header.get("format") != FORMAT:
-            raise Refused(Refusal.FORMAT, f"{what} has format {header.get('format')}, and this version reads {FORMAT}")
+            raise Refused(
+                Refusal.FORMAT,
+                f"{what} has format {header.get('format')}, and this node reads format {FORMAT}: "
+                "all nodes need the same version of reknit",
+            )
         if is_signed and not self._secret:
-            raise Refused(Refusal.SECRET, f"{what} is signed: it takes --rdzv-secret, the same on all nodes")
+            raise Refused(
+                Refusal.SECRET, f"{what} is signed, and this node has no --rdzv-secret: give all nodes the same"
+            )
         if self._secret and not is_signed:
             raise Refused(Refusal.SECRET, f"{what} is not signed: give --rdzv-secret on all nodes, or on none")
         if self._checked(record, "header") is None:
             raise Refused(
-                Refusal.SECRET, f"{what} is signed with another secret (--rdzv-secret): all nodes take the same"
+                Refusal.SECRET, f"{what} is signed with another secret (--rdzv-secret): give all nodes the same"
             )
         if header.get("job") != self.job:
-            raise Refused(Refusal.OTHER_JOB, f"in the place of {what} is that of job {header.get('job')}")
+            raise Refused(Refusal.OTHER_JOB, f"the place of {what} holds the journal of job {header.get('job')}")
         journal = str(header.get("journal"))
         if self._journal and journal != self._journal:
-            raise Refused(Refusal.IDENTITY, f"{what} is another one than before: its store was replaced")
+            raise Refused(
+                Refusal.IDENTITY, f"{what} is another one than before: its store was replaced; start all agents again"
+            )
         self._journal = journal
 
     # ---- signatures ----
@@ -129,7 +140,9 @@ def _opened(text: str) -> tuple[str, Entry]:
     try:
         return str(data.get("token")), decode_entry(data.get("entry"))
     except CodecError as e:
-        raise Refused(Refusal.FORMAT, f"the journal holds what this version cannot read: {e}") from None
+        raise Refused(
+            Refusal.FORMAT, f"the journal holds an entry that this version of reknit cannot read: {e}"
+        ) from None
 
 
 @lru_cache(maxsize=4)
@@ -160,5 +173,5 @@ def _constant(name: str) -> object:
 
 
 def number(text: bytes) -> int:
-    """A number that a store holds. It has no signature, and strangers may have written it: 0 if it is no number."""
+    """A number that a store holds. It has no signature, so that anybody may have written it. 0 if it is no number."""
     return int(text) if text.isdigit() and len(text) < 20 else 0

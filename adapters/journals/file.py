@@ -1,22 +1,25 @@
 """A journal in a folder on a file system that all nodes share.
 
-    PATH/<job>/journal                     the header, then a record per line; a position is an offset in it
-               lock                        locked by the writer; names the process that wrote last
+    PATH/<job>/journal                     the header, then one record per line; a position is an offset in this file
+               lock                        the file that a writer locks; names the process that wrote last
                beats/<node>.<incarnation>  a counter
                fold                        the fold that was published last
 
 1. One process writes at a time (`turn`).
-2. Bytes that were written are never changed and never cut off, because readers take no lock: a reader that looks while
-   bytes are replaced would see a mixture that no other reader sees. Readers take complete lines only.
-3. The writer first writes the line and makes it safe (fsync). Then it writes the end of the line. So a line that a
-   reader has seen cannot vanish. NFS reports a full disk only at the fsync, and only to the host that wrote.
-4. A line without an end was left by a writer that died or failed. The next writer ends that line first. If all of the
-   line was there, it is an entry that was never acknowledged. Otherwise it is a `Filler`. All readers see the same.
-5. A reader opens the file anew for each look, because NFS asks its server at that moment. Nothing tells a reader that
-   there is news, so readers poll.
+2. Bytes that were written are never changed and never cut off, because readers take no lock. If bytes were replaced, a
+   reader might see a mixture that no other reader sees. Readers take complete lines only.
+3. The writer writes the line without its end, and makes it safe with fsync. Then it writes the end of the line. So a
+   line that a reader has seen cannot vanish. NFS reports a full disk only at the fsync, and only to the host that
+   wrote.
+4. A line without an end was left by a writer that died or failed. The next writer first ends that line. If all of the
+   line was there, it is an entry, although no writer was told so. Otherwise the line is a `Filler`. All readers see the
+   same.
+5. A reader opens the file anew for each look, because an NFS client asks its server when a file is opened. Nothing
+   tells a reader that there are new entries, so readers poll.
 6. Counters are overwritten in place. So a node can beat when the disk is full.
 
-A system call may hang, as on a hard NFS mount whose server is gone. It hangs its thread, and this module cannot end it.
+A system call may hang, for example on a hard NFS mount whose server is gone. Then its thread hangs, and this module
+cannot end the call.
 """
 
 from __future__ import annotations
@@ -41,7 +44,7 @@ if TYPE_CHECKING:
 
 _PLAIN = frozenset(b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_.")
 _LONGEST_NAME = 160
-"""Bytes. A longer name is cut and gets a digest. File names may have 255 bytes."""
+"""Upper bound on a file name, in bytes. A longer name is cut, and a digest is added. File systems allow 255 bytes."""
 _FOR_GOOD = {
     errno.ENOENT,
     errno.ENODEV,
@@ -53,15 +56,15 @@ _FOR_GOOD = {
     errno.ENAMETOOLONG,
     errno.ELOOP,
 }
-"""Errors in setting up the folder that do not go away by themselves."""
+"""Errors in making the folder that do not go away by themselves."""
 
 
 class FileJournal:
     """Implements `ports.Journal`."""
 
     def __init__(self, path: str, envelope: Envelope, *, poll_s: float = 0.1, timeout_s: float = 5.0) -> None:
-        """`path`: a folder, made if it is missing. `poll_s`: the pause between two looks of a reader that waits.
-        `timeout_s`: how long a writer waits for its turn."""
+        """`path`: a folder. It is made if it is missing. `poll_s`: seconds between two looks of a reader that waits.
+        `timeout_s`: seconds that a writer waits for its turn at most."""
         self._path = path
         self._envelope = envelope
         self._poll_s = poll_s
@@ -71,9 +74,9 @@ class FileJournal:
         self._fold = os.path.join(self._folder, "fold")
         self._beats = os.path.join(self._folder, "beats")
         self._header = b""
-        """The first line, as admitted."""
+        """The first line of the file, which the envelope has admitted. Empty: no header was admitted yet."""
         self._known = 0
-        """Bytes that the file had when it was seen last. It never becomes shorter."""
+        """Size of the file in bytes when this agent saw it last. The file never becomes shorter."""
         self._last = ("", 0)
         """The token of the last entry, and the length of the file before its first append was tried."""
         self._is_ready = False
@@ -95,7 +98,7 @@ class FileJournal:
     def beat(self, node: Node, watch: Sequence[Node]) -> Mapping[Node, int]:
         try:
             self._prepare()
-            os.close(self._opened(os.O_RDONLY))  # without the journal the counters may belong to another job
+            os.close(self._opened(os.O_RDONLY))  # checks that the counters still belong to this journal
             counts = {node: _raise_count(self._beat_path(node))}
             for other in watch:
                 if other not in counts and (count := _read_count(self._beat_path(other))) is not None:
@@ -110,7 +113,7 @@ class FileJournal:
             with self._turn():
                 _replace(self._fold, record)
         except (OSError, Unavailable):
-            pass  # readers find the entries themselves
+            pass  # readers read the entries instead
 
     def close(self) -> None:
         if not self._is_closed:
@@ -122,7 +125,7 @@ class FileJournal:
         try:
             size = os.fstat(fd).st_size
             if os.pread(fd, 1, size - 1) != b"\n":
-                os.fsync(fd)  # rule 3 above, in the place of the writer that died
+                os.fsync(fd)  # rule 3 above, for the writer that died
                 size = _write(fd, b"\n", size)
                 os.fsync(fd)
             if self._last[0] != token:
@@ -134,7 +137,9 @@ class FileJournal:
             end = _write(fd, b"\n", end)
             os.fsync(fd)
         finally:
-            os.close(fd)  # before the lock is let go: on NFS the next process to open the file then sees all of it
+            os.close(
+                fd
+            )  # before the lock is let go, so that on NFS the next process that opens the file sees all of it
         self._known = max(self._known, end)
 
     def _turn(self) -> Turn:
@@ -190,7 +195,7 @@ class FileJournal:
 
     def _opened(self, flags: int) -> int:
         """The journal's descriptor, its header checked. Raises `Refused`, `OSError`."""
-        known = self._known  # read first: the other thread may make the file longer meanwhile
+        known = self._known  # read before the file is opened: another thread may make it longer meanwhile
         try:
             fd = os.open(self._journal, flags | os.O_CLOEXEC)
         except FileNotFoundError:
@@ -209,7 +214,7 @@ class FileJournal:
         return fd
 
     def _prepare(self) -> None:
-        """Make the missing files, once. A file that is missing later was lost: the journal must not begin anew."""
+        """Make the missing files, once. A file that is missing later was lost. Then the journal must not begin anew."""
         with self._preparing:
             if self._is_ready:
                 return
@@ -221,7 +226,8 @@ class FileJournal:
             except OSError as e:
                 if e.errno not in _FOR_GOOD:
                     raise
-                raise Refused(Refusal.SETUP, f"{self._path} cannot hold the job's journal: {e.strerror}") from None
+                why = f"the folder {self._path} (--rdzv-endpoint) cannot hold the job's journal: {e.strerror}"
+                raise Refused(Refusal.SETUP, why) from None
             self._is_ready = True
 
     def _unavailable(self, error: OSError) -> Unavailable:
@@ -252,7 +258,7 @@ def _lines(fd: int, start: int) -> Iterator[tuple[int, bytes]]:
 
 
 def _first_line(fd: int) -> bytes:
-    """Without its end; empty if the end is missing."""
+    """The first line of the file, without its end. Empty if the line has no end."""
     line, end, _ = os.pread(fd, 1 << 16, 0).partition(b"\n")
     return line if end else b""
 
@@ -266,7 +272,8 @@ def _write(fd: int, data: bytes, at: int) -> int:
 
 
 def _replace(path: str, data: bytes) -> None:
-    """Replace the file at once. Only the process that has the turn may: the new file has the same name for all."""
+    """Replace the content of the file in one instant. Only the process that has the turn may call this, because all
+    processes give the new file the same name first."""
     beside = f"{path}.new"
     fd = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
     try:
@@ -281,7 +288,8 @@ def _raise_count(path: str) -> int:
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
     try:
         count = (_count(os.pread(fd, 64, 0)) or 0) + 1
-        # Twice: a reader that looks during the write sees two numbers that differ, and not a number that never was.
+        # The number is written twice. A reader that looks during the write sees two numbers that differ, and looks
+        # again. With one number it might take half of the old and half of the new number for the counter.
         _write(fd, f"{count:020} {count:020}\n".encode(), 0)
     finally:
         os.close(fd)
@@ -289,7 +297,7 @@ def _raise_count(path: str) -> int:
 
 
 def _read_count(path: str) -> int | None:
-    for _ in range(3):  # the numbers differ while they are written; the next write comes a second later
+    for _ in range(3):  # the numbers differ only during a write, and writes are about a second apart
         try:
             fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         except FileNotFoundError:

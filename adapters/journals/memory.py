@@ -1,4 +1,4 @@
-"""A journal in this process: standalone jobs, tests, embedders whose agents share one process."""
+"""A journal in the memory of this process: for jobs with one node, tests, and programs that run all agents of a job."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class MemoryJournal:
-    """Implements `ports.Journal`. Lasts as long as the process, and may be shared by agents in many threads."""
+    """Implements `ports.Journal`. Agents in many threads may share it."""
 
     def __init__(self) -> None:
         self._entries: list[Entry] = []
@@ -51,16 +51,16 @@ class MemoryJournal:
             return {n: self._counts[n] for n in (node, *watch) if n in self._counts}
 
     def publish(self, position: int, job: Job) -> None:
-        """Reading from memory costs nothing that a fold could save."""
+        """Does nothing: reading from memory is so cheap that a fold would save nothing."""
 
     def close(self) -> None:
-        """Ends the reads that wait, of all who share the journal. Otherwise it stays as it is: the others go on."""
+        """End the reads that wait now. Agents that share the journal can go on using it."""
         with self._changed:
             self._changed.notify_all()
 
 
 class MemoryLink:
-    """Implements `ports.Link` for the only agent of a journal in memory: no thread, and nothing to wait for."""
+    """Implements `ports.Link` for the only agent of a journal in memory. It needs no thread and never waits."""
 
     def __init__(self, journal: MemoryJournal, clock: Clock) -> None:
         self._journal = journal
@@ -88,7 +88,7 @@ class MemoryLink:
         return events
 
     def folded(self, job: Job) -> None:
-        """Nobody else reads this journal."""
+        """Does nothing: no other agent reads this journal."""
 
     def close(self) -> None:
         self._journal.close()

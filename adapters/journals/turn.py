@@ -1,7 +1,8 @@
 """Taking turns between the processes of several hosts: a lock on a file that they share.
 
-The lock is a POSIX lock (`lockf`), because that kind works on NFS. The system lets go of it when its process dies. A
-process that hangs keeps it. So a process waits for a limited time, and then names the process that had the lock last.
+The lock is a POSIX lock (`lockf`), because that kind works on NFS. The system lets go of the lock when the process that
+holds it dies. A process that hangs keeps the lock. So other processes wait for a limited time. Then they report the
+process that had the lock last.
 """
 
 from __future__ import annotations
@@ -18,8 +19,8 @@ from reknit.core.job.reasons import Refusal
 
 _NO_LOCKS = {errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSUP, errno.EINVAL}
 _REST_S = 0.002
-"""Seconds that a process waits after its turn before it takes the next one. There is no queue: without this pause the
-others would never find the lock free."""
+"""Seconds that a process waits after its turn before it takes the next one. Without this pause the others might never
+find the lock free, because there is no queue."""
 _BUSY = {errno.EAGAIN, errno.EACCES}
 _LONGEST_PAUSE_S, _SHORTEST_PAUSE_S = 0.005, 0.0005
 """Seconds between two tries. The longer a process has waited, the shorter its pauses are."""
@@ -64,14 +65,14 @@ class Turn:
         while not self._is_taken():
             left_s = give_up - monotonic()
             if left_s < 0:
-                holder = os.pread(self._fd, _NAME_SIZE, 0).decode(errors="replace").strip() or "nobody known"
+                holder = os.pread(self._fd, _NAME_SIZE, 0).decode(errors="replace").strip() or "an unknown process"
                 raise Unavailable(f"{self._path}: waited {self._timeout_s:g} s for the lock; {holder} had it last")
             sleep(max(_SHORTEST_PAUSE_S, _LONGEST_PAUSE_S * min(1.0, left_s / self._timeout_s)))
         name = f"{os.uname().nodename[: _NAME_SIZE - 20]} pid {os.getpid()}"
         try:
             os.pwrite(self._fd, name.ljust(_NAME_SIZE).encode(), 0)
         except OSError:
-            pass  # a full disk: the name is for people only
+            pass  # the disk is full. Only people read the name, so the turn goes on
 
     def _is_taken(self) -> bool:
         try:
@@ -88,7 +89,7 @@ class Turn:
     def _let_go(self) -> None:
         try:
             if self._fd >= 0:
-                os.close(self._fd)  # and with it the lock
+                os.close(self._fd)  # this lets go of the lock as well
         finally:
             self._fd = -1
             _ONE_THREAD.release()

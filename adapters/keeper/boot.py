@@ -17,7 +17,7 @@ import sys
 def main() -> None:
     gc.disable()  # imported modules stay in use, so the collector would find no garbage. `keep` turns it on again
     paths, wire, agent, parcels = sys.argv[1:5]
-    # The standard library comes first, as in any program. A module beside reknit must not take the place of one of its.
+    # The standard library comes first, as in any program. A module beside reknit must not hide one of its modules.
     sys.path += paths.split(os.pathsep)
     open_standard()
     if wire == "-":
@@ -43,7 +43,10 @@ def main() -> None:
 
 
 def open_standard() -> None:
-    """Open /dev/null in the place of stdin, stdout or stderr where a host program has closed them."""
+    """Open /dev/null in the place of stdin, stdout or stderr where they are closed.
+
+    Otherwise the next files would get the numbers 0 to 2, and whatever any code of this process prints would go there.
+    """
     while (fd := os.open(os.devnull, os.O_RDWR)) <= 2:
         os.set_inheritable(fd, True)
     os.close(fd)
@@ -57,7 +60,7 @@ def close_all_but(*kept: int) -> None:
                 os.close(int(name))
             except OSError:
                 pass  # this is the descriptor through which the list was read
-    open_standard()  # last: before, there may have been no descriptor left
+    open_standard()  # this comes last, because no descriptor may have been free before
 
 
 if __name__ == "__main__":

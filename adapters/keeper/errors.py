@@ -1,6 +1,6 @@
-"""Why a worker failed, in its own words: from torchelastic's error file, or from the traceback on its stderr.
+"""Why a worker failed, as the worker itself tells: in torchelastic's error file, or in the traceback on its stderr.
 
-Reading never raises. A worker may die while it writes the file, or write anything into it.
+Reading never raises. A worker may die while it writes the file, or may write anything into it.
 """
 
 from __future__ import annotations
@@ -11,14 +11,19 @@ from collections.abc import Sequence
 from reknit.core.job.entries import WorkerFailure
 
 _LARGEST_FILE = 4 << 20
+"""Upper bound on an error file, in bytes."""
 _LONGEST_MESSAGE = 4_000
 _LONGEST_TRACEBACK = 32_000
-"""Bytes as JSON, for both limits. Message and traceback go into the journal, and every agent reads the journal."""
+"""Upper bounds on a message and a traceback, in bytes of their JSON. Both go into the journal, which every agent
+reads."""
 
 
 def explain(path: str, lines: Sequence[str]) -> tuple[str, str]:
-    """Message and traceback of a failed worker. They come from its error file at `path` if that can be understood, else
-    from `lines`, the end of its stderr. Both are empty if neither has them."""
+    """Message and traceback of a failed worker. Both are empty if none are known.
+
+    `path`: the worker's error file. It is used if it can be understood. `lines`: the end of the worker's stderr. They
+    are used otherwise.
+    """
     message, traceback, sound = _parse(path)
     if sound:
         return message, traceback
@@ -57,7 +62,7 @@ def _parse(path: str) -> tuple[str, str, bool]:
 def _contents(path: str) -> bytes:
     if not path:
         raise FileNotFoundError
-    # O_NONBLOCK, because the worker may have put a FIFO there.
+    # With O_NONBLOCK, because the worker may have put a FIFO there, and an open would wait for its writer.
     fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
     try:
         parts, left = [], _LARGEST_FILE + 1

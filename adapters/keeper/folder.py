@@ -72,9 +72,12 @@ class LogFolder:
     def close(self) -> None:
         """Remove the folder if it is a scratch folder. May be repeated."""
         if self._is_scratch and self.path:
-            import shutil  # slow to import, and not needed before
+            try:
+                import shutil  # slow to import, and not needed before
 
-            shutil.rmtree(self.path, ignore_errors=True)
+                shutil.rmtree(self.path, ignore_errors=True)
+            except (OSError, ImportError):
+                pass  # no descriptor is free for the import: a later keeper removes the folder
         if self._lock >= 0:
             os.close(self._lock)
             self._lock = -1
@@ -111,7 +114,7 @@ def remove_abandoned() -> int:
         import shutil  # this import fails if no descriptor is free
 
         names = [name for name in os.listdir(base) if name.startswith(_SCRATCH)]
-    except OSError:
+    except (OSError, ImportError):
         return 0
     for name in names:
         path = os.path.join(base, name)

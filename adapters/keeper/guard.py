@@ -7,9 +7,9 @@ could end them.
 2. For each read end the kernel is told to send a signal when the pipe changes: SIGKILL (`F_SETSIG`), to the worker's
    process group (`F_SETOWN`). Nobody writes to the pipe. Its only change comes when the keeper dies, which closes the
    write end.
-3. The pipe does not cover a worker that closes the descriptor, or a process that leaves the worker's group. It does not
-   cover a worker whose keeper is killed in the microseconds before `arm`. An agent that lives adopts such processes if
-   it is a subreaper. Otherwise they are found by their mark.
+3. The pipe does not cover a worker that closes the descriptor, a process that leaves the worker's group, and a worker
+   whose keeper is killed in the microseconds before `arm`. If the agent is alive and a subreaper, it adopts such
+   processes. Otherwise they are found by their mark.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import signal
 
 
 class Guard:
-    """One pipe for all workers of a keeper. It does nothing on a system without such signals."""
+    """One pipe for all workers of a keeper. On a system without `F_SETSIG` it does nothing."""
 
     def __init__(self) -> None:
         self._read_end, self._write_end = os.pipe()
@@ -47,7 +47,10 @@ class Guard:
             os.close(fd)
 
     def arm(self, ticket: int, pgid: int) -> None:
-        """Let the ticket kill the group `pgid`, once the worker has inherited it. Closes this process's copy."""
+        """Have the kernel kill the group `pgid` when the keeper dies. Closes this process's copy of the ticket.
+
+        To be called when the worker has inherited the ticket.
+        """
         try:
             fcntl.fcntl(ticket, fcntl.F_SETSIG, signal.SIGKILL)
             fcntl.fcntl(ticket, fcntl.F_SETOWN, -pgid)

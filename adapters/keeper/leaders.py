@@ -1,7 +1,7 @@
 """One worker process, which leads a process group of its own: the *leader*.
 
-A dead leader is not reaped before the round has ended. Until then no other process can get its pid, which is also the
-number of the group. So the group can be signalled even when its leader is dead.
+A dead leader is not reaped before the round has ended. Until then no other process can get its pid. The pid is also the
+number of the group. So the group can be signalled safely even when its leader is dead.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def spawn(
     """
     actions: list[tuple[int, int, int] | tuple[int, int, str, int, int]] = []
     if 0 not in ends and os.isatty(0):
-        # The kernel stops a background group that reads the terminal. The worker would hang, and nobody would know why.
+        # The kernel stops a background group that reads from the terminal. The worker would hang without a message.
         actions.append((os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0))
     ticket = guard.ticket(above=max(ends, default=2))
     try:
@@ -86,7 +86,7 @@ class Leader:
         self.error_file = error_file
         """Empty: there is none."""
         self.exitcode: int | None = None
-        """None: the worker lives. Negative: it was killed by that signal."""
+        """None: the worker is alive. Negative: it was killed by that signal."""
         self._reaped = False
         self._watch = PidWatch(pid, clock)
 
@@ -108,7 +108,7 @@ class Leader:
                 return os.waitstatus_to_exitcode(status) if pid else None
             found = os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
         except ChildProcessError:
-            # Other code of this process has waited for the worker. How the worker ended is lost. That is no success.
+            # Other code of this process has waited for the worker, so its exit code is lost. It counts as a failure.
             self._reaped = True
             return 255
         if found is None:
@@ -116,8 +116,8 @@ class Leader:
         return found.si_status if found.si_code == os.CLD_EXITED else -found.si_status
 
     def signal(self, signum: int) -> None:
-        """Signal the worker's group, even if the worker itself is dead. If the worker lives, signal also the worker and
-        its descendants that are in other groups: a worker may change its group, and so may its children."""
+        """Signal the worker's group, even if the worker itself is dead. If the worker is alive, signal also those of
+        the worker and its descendants that are in other groups. Each of them may have changed its group."""
         if self._reaped:
             return
         elsewhere = [pid for pid in (self.pid, *descendants(self.pid)) if _group(pid) != self.pid]
@@ -126,7 +126,7 @@ class Leader:
             signal_process(pid, signum)
 
     def reap(self) -> bool:
-        """Reap the worker if it is dead, and watch it no more. False if it still lives."""
+        """Reap the worker if it is dead, and watch it no more. False if it is alive."""
         self._watch.close()
         if self._reaped:
             return True

@@ -5,7 +5,7 @@
 2. A stop has four stages. (1) Every group gets the signal. (2) When the grace is over, every group gets SIGKILL. (3)
    When the leaders are dead, the strays are ended. (4) Everything is closed. One `WorkersStopped` answers the stop.
 3. An exit is reported if the worker ended by itself, that is, if it was found dead before the stop's signal was sent.
-4. A process that survives SIGKILL for `STUCK_AFTER_S` is reported as stuck. Nothing waits for it any more.
+4. A process that survives SIGKILL for `STUCK_AFTER_S` seconds is reported as stuck. Nothing waits for it any more.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import signal
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from reknit.adapters.children import reap, sweep_counting
+from reknit.adapters.children import reap
 from reknit.adapters.keeper.bootstrap import Reservation
 from reknit.adapters.keeper.errors import explain
 from reknit.adapters.keeper.streams import Streams, StreamSettings
@@ -35,19 +35,26 @@ if TYPE_CHECKING:
 
 _AT_ONCE = 0.0
 _LAST_LINES = 20
+"""Number of a worker's last lines that the report of its failure holds."""
 _CLOSE_S = 5.0
+"""Seconds that `end_all` waits for the end of the processes that it has killed."""
 
 
 class _Round:
+    """The workers of the present round."""
+
     def __init__(self, number: int) -> None:
         self.number = number
         self.leaders: list[Leader] = []
         self.announced = False
+        """`WorkersStarted` was reported."""
         self.exits: list[WorkerExit] = []
         """Exits that were not reported yet."""
         self.stopping = False
         self.kill_at = 0.0
+        """When SIGKILL is due, on the clock's time. It counts only while `stopping`."""
         self.killed_at: float | None = None
+        """When SIGKILL was sent. None: it was not sent."""
 
     @property
     def pids(self) -> set[int]:
@@ -83,7 +90,7 @@ class Processes:
         forks: Forks | None = None,
     ) -> None:
         """`log_dir`: a worker's files are in `<log_dir>/round_<round>/<local_rank>/`. Empty: there are no files.
-        `own_children`: every child of this process belongs to the job.
+        `own_children`: True if every child of this process belongs to the job. Then strays are ended as well.
         `given_back`: signals that this process ignores and its workers do not.
         `is_abandoned`: asked between the starts of two workers. If it returns True, no further worker is started.
         `used_ports`: bootstrap ports that are not reserved again.
@@ -111,8 +118,8 @@ class Processes:
         )
         self._is_abandoned = is_abandoned
         self._spare = os.open(os.devnull, os.O_RDONLY)
-        """A descriptor in reserve. It is closed when no descriptor is left, because reporting that needs one. -1: it
-        was used."""
+        """A descriptor in reserve. When no descriptor is left, it is closed, because the report of that failure needs
+        one. -1: the reserve was used."""
         self._strays = Strays(clock, lambda: self._launcher.spared) if own_children else None
         self._round: _Round | None = None
         self._unknown_stops: list[int] = []
@@ -132,7 +139,7 @@ class Processes:
     def reserve_port(self) -> int:
         """The bootstrap port on this host, which stays reserved until the next round has ended. 0: no port is free.
 
-        Raises `OSError` if `master_port` is taken. Once it is reserved it stays reserved.
+        Raises `OSError` if `master_port` is taken. Once `master_port` is reserved, it stays reserved.
         """
         if self._reservation is None:
             self._reservation = Reservation(self._used_ports, self._master_port)
@@ -167,7 +174,7 @@ class Processes:
 
     def _start(self, command: StartWorkers | StartProcesses, descriptors: Sequence[int]) -> None:
         if self._round is not None:
-            self.end_all()  # the agent must not ask for this. Two rounds at the same time would be worse
+            self.end_all()  # the agent never asks for this. Two rounds at the same time would do more harm
         self._round = _Round(command.round)
         self._wakes_at = _AT_ONCE
         for worker in workers_of(command):
@@ -197,7 +204,7 @@ class Processes:
         self._wakes_at = _AT_ONCE
         round_ = self._round
         if round_ is None or round_.number != command.round:
-            self._unknown_stops.append(command.round)  # no process of this round is alive: it is answered at once
+            self._unknown_stops.append(command.round)  # no process of this round is alive, so the answer comes at once
             return
         now = self._clock.now()
         kill_at = now if command.signal == signal.SIGKILL else now + max(0.0, command.grace_s)
@@ -341,7 +348,7 @@ class Processes:
         if round_ is not None:
             round_.signal(signal.SIGKILL)
         if self._strays is not None:
-            ended, stuck = sweep_counting(_CLOSE_S)
+            ended, stuck = self._strays.end_all(_CLOSE_S)
         else:
             pids = () if round_ is None else [leader.pid for leader in round_.leaders]
             reap(pids, _CLOSE_S)

@@ -26,19 +26,22 @@ from reknit.adapters.clock import Poller
 from reknit.adapters.console import Console
 
 PARTIAL_S = 0.1
+"""Seconds that the beginning of a line waits for its end."""
 BATCH_S = 0.0015
+"""Seconds that the thread sleeps after a read that brought little."""
 _LITTLE = 16_384
 """A turn that has read fewer bytes than this brought little."""
 _CHUNK = 65_536
+"""Upper bound on one read, in bytes."""
 _TAIL = 16_384
-"""Bytes of a stream that are remembered for the report of a failure."""
+"""Number of bytes at the end of a stream that are remembered for the report of a failure."""
 _DRAIN_LIMIT = 1 << 20
 """Bytes that `drain` reads at most. Without a limit, a grandchild that writes without end would hold up the thread that
 decides."""
 _LONGEST_LINE = 1 << 18
-"""Bytes of a line that wait for its end, at most."""
+"""Upper bound on the beginning of a line that waits for its end, in bytes."""
 _LEAVES_S = 0.5
-"""How long `close` waits for a thread that has nothing left to do. Seconds."""
+"""Seconds that `close` waits for the end of the thread, which has nothing left to do then."""
 
 
 class Tap:
@@ -59,11 +62,13 @@ class Tap:
         self.console = console
         """Where the stream is shown. None: it is not shown."""
         self.file = file
+        """The descriptor of the file that gets the stream. None: no file gets it."""
         self.name = name
         """The path of the file, for messages."""
         self.prefix = prefix
-        """Put before each line on the console. A carriage return ends a line, too, where there is a prefix."""
+        """Text that is put before each line on the console. With a prefix, a carriage return ends a line as well."""
         self.is_terminal = is_terminal
+        """`source` is a pseudo-terminal and no pipe."""
         self.tail = b""
         """The last `_TAIL` bytes that were read."""
         self.partial = b""
@@ -71,7 +76,7 @@ class Tap:
         self.due = 0.0
         """When `partial` is shown without its end, in seconds of the monotonic clock."""
         self.unwritten = b""
-        """What the file has not got yet."""
+        """Bytes that were read, and that the file has not got yet."""
         self.is_finished = False
         """Nothing will be read any more. When `unwritten` is written, the file is closed."""
 
@@ -273,8 +278,8 @@ class Relay:
             self._resume(poller)
             return 0
         with self._lock:
-            # The tap may be closed meanwhile. The number may even belong to another tap, which then has nothing to
-            # read.
+            # The tap may have been closed meanwhile. The number of its descriptor may even belong to another tap by
+            # now. That tap then has nothing to read, which does no harm.
             tap = self._taps.get(fd)
             if tap is None:
                 return 0
@@ -320,7 +325,7 @@ class Relay:
     def _write_file(self, tap: Tap, data: bytes, is_finished: bool) -> None:
         if tap.file is not None and not _write_all(tap.file, data):
             _close_file(tap)  # the disk is full or gone. The console still gets the output
-            self._say(f"reknit: {tap.name} cannot be written any more; its end is missing")
+            self._say(f"reknit: {tap.name} cannot be written any more: the rest of this output is missing in the file")
         if is_finished:
             _close_file(tap)
 
@@ -332,7 +337,7 @@ def _close_file(tap: Tap) -> None:
 
 
 def _whole_lines(data: bytes, prefix: bytes) -> tuple[bytes, bytes]:
-    """The complete lines of `data`, and the beginning of the next line."""
+    """The complete lines of `data`, and the beginning of the line after them."""
     end = data.rfind(b"\n") + 1
     if prefix:
         # A progress bar ends its states with carriage returns. A carriage return at the very end may be the first half

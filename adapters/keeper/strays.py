@@ -1,6 +1,6 @@
-"""Strays: processes that workers leave behind. This process adopts them, as a subreaper, when their parents die.
+"""Strays: processes that workers leave behind. The keeper is a subreaper, so it adopts them when their parents die.
 
-To be used only if every child of this process belongs to the job.
+Use this only in a process whose children all belong to the job.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import signal
 from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING
 
-from reknit.adapters.children import children, reaped, signal_process
+from reknit.adapters.children import Children, reaped, signal_process, sweep_counting
 
 from .leaders import PidWatch
 
@@ -18,9 +18,10 @@ if TYPE_CHECKING:
     from reknit.adapters.ports import Clock
 
 _GRACE_S = 1.0
+"""Seconds between SIGTERM and SIGKILL for a stray."""
 STUCK_AFTER_S = 5.0
-"""A process that survives SIGKILL for this long waits for something in the kernel, perhaps for ever. So nothing waits
-for it any longer. Seconds."""
+"""Seconds after which a process that survives SIGKILL is given up. Such a process hangs in a call of the kernel,
+perhaps for ever."""
 
 
 class _Stray:
@@ -37,22 +38,23 @@ class Strays:
         """`spared`: gives the children that belong to this process itself."""
         self._clock = clock
         self._spared = spared
+        self._children = Children()
         self._pressed: dict[int, _Stray] = {}
         self._given_up: set[int] = set()
 
     def alive(self, leaders: Collection[int]) -> list[int]:
-        """Reap the dead strays, which would otherwise pile up for days. Returns the pids of the others, without those
-        that were given up."""
+        """Reap the dead strays. In a long job they would fill the process table otherwise. Returns the pids of the
+        strays that are alive, without those that were given up."""
         spared = {*leaders, *self._spared()}
-        found = [pid for pid in children() if pid not in spared and not reaped(pid)]
+        found = [pid for pid in self._children.now() if pid not in spared and not reaped(pid)]
         for pid in self._pressed.keys() - set(found):
             self._pressed.pop(pid).watch.close()
         self._given_up &= set(found)
         return [pid for pid in found if pid not in self._given_up]
 
     def press(self, pids: Collection[int], now: float, kill_at: float, signalled: Collection[int]) -> None:
-        """End these strays. Each gets SIGTERM when it is seen first, and SIGKILL a second later, or at `kill_at` if
-        that is earlier.
+        """End these strays. Each gets SIGTERM when this method first sees it. SIGKILL follows a second later, or at
+        `kill_at` if that is earlier.
 
         `signalled`: process groups that have got the stop's signal already. Their members get no SIGTERM here, because
         some programs end at once at a second SIGTERM.
@@ -76,6 +78,7 @@ class Strays:
 
     @property
     def wakes_at(self) -> float | None:
+        """When a stray must be killed or given up next, on the clock's time. None: no stray is being ended."""
         return min(
             (s.kill_at if s.killed_at is None else s.killed_at + STUCK_AFTER_S for s in self._pressed.values()),
             default=None,
@@ -87,6 +90,15 @@ class Strays:
         self._given_up |= set(pids)
         for pid in list(self._pressed):
             self._pressed.pop(pid).watch.close()
+
+    def end_all(self, deadline_s: float) -> tuple[int, tuple[int, ...]]:
+        """SIGKILL all children of this process, the leaders included. Returns how many processes ended, and the pids of
+        those that are still there after `deadline_s` seconds."""
+        return sweep_counting(deadline_s, look=self._children.now)
+
+    def close(self) -> None:
+        """May be repeated."""
+        self._children.close()
 
 
 def _group(pid: int) -> int:

@@ -9,8 +9,8 @@ Each stream of a worker goes one of these ways, as in torchelastic (docs/torchel
 - *tee*. The stream goes through the relay to the file, and to the console with a prefix before each line.
 - *discard*. The stream is not shown. Stderr is still read, for its last lines.
 
-If the console is a terminal, the worker gets a terminal in place of the pipe. So colours and progress bars work. What
-the relay has not read when its process is killed is lost.
+If the console is a terminal, the worker gets a terminal in place of the pipe. So colours and progress bars work. If the
+keeper is killed, output that the relay has not read yet is lost.
 """
 
 from __future__ import annotations
@@ -43,7 +43,9 @@ class StreamSettings:
     """Which streams go where. A mask is a sum of `STDOUT` and `STDERR`, for all workers or by local rank."""
 
     redirects: int | Mapping[int, int] = 0
+    """Mask of the streams that go to a file only."""
     tee: int | Mapping[int, int] = 0
+    """Mask of the streams that go to a file and to the console."""
     shown: frozenset[int] = frozenset()
     """Only these local ranks are shown on the console (`--local-ranks-filter`). Empty: all."""
     prefix: str = ""
@@ -70,15 +72,15 @@ class WorkerStreams:
         """By stream: the path of its file. A stream without a file is missing."""
 
     def spawned(self) -> None:
-        """Close this process's copies of `ends`. The worker has its own now, or was not started. Otherwise the relay
-        would never see the end of the stream."""
+        """Close this process's copies of `ends`. The worker has its own now, or was not started. While a copy is open,
+        the relay cannot see the end of the stream."""
         for fd in set(self.ends.values()):
             os.close(fd)
         self.ends = {}
 
 
 class Streams:
-    """The output of all workers of this agent. Raises `OSError` only from `open`."""
+    """The output of all workers of this agent. Only `open` raises `OSError`."""
 
     def __init__(
         self, settings: StreamSettings, *, env: Mapping[str, str] | None = None, stdout: int = 1, stderr: int = 2
@@ -270,8 +272,8 @@ def _prefix(template: str, role: str, local_rank: int, rank: int) -> str:
 
 
 def _is_same(one: int, other: int) -> bool:
-    """Whether two descriptors lead to the same file, pipe or terminal. False for /dev/null: nobody reads it, so the
-    order of what is written there does not matter."""
+    """Whether two descriptors lead to the same file, pipe or terminal. False for /dev/null: nobody reads it, so there
+    the order of the lines does not matter."""
     try:
         a, b = os.fstat(one), os.fstat(other)
         if stat.S_ISCHR(a.st_mode) and a.st_rdev == os.stat(os.devnull).st_rdev:
@@ -302,7 +304,7 @@ def _terminal_like(console: int) -> tuple[int, int] | None:
     try:
         ours, theirs = os.openpty()
     except OSError:
-        return None  # all are in use: a pipe takes its place
+        return None  # all are in use. The worker gets a pipe
     try:
         mode = termios.tcgetattr(theirs)
         mode[1] &= ~termios.OPOST  # the console's terminal turns \n into \r\n. This one must not do it as well

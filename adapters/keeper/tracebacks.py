@@ -1,8 +1,8 @@
-"""Finding a Python traceback in text. Imported when a worker has failed.
+"""Finding a Python traceback in text. This module is imported when a worker has failed.
 
-Output of real workers has chains of exceptions (*During handling of…*), exception groups, syntax errors, messages of
-several lines, and the prefix `[rank3]: ` that torch puts before each line. After the traceback that matters, an
-interpreter that ends may write further ones.
+The output of real workers holds chains of exceptions (*During handling of…*), exception groups, syntax errors and
+messages of several lines. torch may put the prefix `[rank3]: ` before each line. The last traceback is not always the
+one that matters: an interpreter that ends may write further ones.
 """
 
 from __future__ import annotations
@@ -35,8 +35,11 @@ def last_traceback(lines: Sequence[str]) -> tuple[str, str]:
 
 
 def _last_header(lines: Sequence[str]) -> tuple[int | None, str]:
-    """Line number and prefix of the last header of a traceback. One about an ignored exception counts only if there is
-    no other: such exceptions come while the interpreter ends. None: there is no header."""
+    """Line number and prefix of the last header of a traceback. None: there is no header.
+
+    The header of an ignored exception counts only if there is no other. Such exceptions come while the interpreter
+    ends.
+    """
     ignored: tuple[int | None, str] = (None, "")
     for at in range(len(lines) - 1, -1, -1):
         if found := _HEADER.match(lines[at]):

@@ -1,1 +1,1 @@
-"""A simulated cluster: real agents in real loops; hosts, store, network and workers are simulated, under one clock."""
+"""A simulated cluster. The agents and their loops are real. Hosts, store, network, workers and time are simulated."""

@@ -28,9 +28,9 @@ class Group:
     is_stuck: bool = False
     """Its processes survive SIGKILL, and its agent has said so."""
     up_at: float | None = None
-    """For watchers: when its agent learned that all of them run. None until then."""
+    """For watchers: when the agent learned that all these workers run. None until then."""
     was_quick: bool = False
-    """For watchers: its first failure came within a second of that, or before."""
+    """For watchers: the first failure came within a second of `up_at`, or before all workers ran."""
 
     @property
     def key(self) -> tuple[int, int]:
@@ -38,12 +38,12 @@ class Group:
 
     @property
     def hosts(self) -> tuple[str, int]:
-        """Where the round's store is."""
+        """Address and port of the workers' own store in this round."""
         return self.command.assignment.master_addr, self.command.assignment.master_port
 
     @property
     def is_whole(self) -> bool:
-        """No worker has failed or was killed."""
+        """True if no worker has failed or was killed."""
         return len(self.running | self.exited) == len(self.command.assignment.workers)
 
     def failure(self, local: int, exitcode: int, message: str) -> WorkerFailure:
@@ -53,7 +53,7 @@ class Group:
 
 @define(eq=False)
 class Inputs:
-    """What the ports of one agent have to tell at its loop's next turn."""
+    """What the ports of one agent report at the next turn of its loop."""
 
     link: list[Event] = field(factory=list)
     workers: list[Event] = field(factory=list)
@@ -70,51 +70,52 @@ class Proc:
     skew: float
     """The monotonic clock of this process minus the world's, in seconds."""
     number: int = 0
-    """How many processes were started before it."""
+    """How many processes were started before this one."""
     twin: bool = False
-    """It runs on another host than `host`, with the same node id."""
+    """The process runs on another host than `host`, with the same node id."""
     started_at: float = 0.0
     cursor: int = 0
-    """How much of the journal was handed to the agent."""
+    """Number of entries of the journal that were handed to the agent."""
     reading: bool = False
+    """A read of the journal is under way."""
     idle: int = 0
-    """Token of the pending empty read."""
+    """Number of reads that were wanted so far. An empty read is reported only if no other was wanted meanwhile."""
     inbox: list[Callable[[], None]] = field(factory=list)
-    """What has happened to it while it was suspended."""
+    """What has happened to the process while it was suspended, in order."""
     suspended: bool = False
     was_suspended: bool = False
     cut: bool = False
-    """It reaches the store no more."""
+    """The process cannot reach the store."""
     was_cut: bool = False
     returns_at: float = 0.0
-    """Until then its link has not found out that an outage is over."""
+    """Before this time the link has not found out that the last outage is over."""
     full: bool = False
-    """It can read, and nothing that it says gets into the journal."""
+    """The process can read, and nothing that it says gets into the journal."""
     was_full: bool = False
     refused: bool = False
-    """Its link has given up: nothing is read or said any more."""
+    """The link has given up: it reads and says nothing any more."""
     dead: bool = False
     dead_at: float = 0.0
     told_at: float = 0.0
-    """When it was asked to leave last."""
+    """When the agent was last asked to leave."""
     scheduled: float | None = None
-    """The deadline of its agent that the world will wake it for."""
+    """The deadline of the agent for which the world will wake it. None: there is none."""
     faults: list[str] = field(factory=list)
-    """What will go wrong with its next appends: lose, lag or again."""
+    """What will go wrong with the next appends, one by one: lose, lag or again."""
     held: list[Entry] = field(factory=list)
-    """Appends that wait in its link for the store."""
+    """Appends that wait in the link for the store."""
     late_beat: tuple[Node, Sequence[Node]] | None = None
-    """The beat that waits in its link for the store."""
+    """The beat that waits in the link for the store. None: no beat waits."""
     group: Group | None = None
-    """The workers that it has started last."""
+    """The workers that were started last. None: none were started."""
     quiet: dict[Node, float] = field(factory=dict)
-    """The truth: for how long each watched node had been silent when this agent read the counters last."""
+    """For how many seconds each watched node had really been silent when this agent last read the counters."""
     counts: dict[Node, int] = field(factory=dict)
-    """The counters that it has read last."""
+    """The counters that the agent has read last."""
     inputs: Inputs = field(factory=Inputs)
-    """What its ports have to tell."""
+    """What the ports will report at the loop's next turn."""
     loop: Loop = field(init=False)
-    """Made when the process begins (`World.begin`)."""
+    """Set when the process begins (`World.begin`)."""
     agent: Agent = field(init=False)
     """The agent of the loop, after its last step."""
 

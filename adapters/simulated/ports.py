@@ -1,4 +1,4 @@
-"""The ports of one simulated agent: what its loop tells them is done by the world, after the step."""
+"""The ports of one simulated agent. The world carries out what the loop tells them, after the step was made."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class SimulatedClock:
-    """Implements `ports.Clock`. Time passes in `World.run_for` alone, so nobody may wait here."""
+    """Implements `ports.Clock`. Time passes only in `World.run_for`, so `wait` raises."""
 
     def __init__(self, world: World, skew: float) -> None:
         self._world = world
@@ -32,7 +32,7 @@ class SimulatedClock:
         raise RuntimeError("nothing waits in a simulated world: `World.run_for` lets its time pass")
 
     def wake(self) -> None:
-        """The world turns a loop whenever it has news for it."""
+        """Does nothing: the world turns a loop whenever it has news for it."""
 
     def fileno(self) -> int:
         raise OSError("a simulated clock has no descriptor")
@@ -65,7 +65,7 @@ class SimulatedLink:
         return news
 
     def folded(self, job: Job) -> None:
-        """Reading costs nothing here, so nobody needs the fold."""
+        """Does nothing: reading costs nothing here, so no reader needs the fold."""
 
     def close(self) -> None: ...
 

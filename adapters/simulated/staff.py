@@ -1,6 +1,6 @@
-"""The workers of the simulated world: what starts, dies, drags its peers along, and will not stop.
+"""The workers of the simulated world: how they start, fail, succeed and stop.
 
-Workers of one round hang on each other: when one dies, the collectives of its peers crash a little later.
+When a worker of a round dies, the collectives of its peers crash a little later.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ if TYPE_CHECKING:
     from .world import World
 
 ECHO = "RuntimeError: Connection closed by peer [10.0.0.2]:4242"
-"""How a worker dies of another's death."""
+"""The message of a worker that fails because a peer has died."""
 OWN = "ValueError: my own"
-"""How a worker dies all by itself."""
+"""The message of a worker that fails without another's failure."""
 LOOK_S = 0.03
-"""From a worker's end to the agent's noticing it."""
+"""Seconds between a worker's end and the moment when its agent notices it."""
 
 
 def start(world: World, proc: Proc, command: StartWorkers) -> None:
@@ -36,7 +36,7 @@ def start(world: World, proc: Proc, command: StartWorkers) -> None:
 
 
 def fail(world: World, proc: Proc) -> None:
-    """One worker raises, all by itself."""
+    """One worker raises an exception. No other worker is the cause."""
     group = proc.group
     if group is None or not group.running or group.gone_at is not None:
         return
@@ -46,7 +46,7 @@ def fail(world: World, proc: Proc) -> None:
 
 
 def succeed(world: World, proc: Proc, group: Group | None, most: int | None = None) -> None:
-    """Workers exit with 0."""
+    """Workers exit with 0. `most`: how many of them at most. None: all."""
     if group is None or not group.running or group.gone_at is not None:
         return
     locals_ = sorted(group.running)[:most]
@@ -58,7 +58,7 @@ def succeed(world: World, proc: Proc, group: Group | None, most: int | None = No
 
 
 def die(world: World, proc: Proc) -> None:
-    """The agent is gone, and nothing can be reported: its workers go too, unless they cannot."""
+    """The agent is gone, so nothing can be reported. Its workers end too, unless they survive SIGKILL."""
     group = proc.group
     if group is not None and group.running and proc.host not in world.stuck:
         group.running.clear()
@@ -79,7 +79,7 @@ def _die(world: World, proc: Proc, group: Group, ranks: list[int], message: str)
 
 
 def _drag(world: World, dead: Group) -> None:
-    """The peers of a dead worker notice, sooner or later."""
+    """The peers of a dead worker crash, one node after another."""
     if not world.echo:
         return
     for proc in world.procs:
@@ -113,7 +113,8 @@ def _gone(world: World, proc: Proc, group: Group, at: float) -> None:
     if group.gone_at != at or not proc.up:
         return
     if proc.suspended and proc.host in world.slow and group.running:
-        proc.inbox.append(lambda: _gone(world, proc, group, at))  # nobody is there to kill them
+        # The agent would have to send SIGKILL, and it is suspended.
+        proc.inbox.append(lambda: _gone(world, proc, group, at))
         return
     stuck: tuple[int, ...] = ()
     round = group.command.round

@@ -1,9 +1,9 @@
 """The journal and the counters of the simulated world, and each agent's link to them.
 
-1. A link says its entries in order, and keeps what it cannot say; that lands when the store is back, even if it is
-   stale by then, and even if the agent has meanwhile said it again.
-2. While something cannot be said, what is read is held back. Beats may go on, or wait behind it.
-3. Trouble is worse than any link: appends get lost, are doubled, or overtake each other.
+1. A link says its entries in order, and holds back those that it cannot say. They land when the store is back. By then
+   they may be stale, or the agent may have said them again.
+2. While a link holds back an entry, it reports nothing that it reads. Beats may go on, or wait behind the entry.
+3. A world with troubles is worse than any real link: appends get lost, are doubled, or overtake each other.
 """
 
 from __future__ import annotations
@@ -22,10 +22,12 @@ if TYPE_CHECKING:
     from .world import World
 
 RETURN_S = 8.0
-"""A link may need this long to find out that the store is back, or as long as that was away."""
+"""Upper bound, in seconds, on the time that a link needs to find out that the store is back. After a shorter outage it
+needs at most the length of the outage."""
 POLL_S = 3.0
-"""A read that finds nothing returns after this."""
+"""Seconds after which a read that finds nothing returns."""
 RETRY_S = 5.0
+"""Seconds between two reports that the store cannot be reached."""
 
 
 def is_unreachable(world: World, proc: Proc) -> bool:
@@ -33,25 +35,25 @@ def is_unreachable(world: World, proc: Proc) -> bool:
 
 
 def is_stuck(world: World, proc: Proc) -> bool:
-    """Something cannot be said, so nothing is read."""
+    """The link cannot say something that it was told, so it reports nothing that it reads."""
     return is_unreachable(world, proc) or (proc.full and bool(proc.held))
 
 
 def kill(world: World) -> None:
-    """The store is gone for ever, with all that is in it."""
+    """The store is gone for ever, with everything in it."""
     world.store_dead = True
     for proc in world.procs:
         tell_outage(world, proc)
 
 
 def refuse(world: World, proc: Proc) -> None:
-    """Its link finds that there is no use in trying, and is closed."""
+    """The link of this process finds that trying again does not help. It is closed."""
     proc.refused = True
     world.tell(proc, 0.0, lambda at: JournalFailed(at, "another journal than before", Refusal.IDENTITY))
 
 
 def tell_outage(world: World, proc: Proc) -> None:
-    """Its adapters notice after a moment, and go on trying."""
+    """The link of this process notices an outage after a moment. It reports it every `RETRY_S` until its end."""
 
     def look() -> None:
         if proc.up and not proc.refused and is_stuck(world, proc):
@@ -72,7 +74,7 @@ def restore(world: World) -> None:
 
 
 def back(world: World) -> None:
-    """Whoever can reach the store again sends what was held back, in order, and reads."""
+    """Each link that can reach the store again sends what it has held back, in order, and reads."""
     if world.outage or world.store_dead:
         return
     held, world.held = world.held, []
@@ -94,7 +96,7 @@ def say(world: World, proc: Proc, entry: Entry) -> None:
     if is_unreachable(world, proc) or proc.full:
         world.excess += 1
         if "lose" in world.troubles and world.luck("held", 2):
-            return  # its adapter crashed
+            return  # the entry gets lost, as if the process of the link had crashed
         proc.held.append(entry)
         if proc.full and len(proc.held) == 1:
             tell_outage(world, proc)
@@ -105,7 +107,7 @@ def say(world: World, proc: Proc, entry: Entry) -> None:
         trouble = ("lose", "lag", "again")[world.luck("which", 3)]
         fault = trouble if ("double" if trouble == "again" else trouble) in troubles else None
     if fault is not None:
-        world.excess += 20  # it is said again for as long as it is on its way
+        world.excess += 20  # the agent says the entry again for as long as it does not land
     delay = 0.03 + 0.1 * world.luck("land", 4)
     if fault != "lose":
         world.after(delay + 9.0 * (fault == "lag") * (1 + world.luck("long", 3)), lambda: land(world, entry))
@@ -135,7 +137,7 @@ def send_beat(world: World, proc: Proc, node: Node, watch: Sequence[Node]) -> No
 
 def beat(world: World, proc: Proc, sent: tuple[Node, Sequence[Node]]) -> None:
     if is_unreachable(world, proc) or (proc.full and proc.held and world.luck("behind", 2)):
-        proc.late_beat = proc.late_beat or sent  # the first is on its way still, the others add nothing
+        proc.late_beat = proc.late_beat or sent  # the first beat still waits in the link. A second adds nothing
         return
     if proc.host in world.stale:
         world.tell(proc, 0.05, lambda at: Counters(at, proc.counts))
@@ -155,7 +157,7 @@ def beat(world: World, proc: Proc, sent: tuple[Node, Sequence[Node]]) -> None:
 
 
 def read_soon(world: World, proc: Proc, delay: float) -> None:
-    """One read is under way at a time; what comes meanwhile is read by the next."""
+    """Read in `delay` seconds, unless a read is under way. The next read finds what has come since."""
     proc.idle += 1
     if not proc.reading:
         proc.reading = True

@@ -1,8 +1,9 @@
-"""A whole cluster under one virtual clock: real agents in real loops, and simulated everything else.
+"""A whole cluster under one virtual clock. The agents and their loops are real, and everything else is simulated.
 
-1. Time jumps to the next thing that can happen. Nothing here sleeps, and nothing is drawn: delays come from `luck`.
-2. The world is no kinder than the real one: appends land late, twice or never; reads come piecemeal, and may have been
-   taken before the agent was suspended; each agent's clock has its own zero.
+1. Time jumps to the next thing that can happen. Nothing here sleeps, and there are no random numbers: all delays come
+   from `luck`, which depends on the seed alone.
+2. The world is no kinder than the real one. Appends land late, twice or never. Reads bring a part of the journal, and
+   may have been made before the agent was suspended. Each agent's clock has a zero of its own.
 3. Faults are functions of a world (`faults`, `staff`). A caller makes them happen now, or schedules them with `after`.
 4. Watchers are told of every step before the world does what the agent wants. They see the world as it was when the
    agent decided.
@@ -30,14 +31,14 @@ if TYPE_CHECKING:
     from reknit.core.job.entries import Entry, Node
 
 LINK_EVENTS = (EntriesRead, Counters, JournalFailed)
-"""What a link tells. All else is told by the workers."""
+"""The events that a link reports. All others come from the workers."""
 
 
 class Watcher(Protocol):
     """Looks at what happens in a world, and changes nothing. What a watcher raises ends the world."""
 
     def stepped(self, proc: Proc, before: Agent, event: Event, commands: Sequence[Command]) -> None:
-        """An agent has made a step; `proc.agent` is the agent after it."""
+        """An agent has made a step. `before`: the agent before it. `proc.agent`: the agent after it."""
         ...
 
     def landed(self, entry: Entry, before: Job) -> None:
@@ -49,8 +50,9 @@ class World:
     """One cluster."""
 
     def __init__(self, *, seed: int = 0, troubles: Iterable[str] = (), echo: bool = True) -> None:
-        """`seed`: decides all delays and orders; 0 is the calmest world. `troubles`: what may befall an append or a
-        read: lose, lag, double, partial, skip, late. `echo`: workers crash when a peer of theirs has died."""
+        """`seed`: decides all delays and orders. With 0 the world is the calmest, and every delay is the shortest.
+        `troubles`: what may go wrong with appends and reads: lose, lag, double, partial, skip, late. `echo`: workers
+        crash when a peer of theirs has died."""
         self.seed = seed
         self.troubles = frozenset(troubles)
         self.echo = echo
@@ -64,16 +66,16 @@ class World:
         self.moved: dict[Node, float] = {}
         """When the counter of each node was raised last."""
         self.procs: list[Proc] = []
-        """All that were ever started."""
+        """All processes that were ever started."""
         self.groups: list[Group] = []
         self.slow: set[int] = set()
         """Hosts whose workers take all of their grace."""
         self.stuck: set[int] = set()
         """Hosts whose workers survive SIGKILL."""
         self.stale: set[int] = set()
-        """Hosts whose beats are swallowed while their reads of the counters are old."""
+        """Hosts whose beats do not arrive, and which read old counters."""
         self.blows: list[Group] = []
-        """Failures of workers that were nobody's echo."""
+        """For each failure of a worker that was no echo: the group of the worker."""
         self.outage = False
         self.outage_at = 0.0
         """When the last outage began."""
@@ -83,11 +85,11 @@ class World:
         self.finishing = False
         """All workers succeed soon after they have started."""
         self.held: list[Entry] = []
-        """What was on its way when the store stopped answering."""
+        """Entries that were on their way when the store stopped answering."""
         self.excess = 0
-        """How many entries faults may have cost: what they make agents say again, and what they double."""
+        """Upper bound on the entries that faults have added. Agents say some again, and others are doubled."""
         self._todo: list[Callable[[], None]] = []
-        """What the agent of the step under way wants done."""
+        """What the agent wants done in the step that is being made."""
         self._heap: list[tuple[float, int, Callable[[], None]]] = []
         self._count = 0
         self._draws: dict[str, int] = {}
@@ -95,19 +97,20 @@ class World:
     # ---- time ----
 
     def luck(self, what: str, sides: int) -> int:
-        """A number below `sides` that depends on the seed alone; 0 in the calmest world."""
+        """A number below `sides`, for one decision of the kind `what`. It depends on the seed alone. 0 in the calmest
+        world."""
         if not self.seed or self.calm:
             return 0
         n = self._draws[what] = self._draws.get(what, 0) + 1
         return crc32(f"{self.seed}/{what}/{n}".encode()) // 7 % sides
 
     def after(self, delay: float, what: Callable[[], None]) -> None:
-        """Let this happen in `delay` seconds."""
+        """Call `what` in `delay` seconds."""
         self._count += 1
         heapq.heappush(self._heap, (self.now + delay, self._count, what))
 
     def run_for(self, seconds: float, until: Callable[[], bool] | None = None) -> bool:
-        """Let time pass. True if it ended early, because of `until`."""
+        """Let time pass, or until `until` returns True. It is called about every 0.3 s. Returns its last answer."""
         end = self.now + seconds
         look_at = self.now
         while self._heap and self._heap[0][0] <= end:
@@ -123,7 +126,7 @@ class World:
     # ---- agents ----
 
     def begin(self, proc: Proc) -> None:
-        """The process of an agent is started. Give it an unused name and clock, and the number of those before it."""
+        """Start the process of an agent. `proc`: has an unused name and clock, and the number of earlier processes."""
         ports = Ports(
             SimulatedClock(self, proc.skew),
             SimulatedLink(self, proc),
@@ -142,7 +145,7 @@ class World:
             store.read_soon(self, proc, 0.02)
 
     def kill(self, proc: Proc) -> None:
-        """SIGKILL. What holds its workers notices, and kills them within a moment."""
+        """Kill the agent by SIGKILL. Its keeper notices, and kills the workers a moment later."""
         if not proc.up:
             return
         proc.dead, proc.dead_at = True, self.now
@@ -151,7 +154,7 @@ class World:
             store.kill(self)
 
     def ask_to_leave(self, proc: Proc, signal: int) -> None:
-        """Somebody sends this signal to the agent."""
+        """Send this signal to the agent."""
         proc.told_at = self.now
         self.after(0.0, partial(self._asked, proc, signal))
 
@@ -167,11 +170,12 @@ class World:
         return 4000 + self.ports_given
 
     def proc_of(self, host: int, *, twin: bool = False) -> Proc | None:
-        """The agent that is up on this host."""
+        """The agent that is up on this host. None: there is none."""
         return next((p for p in self.procs if p.host == host and p.up and p.twin == twin), None)
 
     def happen(self, proc: Proc, make: Callable[[float], Event], then: Callable[[], None] | None = None) -> None:
-        """Give the agent an event: now, or when it is no longer suspended."""
+        """Give the agent an event, now or when it is no longer suspended. `make`: makes the event, from the time on the
+        agent's clock. `then`: called after the agent's step."""
         if not proc.up:
             return
         if proc.suspended:
@@ -215,7 +219,7 @@ class World:
             self.after(0.1, lambda: store.kill(self))
 
     def later(self, do: Callable[[], None]) -> None:
-        """Do this when the step under way was made, and the watchers have looked."""
+        """Call `do` when the present step was made and the watchers have seen it."""
         self._todo.append(do)
 
     def _stepped(self, proc: Proc, before: Agent, event: Event, after: Agent, commands: Sequence[Command]) -> None:

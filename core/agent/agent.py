@@ -20,7 +20,7 @@ from .states import WorkerState
 
 @frozen
 class Spec:
-    """What an agent is told once. Times in seconds. Nonsense raises `ValueError`."""
+    """What an agent is told once. Times are in seconds. A value out of range raises `ValueError`."""
 
     node_id: NodeId = field(validator=name)
     """Stable: the same when the host's agent is started again."""
@@ -150,7 +150,7 @@ class Stage(Enum):
     JOINING = "joining"
     """`me` has said `Joined`, which may be on its way."""
     LIVE = "live"
-    """`me` was seen in the journal. It may have been counted out since: the job knows."""
+    """`me` was seen in the journal. It may have been declared lost since. The job tells."""
 
 
 @frozen

@@ -1,8 +1,8 @@
 """What an agent wants done. The counterpart of `events`.
 
-1. A command is carried out in the order given, and answered by events, if at all. None of them can fail:
-   what goes wrong comes back as an event.
-2. A command that stops or ends something says why.
+1. Commands are carried out in the order in which they are given. Some are answered by events. No command raises: what
+   goes wrong comes back as an event.
+2. A command that stops or ends something carries the reason.
 """
 
 from __future__ import annotations
@@ -25,16 +25,17 @@ SIGKILL = 9
 
 @frozen
 class Append:
-    """Say this in the journal. May be lost or doubled: the agent looks for it in what it reads."""
+    """Append `entry` to the journal. The entry may get lost, or be appended twice. The agent learns from what it reads
+    whether the entry is there."""
 
     entry: Entry
 
 
 @frozen
 class StartWorkers:
-    """Start all workers of a round. Answered by `WorkersStarted`, then `WorkersExited` as they end.
+    """Start all workers of a round. Answered by `WorkersStarted`, and by `WorkersExited` when workers end.
 
-    Those that could not be started are reported in `WorkersExited` likewise.
+    `WorkersExited` also reports workers that could not be started.
     """
 
     round: int
@@ -43,9 +44,9 @@ class StartWorkers:
 
 @frozen
 class StopWorkers:
-    """End every process of the round: `signal`, then SIGKILL after `grace_s`. Answered by `WorkersStopped`.
+    """End every process of the round: `signal`, then SIGKILL after `grace_s` seconds. Answered by `WorkersStopped`.
 
-    Given again for the same round, the earlier of the two SIGKILLs counts: the grace can only become shorter.
+    The command may be given again for the same round. SIGKILL then comes at the earlier of the two times.
     """
 
     round: int
@@ -56,12 +57,12 @@ class StopWorkers:
 
 @frozen
 class ReservePort:
-    """Reserve another bootstrap port. Answered by `PortReserved`."""
+    """Reserve another bootstrap port in place of the present one. Answered by `PortReserved`."""
 
 
 @frozen
 class Beat:
-    """Raise this node's counter and read it together with those of `watch`. Answered by `Counters`."""
+    """Raise this node's counter. Then read it, and the counters of the nodes in `watch`. Answered by `Counters`."""
 
     node: Node
     watch: tuple[Node, ...]
@@ -69,20 +70,21 @@ class Beat:
 
 @frozen
 class Result:
-    """How the agent's run ended on this node; all or nothing, keyed by global rank (torchelastic's `RunResult`)."""
+    """How the agent's run ended on this node. It has the form of torchelastic's `RunResult`."""
 
     state: WorkerState
-    """SUCCEEDED, FAILED, STOPPED when the node left before the job ended, UNHEALTHY when it cannot stop its workers."""
+    """SUCCEEDED and FAILED: how the job ended for this agent. STOPPED: the node left before the job ended, or the job
+    was aborted. UNHEALTHY: the agent cannot stop its workers."""
     why: RunEnd
     return_values: Mapping[int, object] = EMPTY
-    """This node's ranks if the job succeeded, else empty."""
+    """If the job succeeded: None for the global rank of each of this node's workers. Else empty."""
     failures: Mapping[int, WorkerFailure] = EMPTY
-    """The workers of the last round that failed, as far as the journal tells, else empty."""
+    """If the job failed: the failures of the last round that are in the journal, by global rank. Else empty."""
 
 
 @frozen
 class Finish:
-    """The agent is done: nothing follows, and it has no workers."""
+    """The agent is done. It has no workers, and gives no further command."""
 
     result: Result
 

@@ -1,7 +1,7 @@
 """What the agent waits for, as data: which timers run, and when the next one is due.
 
-A timer runs while its condition holds and is forgotten when it does not: nothing is ever cancelled, and early, late or
-repeated wake-ups change nothing.
+A timer runs while its condition holds, and is forgotten when it no longer does. So no timer is ever cancelled. A
+wake-up that comes early, late or twice changes nothing.
 """
 
 from __future__ import annotations
@@ -22,18 +22,21 @@ from .watching import beat_at, fence_at, is_beating
 
 FOREVER = float("inf")
 STAGGER_S = 0.2
+"""Seconds by which one agent announces a deadline of the job later than the agent before it."""
 ECHO_S = 1.0
-"""How long a failure that looks like an echo waits for its cause. The cause is usually dead within 30 ms, but some
-workers upload their logs first."""
+"""Seconds for which a failure that looks like an echo waits for its cause. The worker that is the cause usually ends
+within 30 ms. Some workers upload their logs before they end."""
 STAGGERED = 4
-"""Deadlines that any agent may announce are staggered over the first live nodes, so that usually one speaks."""
+"""Number of live nodes whose announcements of a deadline are staggered. Any agent may announce a deadline of the job.
+The first live node announces it first, so the others usually need not."""
 PAUSE_S = 0.2
-"""The pause after one quick failure. It doubles with each further one in a row."""
+"""Seconds of pause after the first quick failure. The pause doubles with each further quick failure in a row."""
 LONGEST_PAUSE_S = 5.0
+"""Upper bound on that pause, in seconds."""
 
 
 def pause_s(agent: Agent) -> float:
-    """How long this node waits after a quick failure of its workers before it joins again. 0 after any other end.
+    """Seconds that this node waits after a quick failure of its workers before it joins again. 0 after any other end.
 
     There is no time in the fold, so each agent counts its own quick failures. A round is sealed when the last member is
     back. So all nodes wait for the node with the longest pause.
@@ -48,7 +51,7 @@ def pause_s(agent: Agent) -> float:
 
 
 def run_timers(agent: Agent) -> Agent:
-    """Start the timers whose condition has come to hold, forget the others."""
+    """Start each timer whose condition has begun to hold. Forget each timer whose condition no longer holds."""
     since = {key: agent.since.get(key, agent.at) for key in _conditions(agent)}
     return agent if since == agent.since else evolve(agent, since=since)
 
@@ -60,12 +63,13 @@ def is_due(agent: Agent, timer: Timer) -> bool:
 
 
 def deadlines(agent: Agent) -> dict[Timer, float]:
-    """When each timer runs out, of those that run since this step or before."""
+    """When each running timer runs out, on the agent's clock."""
     return {timer: since + _delay_s(agent, timer) for (timer, _), since in agent.since.items()}
 
 
 def next_wake(agent: Agent, timers: Iterable[float]) -> float | None:
-    """When the agent must be woken at the latest. None: only an event can change anything.
+    """When the agent must be woken at the latest. None: no deadline is ahead, and only another event can change
+    anything.
 
     `timers`: the deadlines of the running timers.
     """
@@ -74,15 +78,15 @@ def next_wake(agent: Agent, timers: Iterable[float]) -> float | None:
     times: list[float | None] = [*timers, *(at + agent.spec.resay_s for at in agent.said.values())]
     if is_beating(agent):
         times += [beat_at(agent), fence_at(agent)]
-    # A deadline that has passed without effect, because something else holds it back, must not make the loop spin.
-    # Nor can anybody sleep until an infinite deadline: it stands for "never".
+    # A deadline may have passed without an effect, because something else holds it back. It must not make the loop
+    # spin. An infinite deadline stands for "never", and no clock can wait for it.
     return min((at for at in times if at is not None and at > agent.at and at < FOREVER), default=None)
 
 
 def _conditions(agent: Agent) -> Iterator[tuple[Timer, int]]:
     job = agent.job
     if agent.outage is not None or agent.pulse.gap or not agent.was_read:
-        yield Timer.OUTAGE, 0  # also if no adapter reports an outage: a call into a hung file system does not even fail
+        yield Timer.OUTAGE, 0  # also if no adapter reports an outage: a call into a hung file system does not return
     if agent.was_read and isinstance(job.phase, Unopened):
         yield Timer.OPEN, 0
     if agent.is_departing and not agent.workers.alive:
@@ -109,7 +113,7 @@ def _due_at(agent: Agent, timer: Timer) -> float | None:
         case Timer.OUTAGE | Timer.OPEN | Timer.REOPEN:
             round = 0
         case Timer.LINGER:
-            round = int(agent.outcome is not None)  # once the job is closed all nodes end: that wait is another one
+            round = int(agent.outcome is not None)  # once the job is closed, all nodes end, and the wait begins anew
         case Timer.ECHO:
             round = agent.workers.round
         case _:
@@ -134,8 +138,9 @@ def _delay_s(agent: Agent, timer: Timer) -> float:
         case Timer.OPEN:
             return agent.spec.opens_after_s
         case Timer.REOPEN:
-            # The nodes of the epoch before may still be stopping their workers. A dead one will say nothing more.
-            others = agent.job.live.keys() - {agent.me.id}  # an earlier agent of this host is gone
+            # Nodes of the epoch before may still be stopping their workers. A node that is dead will never say goodbye,
+            # so the wait has an end.
+            others = agent.job.live.keys() - {agent.me.id}  # an earlier agent of this host has ended
             return agent.spec.grace_s + terms.silence_s if others else 0.0
         case Timer.OUTAGE if not agent.was_read:
             return agent.spec.terms.join_timeout_s  # the host of the store may not be up yet

@@ -1,9 +1,10 @@
 """What can happen to an agent. The counterpart of `commands`.
 
-1. An event is a fact that an adapter observed. The world misbehaving is an event, never an exception.
-2. Every event carries `at`: seconds on the adapter's monotonic clock. It is the only time that the core knows.
-3. An event about workers names its round; one that names another round than the workers' is stale and ignored.
-4. An event exists only if something decides on it.
+1. An event is a fact that an adapter observed. What goes wrong in the world is an event too, never an exception.
+2. Every event carries `at`: seconds on the adapter's monotonic clock. The core knows no other time.
+3. An event about workers names its round. If the round is not that of this node's present workers, the event is late,
+   and the agent ignores it.
+4. A kind of event exists only if a decision of the agent depends on it.
 """
 
 from __future__ import annotations
@@ -23,40 +24,45 @@ class Started:
 
     at: float
     nonce: str
-    """Unique to this process."""
+    """Random text that is unique to this process."""
     port: int
-    """Bootstrap port reserved for the first `Joined`; 0 if none was to be had, which the workers will find out."""
+    """Bootstrap port that is reserved for the first `Joined`. 0 if no port could be reserved. The agent joins all the
+    same, and the workers report that they have no port."""
 
 
 @frozen
 class EntriesRead:
-    """A fresh read of the journal ended: these entries follow those read before.
+    """A fresh read of the journal ended. `entries` follow those that were read before.
 
-    May be empty, and must be told so at the start and after every `Beat`: it shows that the journal answers.
+    The adapter reports a read at the start and after every `Beat`, even if the read found no new entries. It shows that
+    the journal answers.
     """
 
     at: float
     entries: tuple[Entry, ...] = ()
     base: Job | None = None
-    """The fold of all that comes before `entries`, if the reader was far behind and has skipped what it holds."""
+    """The fold of all that comes before `entries`. The reader takes it in place of entries that it has skipped, because
+    it was far behind. None: the reader has skipped nothing."""
 
 
 @frozen
 class Counters:
-    """The agent's beat was acknowledged, and these are the counters of the nodes watched, its own among them."""
+    """The answer to `Beat`: the store has acknowledged the agent's beat."""
 
     at: float
     counts: Mapping[Node, int]
+    """The counters of this node and of the nodes that it watches. A node that never beat is missing, or has 0."""
 
 
 @frozen
 class JournalFailed:
-    """The journal or the counters cannot be reached; the adapter goes on trying."""
+    """The journal or the counters cannot be reached. The adapter goes on trying, unless `refusal` is set."""
 
     at: float
     why: str
+    """One line for the operator of this node."""
     refusal: Refusal | None = None
-    """There is no use in trying."""
+    """Set if trying again does not help. None: trying again may help."""
 
 
 @frozen
@@ -77,7 +83,7 @@ class WorkerExit:
 
 @frozen
 class WorkersExited:
-    """These workers ended by the time of one look; which was first is not known."""
+    """The adapter has found these workers ended at one look. Which of them ended first is not known."""
 
     at: float
     round: int
@@ -86,13 +92,14 @@ class WorkersExited:
 
 @frozen
 class WorkersStopped:
-    """The answer to `StopWorkers`: no process of the round is left, but for those in `stuck`, which survive SIGKILL."""
+    """The answer to `StopWorkers`: no process of the round is left, except for those in `stuck`."""
 
     at: float
     round: int
     port: int
-    """Bootstrap port reserved for the next `Joined`."""
+    """Bootstrap port that is reserved for the next `Joined`. 0 if no port could be reserved."""
     stuck: tuple[int, ...] = ()
+    """The numbers of the processes that survive SIGKILL. Empty in most cases."""
 
 
 @frozen
@@ -101,19 +108,21 @@ class PortReserved:
 
     at: float
     port: int
+    """Bootstrap port that is reserved for the next `Joined`. 0 if no port could be reserved."""
 
 
 @frozen
 class StopRequested:
-    """Somebody wants this node to leave: a signal to the agent, or the embedder."""
+    """The agent was asked to leave the job: by a signal, or by the program that runs it."""
 
     at: float
     signal: int
+    """The signal's number. SIGKILL stands for a request without a grace."""
 
 
 @frozen
 class Woken:
-    """Time passed, perhaps as far as `agent.wakes_at`. Early, late and repeated wake-ups are harmless."""
+    """Time has passed. The adapter sends it at `Agent.wakes_at`. If it comes early, late or twice, nothing breaks."""
 
     at: float
 

@@ -1,4 +1,4 @@
-"""The agent that hosts the store: when it must stay for the sake of the other nodes.
+"""When the agent that hosts the store must stay for the other nodes.
 
 The journal ends with the process that hosts its store. Its guests are the other nodes that are live in that journal.
 
@@ -43,23 +43,27 @@ def is_serving(agent: Agent) -> bool:
 
 
 def is_abandoning(agent: Agent) -> bool:
-    """The host was told to end at once while other nodes live. It ends without a goodbye.
+    """The host was told to end at once while other nodes are live. It ends without a goodbye.
 
-    After a goodbye the others would stop good workers to regroup, and there is no journal left to regroup in. Without
-    it their workers run on for as long as their agents bear an outage.
+    After a goodbye the other nodes would stop their workers to form a new round, and no journal would be left to form
+    it in. Without a goodbye their workers run on for as long as their agents bear an outage.
     """
     return agent.leaving is not None and agent.leaving.latest == SIGKILL and has_guests(agent)
 
 
 def must_hear_guests(agent: Agent) -> bool:
-    """A host that must end whatever the job does goes on beating: the answers show whether its guests still live."""
+    """The host goes on beating, although this agent must end whatever the job does.
+
+    The answers to its beats show whether its guests are still alive.
+    """
     return agent.end is not None and agent.spec.hosts_journal
 
 
 def are_guests_dead(agent: Agent) -> bool:
     """Every watched guest has been silent for `DEAD` silence limits.
 
-    The last live nodes can die unnoticed: nobody is left to call them lost. A host that has said goodbye may not do it.
+    The last live nodes can die without an entry `Lost`: no other node is left to say it. A host that has said goodbye
+    may not say it.
     """
     silences = [silent_s for node, (_, silent_s) in agent.pulse.heard.items() if agent.job.is_live(node)]
     return bool(silences) and min(silences) >= DEAD * agent.job.terms.silence_s

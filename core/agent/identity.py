@@ -1,9 +1,9 @@
 """Which incarnation this agent speaks as.
 
 1. The first read of the journal decides: one more than the highest ever seen of this node.
-2. An agent that sees itself counted out comes back as a new incarnation, once its workers are gone. The old one is
-   gone for ever, so a `Lost` of it that is still on its way, or said again, harms nobody.
-3. An agent that was in, and sees another nonce in its place, ends: two agents have one id, and the newer has it.
+2. An agent that reads that its node is gone comes back as a new incarnation, once its workers are gone. The old
+   incarnation is gone for ever. So a `Lost` of it that is still on its way, or is said again, does no harm.
+3. An agent that was live and reads another nonce in its place ends. Two agents have one id, and the newer keeps it.
 """
 
 from __future__ import annotations

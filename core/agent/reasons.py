@@ -1,7 +1,7 @@
-"""Why an agent stops its workers, or ends. Values, not text: `describe` makes the sentences.
+"""Why an agent stops its workers, or ends. Reasons are values: `describe` makes sentences of them.
 
-The first group is this node's own affair: it is in no journal, and the job may go on elsewhere. Each union below lists
-all that can end one kind of thing. Why a round or the job ended stands in core/job/reasons.py.
+The reasons of the first group concern this node alone. They are in no journal, and the job may go on elsewhere. The
+reasons why a round or the job ends stand in core/job/reasons.py.
 """
 
 from __future__ import annotations
@@ -16,22 +16,25 @@ from reknit.core.job.reasons import JobEnd, Refusal, RoundEnd
 
 @frozen
 class StoreLost:
-    """The journal could not be reached for longer than the agent is willing to wait."""
+    """The journal could not be reached for `Spec.store_timeout_s`. `why` is what the adapter reported last."""
 
     why: str
 
 
 @frozen
 class JournalRefused:
+    """The journal cannot be used, and trying again does not help. `why` is a text for the operator of this node."""
+
     refusal: Refusal
     why: str
 
 
 @frozen
 class TermsDiffer:
-    """The journal's job has other terms than this agent was given: `(field, theirs, ours)` each."""
+    """The job has other terms than this agent was given."""
 
     differences: tuple[tuple[str, str, str], ...]
+    """For each term that differs: its name, its value in the job, and the value that this agent was given."""
 
 
 @frozen
@@ -43,35 +46,37 @@ class Replaced:
 
 @frozen
 class AlreadyFinished:
-    """The job had succeeded before this node came."""
+    """The job had succeeded before this agent read its journal."""
 
 
 AgentEnd = StoreLost | JournalRefused | TermsDiffer | Replaced | AlreadyFinished
-"""Why this agent must end whatever the job does."""
+"""Why this agent must end, whatever happens to the job."""
 
 # ---- this node's workers ---------------------------------------------------------------------------------------------
 
 
 @frozen
 class SignalReceived:
+    """The agent was asked to stop. `signal` is the number of the signal that its workers get."""
+
     signal: int
 
 
 @frozen
 class DeclaredLost:
-    """The others counted this node out; it must stop before it may come back."""
+    """The journal shows this node as gone. Its workers must end before it may join again."""
 
 
 @frozen
 class CutOff:
-    """No beat of this node was acknowledged for `seconds`."""
+    """No beat of this node was acknowledged for `seconds`, which is `Terms.fence_s`."""
 
     seconds: float
 
 
 @frozen
 class CannotStop:
-    """Processes of this node survive SIGKILL."""
+    """Processes of this node survive SIGKILL. `pids` are their numbers."""
 
     pids: tuple[int, ...]
 
@@ -80,7 +85,7 @@ StopReason = AgentEnd | JobEnd | RoundEnd | SignalReceived | DeclaredLost | CutO
 """Why workers that are alive are stopped."""
 
 RunEnd = AgentEnd | JobEnd | SignalReceived | CannotStop
-"""Why the agent's run ended: what its result says."""
+"""Why the agent's run ended. `Result.why` holds it."""
 
 Reason = StopReason | RunEnd
-"""Any of them."""
+"""Any reason of the core. `describe.reason_text` makes a sentence of each."""

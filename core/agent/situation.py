@@ -1,7 +1,7 @@
-"""What is true of an agent in one step: derived once, and read by every driver that comes after it.
+"""What is true of an agent in one step. It is derived once, and the later drivers of the step read it.
 
-It is derived after the workers were driven and the timers run. What the later drivers change (what was said, the beats)
-changes none of it.
+It is derived after the workers were driven and the timers were run. The later drivers change what was said, and the
+beats. The situation depends on neither.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ from .states import WorkerState
 from .working import failures, is_held
 
 TOLD = 16_000
-"""Characters of tracebacks and last lines that a node journals beside the story of the failure to blame."""
+"""Upper bound, in characters, on the messages, tracebacks and last lines of all failures that a node journals beside
+the failure to blame."""
 
 
 @frozen
@@ -33,7 +34,7 @@ class Situation:
     owed: Failed | Succeeded | None
     """The report on its last round that this node still owes the others."""
     is_serving: bool
-    """This agent stays for the nodes that use its store (see `hosting`)."""
+    """This agent hosts the store, and stays for the other nodes that use it (see `hosting`)."""
 
 
 def situation_of(agent: Agent) -> Situation:
@@ -48,7 +49,7 @@ def situation_of(agent: Agent) -> Situation:
 
 
 def owed(agent: Agent) -> Failed | Succeeded | None:
-    """The report on its last round that this node still owes the others."""
+    """The report on its last round that this node still owes the others. None: it owes none."""
     job, workers, me = agent.job, agent.workers, agent.me
     if workers.node != me or workers.epoch != job.epoch or not job.is_live(me) or me in job.succeeded:
         return None
@@ -68,9 +69,10 @@ def owed(agent: Agent) -> Failed | Succeeded | None:
 
 
 def _brief(failures: tuple[WorkerFailure, ...]) -> tuple[WorkerFailure, ...]:
-    """These failures with the whole story of the one to blame, and of others while there is room.
+    """The failures, shortened so that they fit into a journal.
 
-    The stories of a hundred workers would fit into no journal.
+    The failure to blame keeps its whole text. The others keep theirs while `TOLD` is not used up. The rest keep the
+    start of their message.
     """
     root, left, brief = root_cause_of(failures), TOLD, []
     for f in failures:

@@ -1,8 +1,9 @@
-"""What this agent wants to have said: derived from its state at every step and compared with what the journal shows.
+"""Which entries this agent wants in the journal. They are derived from its state at every step.
 
-1. Nothing remembers "already said" as a fact: an entry is wanted until the journal shows its effect, and said again
-   if it does not within `Spec.resay_s`. So a lost append costs time, never the job.
-2. One thing at a time where order matters: `Failed` and `Succeeded` must be seen before the next `Joined` is said.
+1. An entry is wanted until the journal shows its effect. If the journal does not show it within `Spec.resay_s` seconds,
+   the agent says the entry again. So a lost append costs time, and never the job.
+2. Where the order of entries matters, the agent says one and waits until it has read it. It must have read its own
+   `Failed` or `Succeeded` before it says the next `Joined`.
 3. `Joined` promises that no worker runs on this host.
 """
 
@@ -33,19 +34,20 @@ from .watching import is_fresh
 
 
 def drive_sayings(agent: Agent, now: Situation, accusations: tuple[Lost, ...]) -> tuple[Agent, list[Command]]:
-    """Say what is wanted and was not said lately."""
+    """Say each wanted entry that was not said within the last `Spec.resay_s` seconds."""
     if not agent.was_read or agent.pulse.gap:
         return agent, []
-    # An accusation is wanted in the step of a fresh read only. What was said of it must be remembered until the next.
+    # A `Lost` is wanted only in the step of a fresh read of the counters. The agent remembers a `Lost` that it has said
+    # until the next such step, so that it is not said too often.
     recent = agent.at - agent.spec.resay_s
     said: dict[Entry, float] = {e: at for e, at in agent.said.items() if isinstance(e, Lost) and at > recent}
     commands: list[Command] = []
     offered, is_used = agent.offered, False
     for entry in (*_wanted(agent, now), *accusations):
         if isinstance(entry, Joined):
-            # An offered port must not be offered for another round: (1) a and b join round 0. (2) The round is sealed
-            # and ended. (3) a reads all that at once and starts nothing. (4) The workers of b dial the port of a, where
-            # the store of round 1 must not answer.
+            # A port that was offered for one round must not be offered for another: (1) a and b join round 0. (2) The
+            # round is sealed, and ends. (3) a reads all that at once and starts no worker. (4) The workers of b connect
+            # to the port of a. The store of round 1 must not answer there.
             is_used = offered not in (None, (entry.node, entry.round))
             if is_used:
                 continue
@@ -67,12 +69,12 @@ def drive_sayings(agent: Agent, now: Situation, accusations: tuple[Lost, ...]) -
 
 
 def farewell(agent: Agent, now: Situation) -> Left | None:
-    """This node's goodbye, if it owes one. After it the others neither wait for this node nor watch it."""
+    """This node's goodbye. None: it owes none. After a goodbye the others neither wait for this node nor watch it."""
     job, me = agent.job, agent.me
     if agent.workers.alive or job.is_gone(me) or not agent.has_joined or is_abandoning(agent):
         return None
     if isinstance(job.phase, Closed):
-        # A `Joined` that is still on its way is ignored now, so an unseen node owes nothing.
+        # The fold now ignores a `Joined` that is still on its way. So a node that is not live owes no goodbye.
         if not job.is_live(me) or now.is_serving:
             return None
     return Left(me, agent.workers.stuck)
@@ -104,7 +106,7 @@ def _goodbye(agent: Agent, now: Situation) -> Iterator[Entry]:
     if is_abandoning(agent):
         return
     if now.owed is not None:
-        yield now.owed  # what this node knew of its workers before it was told to leave
+        yield now.owed  # the report comes before the goodbye: afterwards the fold would ignore it
     if agent.leaving is not None and agent.outcome is None and job.is_live(me) and me not in job.leaving:
         yield Leaving(me)
     last = farewell(agent, now)
@@ -117,7 +119,7 @@ def _joining(agent: Agent, now: Situation) -> Iterator[Joined]:
     if agent.workers.alive or agent.port is None or job.is_gone(me):
         return
     if agent.is_renewed and not is_fresh(agent):
-        return  # a node that reads but cannot be heard would be declared lost and join again, for ever
+        return  # a node that reads, and whose beats do not arrive, would be declared lost and join again, for ever
     if job.is_expected(me):
         if Timer.BACKOFF not in now.due:
             return
@@ -137,7 +139,7 @@ def _joining(agent: Agent, now: Situation) -> Iterator[Joined]:
 
 
 def _announcements(agent: Agent, now: Situation) -> Iterator[Entry]:
-    """The job's deadlines that have passed on this agent's clock."""
+    """One entry for each deadline of the job that has passed on this agent's clock."""
     job, round = agent.job, agent.job.round
     if Timer.LAST_CALL in now.due:
         yield LastCall(round, job.epoch)

@@ -1,16 +1,19 @@
 """Beats and silence: how a node is found to be lost without comparing two clocks.
 
-1. Every node raises its own counter from its step loop, and reads it back with those it watches. A hung agent falls
-   silent; a thread would keep beating for it.
-2. A peer's silence grows only over reads in which this node's own counter had moved, and starts anew per incarnation.
-   So a stale reader, or an outage of the store, accuses nobody. A node that was cut off itself counts nobody's silence
-   for a while: after an outage of the store one node is back seconds before another.
-3. `Lost` is said only in the step of such a read.
-4. The ring goes over all live nodes in every phase. The members may all be dead, and while the first round is gathered
-   there are none. While a round is gathered, two nodes watch a whole row of expected nodes. If each watched only its
-   two neighbours, k dead nodes in a row would take k/2 silence limits to find.
-5. After a gap in its own beats longer than the silence limit an agent may have been counted out. It says and starts
-   nothing until it has read the journal.
+1. Each agent raises its node's counter, and reads it together with the counters of the nodes that it watches. `step`
+   decides when to beat. So an agent that hangs falls silent. A thread that beats by itself would go on beating for it.
+2. A *fresh read* is a read of the counters in which this node's own counter has moved. The silence of a watched node
+   grows only from one fresh read to the next. It starts at 0 for each incarnation. So an agent that reads old values,
+   or an outage of the store, makes no node appear lost.
+3. An agent that was cut off from the store counts no silence for a while. After an outage of the store, one node may
+   reach the store again some seconds before another.
+4. `Lost` is said only in the step of a fresh read.
+5. The ring holds all live nodes, in every phase. A ring of the members alone would not do: they may all be dead, and
+   there are none while the first round is gathered.
+6. While a round is gathered, two nodes watch a whole row of expected nodes. If each node watched only its two
+   neighbours, it would take k/2 silence limits to find k dead nodes in a row.
+7. A gap in an agent's own beats may be longer than the silence limit. Then the other nodes may have declared this node
+   lost. The agent says nothing and starts no worker until it has read the journal.
 """
 
 from __future__ import annotations
@@ -34,11 +37,12 @@ EXPECTED = 64
 """Upper bound on the expected nodes that one node watches while a round is gathered. With it, two nodes detect the loss
 of a rack of 64 neighbours within one silence limit. Most nodes watch two."""
 RETURN_S = 12.0
-"""Seconds that a link may need to find out that the store is back: two lost calls of 5 s each, and a pause."""
+"""Upper bound, in seconds, on the time that a link needs to find out that the store is back. In that time two calls of
+5 s each can fail, with a pause between them."""
 
 
 def is_beating(agent: Agent) -> bool:
-    """A node beats from the moment when it has said `Joined`: the others may read that before this node does.
+    """A node beats as soon as it has said `Joined`. The other nodes may read the `Joined` before this node does.
 
     A returning node beats before it joins, so that the others can hear it. Without this rule, with max_nodes=1:
     1. a runs, b is a standby.
@@ -53,15 +57,16 @@ def is_beating(agent: Agent) -> bool:
 
 
 def is_fresh(agent: Agent) -> bool:
-    """The others cannot have declared this node lost, and its fence does not fall now.
+    """The other nodes cannot have declared this node lost, and it need not kill its workers because of `fence_s`.
 
     The fence matters for workers that are about to start. Without this rule: (1) a is cut off between two rounds for
-    longer than `fence_s`. (2) It reaches the store again and is sealed into the next round before its next beat. (3) It
-    starts workers in this step and kills them in the next.
+    longer than `fence_s`. (2) a reaches the store again, and the next round is sealed with a before its next beat.
+    (3) a starts workers in this step and kills them in the next.
     """
     if not is_beating(agent):
         return True
-    # The send time of the beat counts, not the arrival of its answer: a suspended agent finds an old answer waiting.
+    # The time at which the beat was sent counts, and not the arrival of its answer. An agent that was suspended may
+    # find an old answer when it runs again.
     proven_at = agent.pulse.proven_at
     if proven_at is None or agent.pulse.gap or agent.at - proven_at > agent.job.terms.silence_s:
         return False
@@ -75,12 +80,13 @@ def is_fenced(agent: Agent) -> bool:
 
 
 def fence_at(agent: Agent) -> float | None:
-    """When this node must kill its workers for want of an acknowledged beat."""
+    """When this node must kill its workers if no beat is acknowledged before. None: it need not."""
     return _fence_falls_at(agent) if is_beating(agent) and agent.workers.alive else None
 
 
 def _fence_falls_at(agent: Agent) -> float | None:
-    """The fence counts from the send time of the acknowledged beat: the answer may have taken longer than the fence."""
+    """`Terms.fence_s` after the send time of the newest acknowledged beat. Its answer may have been on the way for
+    longer than the fence, so the arrival of the answer does not count."""
     fence_s, proven_at = agent.job.terms.fence_s, agent.pulse.proven_at
     return None if fence_s is None or proven_at is None else proven_at + fence_s
 
@@ -105,13 +111,13 @@ def watched(job: Job, me: Node) -> tuple[Node, ...]:
 
 
 def heard(agent: Agent, event: Counters) -> Agent:
-    """Take in a read of the counters."""
+    """Note the counters that were read. Only a fresh read changes anything."""
     pulse, count = agent.pulse, event.counts.get(agent.me)
     if count is None or count <= pulse.count:
-        return agent  # not a fresh read: nothing is known about anybody
-    # A pause of this agent is not the silence of another, so no read counts for more than two beats. The pause may have
-    # been an outage of the store, from which others return later: (1) the store hangs for 7 s. (2) The call of a
-    # returns. (3) The call of b times out, and b tries again after a pause.
+        return agent  # not a fresh read: it tells nothing about any node
+    # While this agent pauses, it cannot see the beats of others. So no read adds more to a silence than the time of two
+    # beats. The pause may have been an outage of the store, from which others return later: (1) The store hangs for
+    # 7 s. (2) The call of a returns. (3) The call of b times out, and b tries again after a pause.
     apart, most = 0.0 if pulse.acked_at is None else agent.at - pulse.acked_at, 2 * agent.job.terms.beat_s
     spares = pulse.spares_until is not None and agent.at < pulse.spares_until
     elapsed = 0.0 if spares else min(apart, most)
@@ -135,15 +141,15 @@ def heard(agent: Agent, event: Counters) -> Agent:
 
 
 def spared_until(agent: Agent, apart_s: float) -> float:
-    """Until when a node that was cut off for `apart_s` counts nobody's silence.
+    """Time before which this agent counts no silence, after it was cut off from the store for `apart_s` seconds.
 
-    It may have been an outage of the store. Then the others may take as long again to return.
+    The cause may have been an outage of the store. Then the other nodes may need as long again to return.
     """
     return max(agent.pulse.spares_until or agent.at, agent.at + min(apart_s, RETURN_S))
 
 
 def accusations(agent: Agent) -> Iterator[Lost]:
-    """Whom to call lost, in the step of a fresh read. A node that is gone itself accuses nobody."""
+    """A `Lost` for each node to declare lost in the step of a fresh read. A node that is gone itself declares none."""
     if not agent.job.is_live(agent.me):
         return
     for node, (_, silent_s) in agent.pulse.heard.items():
@@ -152,7 +158,7 @@ def accusations(agent: Agent) -> Iterator[Lost]:
 
 
 def drive_beats(agent: Agent) -> tuple[Agent, list[Command]]:
-    """Beat if it is time."""
+    """Beat if a beat is due."""
     if not is_beating(agent):
         return agent, []
     at = beat_at(agent)
@@ -172,7 +178,10 @@ def beat_at(agent: Agent) -> float | None:
 
 
 def noticed_gap(agent: Agent) -> Agent:
-    """Mark a gap in this node's own beats, as soon as any event shows it."""
+    """Set `Pulse.gap` if no beat of this node was acknowledged for longer than the silence limit.
+
+    Every step checks this, so that any event shows the gap.
+    """
     pulse = agent.pulse
     if pulse.gap or pulse.proven_at is None or not is_beating(agent):
         return agent

@@ -1,8 +1,8 @@
-"""What this node's workers should do: derived from the state at every step, never remembered.
+"""What this node's workers should do. It is derived from the agent's state at every step, and never remembered.
 
-1. Workers run for the sealed round that this incarnation is a member of, once, and for nothing else.
+1. Workers run only for a sealed round that this incarnation is a member of. They are started once per round.
 2. The next round's workers start only after `WorkersStopped`.
-3. When there are several reasons to stop, the first below is given.
+3. If there are several reasons to stop the workers, the first in `_why_stop` is given.
 4. A failure stops the other workers at once, unless it looks like the echo of a failure that is still to come.
 """
 
@@ -25,7 +25,8 @@ from .states import WorkerState
 from .watching import is_fenced, is_fresh
 
 QUICK_S = 1.0
-"""Workers that fail within this of their start, or before all of them ran, count as a quick failure."""
+"""In seconds. A failure counts as quick if the workers failed earlier than this after their start, or before all of
+them ran."""
 
 
 def started(agent: Agent, event: WorkersStarted) -> Agent:
@@ -36,7 +37,8 @@ def started(agent: Agent, event: WorkersStarted) -> Agent:
 
 
 def exited(agent: Agent, event: WorkersExited) -> Agent:
-    """Take in workers that ended by themselves, before the stop or during it. The adapter leaves out the others."""
+    """Note workers that ended by themselves, before a stop or during it. The adapter does not report workers that it
+    ended itself."""
     workers = agent.workers
     if event.round != workers.round or not workers.alive:
         return agent
@@ -69,7 +71,7 @@ def stopped(agent: Agent, event: WorkersStopped) -> Agent:
 
 def reserved(agent: Agent, event: PortReserved) -> Agent:
     if agent.workers.alive or agent.port is not None:
-        return agent  # a late answer: this node has had another port since it asked
+        return agent  # a late answer: this node has got another port since it asked
     return evolve(agent, port=event.port, offered=None)
 
 
@@ -84,14 +86,15 @@ def failures(workers: Workers) -> tuple[WorkerFailure, ...]:
 
 
 def is_held(agent: Agent) -> bool:
-    """All failures so far look like echoes, and their cause may still come. Until then nothing is done about them.
+    """All failures so far look like echoes, and their cause may still show itself. Until then this node does not act on
+    them.
 
-    The cause can be a worker that lives, here or on another node. With DDP: (1) rank 1 raises and leaves through
-    `destroy_process_group`. (2) Rank 0 sees its connection reset. (3) Rank 0 is dead before rank 1.
+    The cause can be a worker that is still alive, on this node or on another. With DDP: (1) rank 1 raises, and ends by
+    way of `destroy_process_group`. (2) Rank 0 sees its connection reset. (3) Rank 0 ends before rank 1.
     """
     workers = agent.workers
     if not workers.alive or workers.stopping is not None:
-        return False  # their end is awaited anyway
+        return False  # the workers are gone or are being stopped, so there is nothing to hold back
     if len(workers.exits) == agent.spec.local_world_size and len(agent.job.members) == 1:
         return False  # no worker is left that could be the cause
     return are_echoes(failures(workers)) and not is_due(agent, Timer.ECHO)
@@ -130,7 +133,7 @@ def _start(agent: Agent) -> tuple[Agent, list[Command]]:
         max_restarts=job.terms.restarts.max_restarts,
     )
     workers = Workers(node=agent.me, epoch=job.epoch, round=job.round, alive=True, assignment=assignment)
-    # The port is in use from now on; `WorkersStopped` brings a fresh one.
+    # The port is in use from now on. `WorkersStopped` brings a fresh one.
     return evolve(agent, workers=workers, port=None), [StartWorkers(job.round, assignment)]
 
 
@@ -144,14 +147,14 @@ def _stop(agent: Agent) -> tuple[Agent, list[Command]]:
     if _must_be_gone(agent, why):
         signal, kill_at = SIGKILL, agent.at
     if workers.stopping is not None and kill_at >= workers.kill_at:
-        return agent, []  # being stopped already; another reason can only shorten the grace
+        return agent, []  # the workers are being stopped already, and another reason can only shorten the grace
     workers = evolve(workers, stopping=why, kill_at=kill_at)
     command = StopWorkers(workers.round, signal, max(0.0, kill_at - agent.at), why)
     return evolve(agent, workers=workers), [command]
 
 
 def _must_be_gone(agent: Agent, why: StopReason) -> bool:
-    """The workers get no grace: with a fence, the others start without this node before a grace would be over."""
+    """The workers get no grace. With a fence, the other nodes may start the next round before a grace is over."""
     counted_out = isinstance(why, DeclaredLost) and agent.job.terms.fence_s is not None
     return counted_out or is_fenced(agent)
 

@@ -1,14 +1,15 @@
 """What is written in a job's journal: the only thing that agents share.
 
-An entry is a fact in the past tense, small, immutable and said by one node. The union `Entry` is closed:
-a reader that meets another kind must end (see `codec`), because two folds that differ are two jobs.
+An entry is a fact in the past tense, small and immutable. One node says it. The union `Entry` is closed: a reader that
+meets another kind must end (see `codec`). If it went on without the entry, its fold would differ from the others'.
 
-1. Entries are idempotent by (kind, node, incarnation, round): the journal is at-least-once. Those that name no node
-   name the epoch: a late copy must not touch the next one. A node's do not: all incarnations of an epoch are gone in
-   the next.
+1. An entry that is read twice changes nothing the second time, because a journal may hold an entry twice. Two entries
+   are the same if they have the same kind, node, incarnation and round. An entry that names no node names its epoch, so
+   that a late copy does not touch the next epoch. An entry that names a node needs no epoch: no incarnation of one
+   epoch is live in the next.
 2. No entry holds a time. A deadline that matters to the job becomes an entry of its own (`LastCall`, `Admit`,
-   `GaveUp`, `Lost`), and the fold decides whether its condition still holds when it is reached.
-3. What an entry means is decided in `fold` alone.
+   `GaveUp`, `Lost`). The fold decides whether the condition of the deadline still holds when it reaches the entry.
+3. `fold` alone decides what an entry means.
 """
 
 from __future__ import annotations
@@ -33,8 +34,11 @@ FORMAT = 1
 
 @frozen
 class Node:
-    """One incarnation of an agent's host. Every new agent process on the host is a new one, and so is an agent that
-    comes back after it was counted out."""
+    """One incarnation of an agent's host.
+
+    A new agent process on the host takes a new incarnation number. So does an agent that comes back after the other
+    nodes have declared it lost.
+    """
 
     id: NodeId
     incarnation: int = 0
@@ -57,47 +61,53 @@ class Admission(Enum):
     AT_FAILURE = "at-failure"
     """The node takes part when the running round ends for another reason."""
     NEVER = "never"
-    """The node takes part only as a replacement, when the running round ends for another reason. No round has more
-    nodes than the first."""
+    """The node takes part only in place of a node that is gone, when the running round ends for another reason. No
+    round has more nodes than the first."""
 
 
 @frozen
 class RestartPolicy:
-    """How often a job may be knit together again. Nonsense raises `ValueError`."""
+    """How often a job may form a new round. A value out of range raises `ValueError`."""
 
     max_restarts: int = field(default=0, validator=whole(0))
-    """Failures that the whole job survives. A round that ends because of one or more spends 1."""
+    """Number of rounds that may end because workers failed. Such an end spends one restart, however many workers
+    failed in the round."""
     max_unspent: int = field(default=1000, validator=whole(0))
-    """Rounds that may end for another reason: nodes lost, leaving or admitted. The limit stops a job whose nodes come
-    and go for ever."""
+    """Number of rounds that may end for another reason: nodes lost, leaving or admitted. The limit stops a job whose
+    nodes come and go for ever."""
     backoff_s: float = field(default=0.0, validator=seconds)
-    """Wait before joining again after the first restart; doubles with each restart spent."""
+    """Seconds that a node waits after the first failed round before it joins again. The wait doubles with each restart
+    spent."""
     backoff_max_s: float = field(default=60.0, validator=seconds)
+    """Upper bound of that wait, in seconds."""
 
 
 @frozen
 class Terms:
-    """What all agents of a job must agree on. Fixed by `Opened`. Nonsense raises `ValueError`."""
+    """What all agents of a job must agree on. `Opened` fixes it. A value out of range raises `ValueError`."""
 
     min_nodes: int = field(default=1, validator=whole(1))
-    """At least 1."""
+    """Number of nodes without which no round starts. At least 1."""
     max_nodes: int = field(default=1)
-    """At least `min_nodes`."""
+    """Upper bound on the nodes of a round. At least `min_nodes`."""
     restarts: RestartPolicy = RestartPolicy()
     admission: Admission = Admission.SOON
     join_timeout_s: float = field(default=600.0, validator=seconds)
-    """A round that has too few nodes for that long is given up."""
+    """A round that has fewer than `min_nodes` nodes for so many seconds is given up, and the job fails."""
     last_call_s: float = field(default=30.0, validator=seconds)
-    """Wait for newcomers once the minimum has joined the first round."""
+    """Seconds for which the first round waits for more nodes once `min_nodes` have joined."""
     settle_s: float = field(default=1.0, validator=seconds)
-    """Wait between a node's joining a running job and the round that admits it, so that ten arrivals cost one round."""
+    """Seconds between the joining of a node to a running job and the round that admits it. With this wait ten nodes
+    that come together cost one new round."""
     beat_s: float = field(default=1.0, validator=positive_seconds)
-    """Time between two beats of a node."""
+    """Seconds between two beats of a node."""
     silence_s: float = field(default=4.0)
-    """A node whose counter stands still for that long is lost. More than `beat_s`."""
+    """A node whose counter stands still for so many seconds is lost. More than `beat_s`."""
     fence_s: float | None = field(default=None)
-    """Without an acknowledged beat for that long an agent kills its own workers. None: never. Less than `silence_s`."""
+    """An agent that had no acknowledged beat for so many seconds kills its own workers. Less than `silence_s`. None: it
+    never does."""
     format: int = FORMAT
+    """Version of the entries and of the fold, as in `FORMAT`."""
 
     @max_nodes.validator
     def _not_below_the_minimum(self, attribute: Attribute[Any], value: int) -> None:
@@ -127,25 +137,38 @@ class WorkerFailure:
     local_rank: int
     rank: int
     exitcode: int
-    """Negative: killed by that signal (torchelastic's convention). 126, 127, 71: it could not be started."""
+    """As in torchelastic: a negative number means that the worker was killed by that signal. 126, 127 and 71 mean that
+    the worker could not be started."""
     pid: int = 0
+    """The pid of the worker that has ended with this exit code. 0: no process has, see `is_of_worker`."""
     message: str = ""
-    """`Type: text` of the exception from the worker's error file, or why it could not be started."""
+    """`Type: text` of the exception from the worker's error file, or why the worker could not be started."""
     traceback: str = ""
+    """The traceback of that exception. Empty if none is known."""
     stderr: tuple[str, ...] = ()
-    """Its last lines."""
+    """The last lines that the worker wrote to its stderr, as far as the keeper read them."""
     log: str = ""
-    """Folder or file with its output; empty if there is none."""
+    """Folder or file with the worker's output. Empty if the output is in no file."""
+
+    @property
+    def is_of_worker(self) -> bool:
+        """Whether a process of the worker was seen to end with `exitcode`. False: reknit has chosen `exitcode`, because
+        the worker could not be started, or was lost with its keeper.
+
+        The pid tells this: whoever has seen a process end knows its pid. A field of its own could contradict the pid.
+        """
+        return self.pid != 0
 
 
 @frozen
 class Opened:
-    """The job's terms. Ignored unless it opens exactly the `epoch` that the fold waits for."""
+    """Opens `epoch` of the job with these terms. The fold ignores it unless it waits for exactly this epoch."""
 
     terms: Terms
     journal: str
     """The id of the journal: the nonce of the agent that opened it."""
     epoch: int = 0
+    """0 in a new journal. One more each time that an ended job begins again in the same journal."""
 
 
 @frozen
@@ -154,20 +177,22 @@ class Joined:
 
     node: Node
     nonce: str
-    """Drawn by the agent process: tells a repetition from a second agent with the same id."""
+    """Random text that the agent process has drawn. It tells a repeated `Joined` from that of a second agent with the
+    same id."""
     round: int
     address: str
     port: int
-    """Reserved on this node: MASTER_PORT of the round if the node becomes group rank 0."""
+    """Port that is reserved on this node: the MASTER_PORT of the round if the node becomes group rank 0."""
     role: str = "default"
     local_world_size: int = 1
+    """Number of workers that this node will start."""
     rank_hint: int | None = None
-    """Wished group rank in the first round."""
+    """The group rank that the node wishes in the first round. None: it has no wish."""
 
 
 @frozen
 class LastCall:
-    """Newcomers have been waited for long enough."""
+    """The first round has waited for more nodes for `Terms.last_call_s`. It may start with those that have joined."""
 
     round: int
     epoch: int = 0
@@ -175,7 +200,7 @@ class LastCall:
 
 @frozen
 class Admit:
-    """Standbys have waited long enough for `round` to be formed with them."""
+    """Standbys have waited for `Terms.settle_s`. `round` shall be formed with them."""
 
     round: int
     epoch: int = 0
@@ -183,7 +208,7 @@ class Admit:
 
 @frozen
 class GaveUp:
-    """Too few nodes for too long."""
+    """`round` had fewer than `Terms.min_nodes` nodes for `Terms.join_timeout_s`."""
 
     round: int
     epoch: int = 0
@@ -191,7 +216,7 @@ class GaveUp:
 
 @frozen
 class Failed:
-    """Workers of `node` failed. Says nothing about the job: the fold judges."""
+    """Workers of `node` failed. What follows for the job is decided by the fold."""
 
     node: Node
     round: int
@@ -208,7 +233,7 @@ class Succeeded:
 
 @frozen
 class Lost:
-    """`node` fell silent, says `by`. That incarnation is gone for ever."""
+    """`by` declares that `node` fell silent. This incarnation of `node` is gone for ever."""
 
     node: Node
     by: Node
@@ -223,10 +248,11 @@ class Leaving:
 
 @frozen
 class Left:
-    """`node` says goodbye: no worker of it runs, but for the processes in `stuck`, which could not be killed."""
+    """`node` says goodbye. None of its workers runs, except for the processes in `stuck`."""
 
     node: Node
     stuck: tuple[int, ...] = ()
+    """Process numbers that survived SIGKILL. Empty in most cases."""
 
 
 @frozen
@@ -239,7 +265,7 @@ class Aborted:
 
 @frozen
 class Filler:
-    """Said by a reader in place of a writer that died between reserving a slot and writing it."""
+    """Means nothing. A reader puts it into the slot of a writer that died between reserving the slot and writing it."""
 
 
 Entry = Opened | Joined | LastCall | Admit | GaveUp | Failed | Succeeded | Lost | Leaving | Left | Aborted | Filler

@@ -11,8 +11,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from functools import reduce
+from collections.abc import Mapping, Sequence
 from typing import assert_never
 
 from attrs import evolve
@@ -30,13 +29,28 @@ from .entries import (
     Left,
     Lost,
     Node,
+    NodeId,
     Opened,
     Succeeded,
 )
-from .job import Closed, Gathering, Job, Outcome, Running, Unopened, Verdict, admissible, can_seal, coming, room
+from .job import (
+    Closed,
+    Gathering,
+    Job,
+    Outcome,
+    Running,
+    Unopened,
+    Verdict,
+    admissible,
+    can_join,
+    can_seal,
+    coming,
+    crowd,
+    room,
+)
 from .reasons import AbortedByOperator, AllSucceeded, Departure, JobEnd, NodeGone, NodesAdmitted, RoundEnd, TooFewNodes
 from .restart import judge, root_cause
-from .ring import with_node, without
+from .ring import with_nodes, without
 from .sealing import sealed
 
 
@@ -79,8 +93,21 @@ def fold(job: Job, entry: Entry) -> Job:  # noqa: C901  # a dispatcher: one arm 
     return _settled(job)
 
 
-def fold_all(job: Job, entries: Iterable[Entry]) -> Job:
-    return reduce(fold, entries, job)
+def fold_all(job: Job, entries: Sequence[Entry]) -> Job:
+    """The job after these entries, which are folded in order.
+
+    A thousand nodes may join at once, and each new job copies its mappings. So a crowd is taken in as one.
+    """
+    at = 0
+    while at < len(entries):
+        together = crowd(job, entries, at)
+        if len(together) > 1:
+            job = _settled(_with_new(job, together))
+            at += len(together)
+        else:
+            job = fold(job, entries[at])
+            at += 1
+    return job
 
 
 def _opened(job: Job, entry: Opened) -> Job:
@@ -101,17 +128,15 @@ def _opened(job: Job, entry: Opened) -> Job:
 
 
 def _joined(job: Job, entry: Joined) -> Job:
-    if isinstance(job.phase, Closed) or job.is_gone(entry.node):
-        return job  # the job is over; or the incarnation is gone for ever: its agent sees that and takes another
-    if entry.local_world_size < 1:
-        return job  # no rank would be its own
+    if not can_join(job, entry):
+        return job
     known = job.live.get(entry.node.id)
     if known is None:
-        return _with_new(job, entry)
+        return _with_new(job, {entry.node.id: entry})
     if entry.node.incarnation > known.node.incarnation:
         # The host has a new agent. It ended the workers of the old agent before it said its first `Joined`.
         job = _departed(job, known.node, NodeGone(known.node, Departure.REPLACED))
-        return _with_new(job, entry)
+        return _with_new(job, {entry.node.id: entry})
     phase = job.phase
     if (
         entry.node == known.node
@@ -125,9 +150,9 @@ def _joined(job: Job, entry: Joined) -> Job:
     return job  # a repetition; or a second agent with that id: it sees that it is not in, and takes over or ends
 
 
-def _with_new(job: Job, entry: Joined) -> Job:
-    ring = with_node(job.ring, entry.node, job.seats)
-    return evolve(job, live={**job.live, entry.node.id: entry}, ring=ring)
+def _with_new(job: Job, nodes: Mapping[NodeId, Joined]) -> Job:
+    ring = with_nodes(job.ring, (joined.node for joined in nodes.values()), job.seats)
+    return evolve(job, live={**job.live, **nodes}, ring=ring)
 
 
 def _admitted(job: Job, entry: Admit) -> Job:

@@ -9,14 +9,15 @@ gathering they are *expected* (members of the last round that have not come back
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from enum import Enum
+from itertools import islice
 from types import MappingProxyType
 from typing import Any
 
 from attrs import frozen
 
-from .entries import Admission, Failed, Joined, Node, NodeId, Terms
+from .entries import Admission, Entry, Failed, Joined, Node, NodeId, Terms
 from .reasons import JobEnd, NodeGone, RoundEnd
 
 EMPTY: Mapping[Any, Any] = MappingProxyType({})
@@ -135,7 +136,7 @@ class Job:
 def ready(job: Job) -> list[Joined]:
     """Live nodes that could be seated now: no workers of the last round, and not leaving. In journal order."""
     busy = (job.phase.expected if isinstance(job.phase, Gathering) else job.member_nodes) | job.leaving
-    return [j for j in job.live.values() if j.node not in busy]
+    return [j for j in job.live.values() if j.node not in busy] if busy else list(job.live.values())
 
 
 def coming(job: Job) -> int:
@@ -146,6 +147,28 @@ def coming(job: Job) -> int:
 def can_seal(job: Job) -> bool:
     """A last call would seal the gathered round: nobody is expected, and the minimum is ready."""
     return isinstance(job.phase, Gathering) and not job.phase.expected and coming(job) >= job.terms.min_nodes
+
+
+def can_join(job: Job, joined: Joined) -> bool:
+    """Whether this incarnation can take part at all."""
+    if isinstance(job.phase, Closed) or job.is_gone(joined.node):
+        return False  # the job is over; or the incarnation is gone for ever: its agent sees that and takes another
+    return joined.local_world_size >= 1  # else no rank would be its own
+
+
+def crowd(job: Job, entries: Sequence[Entry], start: int) -> dict[NodeId, Joined]:
+    """The new nodes that join with the entries from index `start` on, one after another.
+
+    Any other entry ends the crowd. So does the first entry that could seal the round: a crowd alone never seals it.
+    """
+    found: dict[NodeId, Joined] = {}
+    for entry in islice(entries, start, start + lacking(job) - 1):
+        if not isinstance(entry, Joined) or not can_join(job, entry):
+            break
+        if entry.node.id in job.live or entry.node.id in found:
+            break
+        found[entry.node.id] = entry
+    return found
 
 
 def lacking(job: Job) -> int:

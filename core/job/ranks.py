@@ -1,7 +1,7 @@
-"""Who gets which rank: a function of the sealed round alone.
+"""Which worker gets which rank. It depends on the sealed round alone.
 
-1. The members of a round stand in group rank order. Nothing else is needed: each brought its `local_world_size`
-   and `role` in its `Joined`, so every agent computes the same ranks with no second exchange.
+1. The members of a round stand in group rank order. The `Joined` of each member holds its `local_world_size` and
+   `role`. So every agent computes the same ranks, and nothing is exchanged once the round is sealed.
 2. Global ranks are contiguous per node, in group rank order.
 3. Role ranks count the workers of one role in the same order.
 
@@ -19,7 +19,7 @@ from .entries import Joined, Node
 
 @frozen
 class WorkerRanks:
-    """The ranks of one worker: what its environment says."""
+    """The ranks of one worker, as in its environment: LOCAL_RANK, RANK and ROLE_RANK."""
 
     local_rank: int
     rank: int
@@ -28,7 +28,7 @@ class WorkerRanks:
 
 @frozen
 class Assignment:
-    """All that one node needs to start its workers of one round."""
+    """All that one node needs to start its workers of one round. The numbers are those of the workers' environment."""
 
     round: int
     group_rank: int
@@ -40,8 +40,9 @@ class Assignment:
     master_port: int
     workers: tuple[WorkerRanks, ...]
     restart_count: int = 0
-    """Restarts of the job's budget that were spent before this round."""
+    """Number of restarts that the job has spent before this round."""
     max_restarts: int = 0
+    """`RestartPolicy.max_restarts` of the job."""
 
 
 def assign(
@@ -52,9 +53,9 @@ def assign(
     restart_count: int = 0,
     max_restarts: int = 0,
 ) -> Assignment:
-    """The assignment of `node`, which must be one of `members` (in group rank order).
+    """The assignment of `node`, which must be one of `members`. The members stand in group rank order.
 
-    The bootstrap address and port of the round are those of group rank 0.
+    The bootstrap address and port of the round are those of the node with group rank 0.
     """
     group_rank, me = next((i, m) for i, m in enumerate(members) if m.node.id == node.id and m.node == node)
     sizes = [m.local_world_size for m in members]

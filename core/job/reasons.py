@@ -1,7 +1,8 @@
-"""Why a round or the job ended. Values, not text: `describe` makes the sentences.
+"""Why a round or the job ended. Reasons are values: `describe` makes sentences of them.
 
-A reason names the nodes and workers that it is about, so that a caller can act on it. Each union below lists all that
-can end one kind of thing. Why this node's workers or this agent ended stands in core/agent/reasons.py.
+A reason names the nodes and workers that it is about, so that a caller can act on it. The union `RoundEnd` lists all
+reasons for the end of a round, and `JobEnd` all reasons for the end of the job. The reasons why one node's workers or
+its agent end stand in core/agent/reasons.py.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from .entries import Node, WorkerFailure
 
 @frozen
 class WorkerFailed:
-    """Workers of `node` failed; `failure` is the one that is blamed."""
+    """Workers of `node` failed. `failure` is the failure that is blamed."""
 
     node: Node
     failure: WorkerFailure
@@ -27,23 +28,23 @@ class Departure(Enum):
     """How a node went."""
 
     LOST = "lost"
-    """It fell silent."""
+    """The node fell silent."""
     LEFT = "left"
-    """It said goodbye."""
+    """The node said goodbye."""
     LEAVING = "leaving"
-    """It was told to leave. Its workers may still run."""
+    """The node was told to leave. Its workers may still run."""
     REPLACED = "replaced"
     """A new agent process of the same host has joined."""
 
 
 @frozen
 class NodeGone:
-    """A member went without having failed itself."""
+    """A member went, and none of its own workers had failed."""
 
     node: Node
     how: Departure
     by: Node | None = None
-    """Who said so, if it was another node."""
+    """The node that declared it lost. None if no other node did."""
 
 
 @frozen
@@ -66,7 +67,7 @@ class AllSucceeded:
 
 @frozen
 class BudgetSpent:
-    """One failure too many. `root` is the failure of the last round that is blamed."""
+    """Workers failed, and all `max_restarts` restarts were spent. `root` is the failure that is blamed."""
 
     max_restarts: int
     root: WorkerFailed
@@ -74,38 +75,42 @@ class BudgetSpent:
 
 @frozen
 class Unstable:
-    """More rounds ended without a failure than the terms allow."""
+    """More than `max_unspent` rounds ended without a failure."""
 
     max_unspent: int
 
 
 @frozen
 class TooFewNodes:
+    """Only `have` nodes joined the round within `Terms.join_timeout_s`. It needs `need`."""
+
     have: int
     need: int
 
 
 @frozen
 class AbortedByOperator:
+    """An operator ended the job. `why` is the operator's text."""
+
     why: str
 
 
 JobEnd = AllSucceeded | BudgetSpent | Unstable | TooFewNodes | AbortedByOperator
-"""Why no round will follow. The same on every agent."""
+"""Why no round will follow. All agents of the job compute the same one."""
 
 # ---- what is wrong with a journal ------------------------------------------------------------------------------------
 
 
 class Refusal(Enum):
-    """Why there is no use in trying a journal again."""
+    """Why a journal cannot be used, and trying again does not help."""
 
     OTHER_JOB = "other job"
     """The endpoint serves another job."""
     SECRET = "secret"
-    """Its entries are signed with another secret, or one side has none."""
+    """The entries are signed with another secret. Or either the entries or this agent have no secret."""
     IDENTITY = "identity"
-    """It is not the journal that was read before: empty, or shorter."""
+    """It is not the journal that was read before: it is empty, shorter, or has another id."""
     FORMAT = "format"
-    """It holds what this version cannot read: two folds would be two jobs."""
+    """The journal holds something that this version of reknit cannot read."""
     SETUP = "setup"
-    """It cannot be used as it was asked for: no such folder, no such client library."""
+    """The journal cannot be used as it was asked for. For example, the folder does not exist."""

@@ -1,12 +1,13 @@
-"""What the end of a round costs, and who is to blame.
+"""What the end of a round costs, and which failure is to blame.
 
-1. A round's end is judged once, when nobody is expected any more: by then all failures are in the ledger.
+1. The end of a round is judged once, when no node is expected any more. By then all failures are in the ledger.
 2. The end of a round spends a restart if a failure ended the round, unless a member went that had not failed itself.
    When a node dies, the collectives of its peers crash first. Their failures may be journalled before the loss of the
    node, and are its echo.
-3. A round that spends nothing counts as unspent. Unspent rounds are limited, or a node that dies in every round would
-   keep the job going for ever.
-4. The root cause is the first failure in the journal that does not look like an echo of another.
+3. A round whose end spends no restart counts as unspent. The number of unspent rounds is limited. Without a limit, a
+   node that dies in every round would keep the job going for ever.
+4. The root cause is the first failure in the journal that does not look like the echo of another failure. If all look
+   like echoes, it is the first one.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ ECHOES = (
     "socket closed",
     "connection refused",
 )
-"""What the exception of a worker whose peer died says, in lower case. Seen in gloo, NCCL and TCPStore."""
+"""Parts of the exception's text in a worker whose peer died, in lower case. Seen with gloo, NCCL and TCPStore."""
 
 
 def is_echo(failure: WorkerFailure) -> bool:
@@ -43,23 +44,23 @@ def is_echo(failure: WorkerFailure) -> bool:
 
 
 def are_echoes(failures: Sequence[WorkerFailure]) -> bool:
-    """Whether somebody else must have failed first."""
+    """Whether all these failures look like echoes, so that another worker must have failed first."""
     return bool(failures) and all(is_echo(f) for f in failures)
 
 
 def root_cause_of(failures: Sequence[WorkerFailure]) -> WorkerFailure:
-    """The first that does not look like an echo, else the first. `failures` must not be empty."""
+    """The first failure that does not look like an echo, else the first. `failures` must not be empty."""
     return next((f for f in failures if not is_echo(f)), failures[0])
 
 
 def root_cause(ledger: Sequence[Failed]) -> WorkerFailed:
-    """Who is blamed for the failures in `ledger`, which must not be empty."""
+    """The node and the failure that are blamed for the failures in `ledger`, which must not be empty."""
     failure = root_cause_of([w for f in ledger for w in f.failures])
     return next(WorkerFailed(f.node, failure) for f in ledger if failure in f.failures)
 
 
 def judge(job: Job, phase: Gathering) -> Job | JobEnd:
-    """The job with the end of its last round counted, or why it must not go on."""
+    """The job with the end of its last round counted, or why no round may follow."""
     policy = job.terms.restarts
     if isinstance(job.why, WorkerFailed) and phase.excuse is None:
         root = root_cause(phase.ledger)  # more is known by now than when the first failure ended the round
@@ -73,7 +74,7 @@ def judge(job: Job, phase: Gathering) -> Job | JobEnd:
 
 
 def backoff_s(job: Job) -> float:
-    """How long a member withholds its `Joined` from the round that is gathered."""
+    """Seconds that a member waits before it joins the round that is gathered. 0 if the end spends no restart."""
     policy, restart = job.terms.restarts, job.spent + 1
     if not isinstance(job.why, WorkerFailed) or restart > policy.max_restarts:
         return 0.0  # the round spends no restart, or no restart is left

@@ -1,25 +1,28 @@
-"""The ring in which live nodes watch each other: in seat order, newcomers after it by name.
+"""The ring in which live nodes watch each other.
 
-The fold keeps it, so that a beat costs the same however many nodes there are.
+Nodes with a seat come first, in seat order. Nodes without a seat follow, ordered by name. The fold keeps the ring as
+part of the job. So an agent does not sort all nodes at each beat.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_left
-from collections.abc import Callable, Iterator, Mapping
+from bisect import bisect_left, insort
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from .entries import Joined, Node, NodeId
 
 
 def ring_of(live: Mapping[NodeId, Joined], seats: Mapping[NodeId, int]) -> tuple[Node, ...]:
-    """The ring of these live nodes."""
+    """The ring of the nodes in `live`."""
     return tuple(sorted((j.node for j in live.values()), key=_key(seats)))
 
 
-def with_node(ring: tuple[Node, ...], node: Node, seats: Mapping[NodeId, int]) -> tuple[Node, ...]:
-    """The ring once `node` has joined, in place of an incarnation of it that may be there."""
-    i = _index(ring, node, seats)
-    return (*ring[:i], node, *ring[i + _is_at(ring, i, node) :])
+def with_nodes(ring: tuple[Node, ...], nodes: Iterable[Node], seats: Mapping[NodeId, int]) -> tuple[Node, ...]:
+    """The ring once these nodes have joined. No other incarnation of them may be in the ring."""
+    grown, key = list(ring), _key(seats)
+    for node in nodes:
+        insort(grown, node, key=key)
+    return tuple(grown)
 
 
 def without(ring: tuple[Node, ...], node: Node, seats: Mapping[NodeId, int]) -> tuple[Node, ...]:
@@ -31,7 +34,8 @@ def without(ring: tuple[Node, ...], node: Node, seats: Mapping[NodeId, int]) -> 
 def after(ring: tuple[Node, ...], node: Node, seats: Mapping[NodeId, int], count: int) -> Iterator[Node]:
     """The next `count` nodes in the ring, each once, and never `node` itself."""
     i = _index(ring, node, seats)
-    start = i + (i < len(ring) and ring[i] == node)  # another incarnation is somebody else: a replaced host watches it
+    # Another incarnation of `node` counts as another node: a host that was replaced must watch the agent in its place.
+    start = i + (i < len(ring) and ring[i] == node)
     for k in range(min(count, len(ring) - (start - i))):
         yield ring[(start + k) % len(ring)]
 

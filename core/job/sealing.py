@@ -41,14 +41,15 @@ def _seated(seats: Mapping[NodeId, int], chosen: list[Joined]) -> Mapping[NodeId
     newcomers = [j for j in chosen if j.node.id not in seats]
     if not newcomers:
         return seats
-    first = len(seats)
-    places: dict[int, NodeId] = {}
+    order = [j.node.id for j in newcomers]
     if not seats:
+        wishes: dict[int, NodeId] = {}
         for joined in newcomers:
             hint = joined.rank_hint
             if hint is not None and 0 <= hint < len(newcomers):
-                places.setdefault(hint, joined.node.id)
-    placed = set(places.values())
-    free = (i for i in range(len(newcomers)) if i not in places)
-    rest = {next(free): j.node.id for j in newcomers if j.node.id not in placed}
-    return {**seats, **{node_id: first + i for i, node_id in sorted((places | rest).items())}}
+                wishes.setdefault(hint, joined.node.id)
+        placed = set(wishes.values())
+        order = [node_id for node_id in order if node_id not in placed]
+        for place in sorted(wishes):  # ascending, so that no later one moves it
+            order.insert(place, wishes[place])
+    return {**seats, **{node_id: seat for seat, node_id in enumerate(order, start=len(seats))}}

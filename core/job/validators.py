@@ -1,7 +1,7 @@
-"""What the settings of a job and of an agent refuse. Nonsense raises `ValueError` where the value is made.
+"""The checks of the fields of a job's and an agent's settings.
 
-Each message names the class, the field and the value. The codec turns it into `CodecError`: a journal is written by
-other machines.
+A value out of range raises `ValueError` where the settings are made. The message names the class, the field and the
+value. When such a value comes from a journal, the codec turns the error into `CodecError`.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 from attrs import Attribute
 
 LONGEST_NAME = 1000
-"""Bytes of UTF-8. Names are part of every `Joined`, of file names and of the stores' keys."""
+"""Upper bound on a name, in bytes of UTF-8. Names are part of every `Joined`, of file names and of the stores' keys."""
 
 Validator = Callable[[Any, "Attribute[Any]", Any], None]
 
@@ -46,7 +46,7 @@ def positive_seconds(instance: object, attribute: Attribute[Any], value: Any) ->
 
 def name(instance: object, attribute: Attribute[Any], value: Any) -> None:
     """The field is text of 1 to `LONGEST_NAME` bytes."""
-    # The name of a host or of a file may hold bytes that are no UTF-8: Python shows them as lone surrogates.
+    # The name of a host or of a file may hold bytes that are not UTF-8. In Python's text they are lone surrogates.
     if not isinstance(value, str) or not 1 <= len(value.encode(errors="surrogatepass")) <= LONGEST_NAME:
         refuse(instance, attribute.name, value, f"a name of 1 to {LONGEST_NAME} bytes")
 

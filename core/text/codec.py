@@ -1,7 +1,8 @@
-"""JSON for every value of the core: one line each, the same bytes for the same value.
+"""JSON for every value of the core. Each value is one line, and equal values have the same bytes.
 
-A value is `{"kind": its class, field: …}`; fields at their default are left out. Decoding checks every type, because
-`fold` trusts what it is given: a journal is written by other machines. It never runs anything (no pickle).
+A value is `{"kind": its class, field: …}`. Fields at their default are left out. Decoding checks the type of every
+field: other machines write the journal, and `fold` trusts what it is given. Decoding never runs code from the text, as
+pickle would.
 """
 
 from __future__ import annotations
@@ -21,7 +22,10 @@ T = TypeVar("T")
 
 
 class CodecError(ValueError):
-    """The text is not the JSON of a value of the wanted type. A reader of a journal must end: folds would differ."""
+    """The text is not the JSON of a value of the wanted type.
+
+    A reader of a journal must end then. If it went on, its fold would differ from the others'.
+    """
 
 
 def dumps(value: object) -> str:
@@ -96,6 +100,8 @@ def encode(value: object) -> Any:
 
 
 def _decode(data: Any, hint: Any) -> Any:
+    if type(data) is hint:
+        return data  # text, a number or a bool, as most fields are
     origin = get_origin(hint)
     if hint is object:
         if type(data) is dict:  # `encode` writes mappings as pairs, so it has not written this one
@@ -174,7 +180,7 @@ def _decode_class(data: Any, cls: type) -> Any:
     unknown = given.keys() - hints.keys()
     if unknown:
         raise CodecError(f"{cls.__name__} has no {', '.join(sorted(unknown))}")
-    missing = [n for n, default in _defaults(cls).items() if n not in given and default is attrs.NOTHING]
+    missing = [name for name in _required(cls) if name not in given]
     if missing:
         raise CodecError(f"{cls.__name__} without {', '.join(missing)}")
     fields = {name: _decode(item, hints[name]) for name, item in given.items()}
@@ -201,6 +207,12 @@ def _pair(data: Any) -> tuple[Any, Any]:
 def _defaults(cls: Any) -> dict[str, Any]:
     """Every field of a class in its order, and its default: `attrs.NOTHING` if it has none."""
     return {a.name: a.default for a in attrs.fields(cls)}
+
+
+@cache
+def _required(cls: Any) -> tuple[str, ...]:
+    """The fields of a class that have no default."""
+    return tuple(name for name, default in _defaults(cls).items() if default is attrs.NOTHING)
 
 
 @cache

@@ -1,4 +1,4 @@
-"""Sentences about values: the only place where the core makes text. One line each, for people."""
+"""Sentences about values, for people. Each is one line. The core makes text nowhere else."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def reason_text(reason: Reason) -> str:  # noqa: C901  # a dispatcher: one arm p
         case reasons.WorkerFailed(node, failure):
             return f"{failure_text(failure)} (node {node})"
         case reasons.NodeGone(node, how, by):
-            return f"node {node} {_HOW[how]}" + (f", says {by}" if by else "")
+            return f"node {node} {_HOW[how]}" + (f", noticed by node {by}" if by else "")
         case reasons.NodesAdmitted(nodes):
             return f"{_count(len(nodes), 'node')} admitted: {', '.join(map(str, nodes))}"
         case reasons.BudgetSpent(max_restarts, root):
@@ -54,20 +54,20 @@ def reason_text(reason: Reason) -> str:  # noqa: C901  # a dispatcher: one arm p
         case reasons.Unstable(max_unspent):
             return f"more than {max_unspent} rounds ended without a failure"
         case reasons.TooFewNodes(have, need):
-            return f"{_count(have, 'node')} joined in time, {need} needed"
+            return f"{_count(have, 'node')} joined in time, but the job needs at least {need}"
         case reasons.AbortedByOperator(why):
             return f"aborted: {why}"
         case reasons.AllSucceeded():
             return "all workers succeeded"
         case own.SignalReceived(signal):
-            # Nobody receives SIGKILL: it stands for a wish without grace, as when the agent's warden is gone.
+            # No process can receive SIGKILL. Here it stands for a request to stop without a grace.
             return "told to end at once" if signal == SIGKILL else f"{signal_name(signal)} received"
         case own.Replaced(by):
             return f"another agent has joined with this node's id, as {by}: each node needs its own --node-id"
         case own.DeclaredLost():
-            return "the others have counted this node out"
+            return "the other nodes have declared this node lost"
         case own.CutOff(seconds):
-            return f"no beat of this node was acknowledged for {seconds:g} s"
+            return f"the store has acknowledged no beat of this node for {seconds:g} s (--fence-after)"
         case own.StoreLost(why):
             return f"the journal cannot be reached: {why}"
         case own.JournalRefused(_, why):
@@ -78,7 +78,7 @@ def reason_text(reason: Reason) -> str:  # noqa: C901  # a dispatcher: one arm p
         case own.AlreadyFinished():
             return "the job has already finished"
         case own.CannotStop(pids):
-            return f"processes {', '.join(map(str, pids))} survive SIGKILL"
+            return f"processes of this node survive SIGKILL: {', '.join(map(str, pids))}"
         case _:
             assert_never(reason)
 
@@ -91,25 +91,26 @@ def budget_text(max_restarts: int) -> str:
 
 
 def decisions(before: Agent, after: Agent, commands: Sequence[Command]) -> Iterator[str]:
-    """What one step decided, for the agent's operator. Empty for most steps."""
+    """Lines that tell the operator of this agent what one step has decided. Most steps have none."""
     yield from _store_news(before, after)
     if _takes_over(before, after):
-        yield f"node {after.me.id} is in the job already: this agent takes its place, as {after.me}"
+        yield f"node {after.me.id} is in the job already: this agent takes its place as {after.me}"
     if after.me in after.job.succeeded and after.me not in before.job.succeeded and after.outcome is None:
-        yield "this node's workers are done; it waits for the other nodes (a signal ends the wait)"
+        yield "all workers of this node succeeded; it waits for the other nodes (a signal ends the wait)"
     if _serves_on(after) and after.outcome is None and not _serves_on(before):
         if after.end is not None:
             yield reason_text(after.end)
-        yield "this node hosts the journal, and serves the others until they end; a second signal ends it at once"
+        yield "this node hosts the store, and stays until the other nodes have ended; a second signal ends it at once"
     if after.leaving is not None and before.leaving is None and before.workers.stopping is not None:
-        yield f"{reason_text(own.SignalReceived(after.leaving.signal))}; no round will follow"
+        yield f"{reason_text(own.SignalReceived(after.leaving.signal))}; this node takes part in no further round"
     for command in commands:
         match command:
             case StopWorkers(round, signal, grace_s, why) if not isinstance(why, reasons.AllSucceeded):
                 if round == before.workers.round and before.workers.stopping is not None:
-                    yield f"asked again to stop: SIGKILL {f'in {grace_s:g} s' if grace_s else 'now'}"
+                    when = f"in {grace_s:g} s" if grace_s else "now"
+                    yield f"asked again to stop: the workers get SIGKILL {when}"
                 elif len(after.workers.exits) == after.spec.local_world_size:
-                    yield reason_text(why)  # there is nobody left to stop
+                    yield reason_text(why)  # no worker is left that could be stopped
                 else:
                     kill = f", SIGKILL after {grace_s:g} s" if grace_s else ""
                     yield f"{reason_text(why)}; stopping this node's workers ({signal_name(signal)}{kill})"
@@ -122,9 +123,9 @@ def _store_news(before: Agent, after: Agent) -> Iterator[str]:
     if after.outage and not before.outage and after.outcome is None:
         limit_s = after.spec.store_timeout_s if after.was_read else after.spec.terms.join_timeout_s
         runs_on = _runs_on(after)
-        yield f"the journal cannot be reached{runs_on}; it is tried for {limit_s:g} s: {after.outage}"
+        yield f"the journal cannot be reached{runs_on}; reknit tries again for {limit_s:g} s: {after.outage}"
     elif before.outage and not after.outage:
-        yield "the journal is back" if before.was_read else "the journal is there"
+        yield "the journal can be reached again" if before.was_read else "the journal can be reached now"
     if after.outage and after.outcome is None and after.end is None and before.workers.alive > after.workers.alive:
         yield "this node has no workers now; it waits for the journal"
 
@@ -158,23 +159,24 @@ def _pause_news(before: Agent, after: Agent) -> Iterator[str]:
     wait_s = pause_s(after)
     if wait_s and key in after.since and key not in before.since:
         wait_s = max(wait_s, backoff_s(after.job))
-        yield f"restarting in {wait_s:g} s: the workers died within {QUICK_S:g} s of their start"
+        yield f"the workers failed within {QUICK_S:g} s of their start: this node joins again in {wait_s:g} s"
 
 
 def _serves_on(agent: Agent) -> bool:
-    """And has no more to do with the job than that."""
+    """The agent stays only because other nodes use its store. It has no other part in the job."""
     return is_serving(agent) and (agent.end is not None or agent.job.is_gone(agent.me))
 
 
 def _takes_over(before: Agent, after: Agent) -> bool:
-    """From an agent that is not known to have ended: it was started again, or two nodes have one id."""
+    """This agent has read for the first time, and a node with its id is live. Either the agent of this node was started
+    again, or two nodes have one id."""
     if before.was_read or not after.was_read or after.end is not None or isinstance(after.job.phase, Closed):
         return False
     return after.me.id in after.job.live
 
 
 def _was_waiting(old: Job, new: Job) -> bool:
-    """For as many nodes, and nobody was expected any more."""
+    """The job waited for nodes before as well, with the same number of live nodes. So there is nothing new to tell."""
     phase = old.phase
     return isinstance(phase, Gathering) and not phase.expected and len(old.live) == len(new.live)
 
@@ -188,7 +190,7 @@ def _waiting_text(job: Job) -> str:
 
 
 def _is_told(agent: Agent, why: Reason) -> bool:
-    """The line about stopping this node's workers says it, or will."""
+    """The line about the stop of this node's workers tells the reason, in this step or in a later one."""
     return agent.workers.alive or getattr(why, "node", None) == agent.me
 
 
@@ -209,7 +211,7 @@ def sealed_text(job: Job) -> str:
 
 
 def command_text(command: Command) -> str:
-    """A command in a few words, for transcripts and `-v`."""
+    """A command in a few words, for the lines of `-v`."""
     match command:
         case Append(entry):
             return f"say {entry_text(entry)}"

@@ -1,8 +1,8 @@
-"""A whole job as one line of JSON: what a reader that is far behind folds from, instead of every entry.
+"""A whole job as one line of JSON. A reader that is far behind starts from it, and need not fold every entry.
 
-`codec` writes any value; this is the one that grows with the job, and that every node of a large job reads when a round
-is sealed. So what there is one of per node goes into columns, which are checked and turned into values a column at a
-time, a tenth of the time.
+`codec` can write a job like any other value. But a job grows with the number of its nodes, and every node of a large
+job reads it when a round is sealed. So the data of the nodes are written as columns. They are checked and decoded one
+column at a time. That takes a tenth of the time that `codec` needs.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _COLUMNS: tuple[tuple[str, frozenset[type]], ...] = (
 
 
 def freeze(job: Job) -> str:
-    """One line of JSON."""
+    """The job as one line of JSON."""
     everybody = list({id(j): j for j in (*job.live.values(), *job.members)}.values())
     place = {id(joined): i for i, joined in enumerate(everybody)}
     small = evolve(job, live=EMPTY, gone=EMPTY, seats=EMPTY, members=(), member_nodes=frozenset(), ring=())
@@ -49,7 +49,7 @@ def freeze(job: Job) -> str:
 
 
 def thaw(data: object) -> Job:
-    """The job that was frozen, from parsed JSON. Raises `CodecError`."""
+    """The job that `freeze` has written. `data`: its JSON, parsed. Raises `CodecError` if it is anything else."""
     try:
         return _thawed(data)
     except (KeyError, IndexError, TypeError, ValueError) as e:
@@ -82,7 +82,7 @@ def _mapping(columns: Any) -> dict[NodeId, int]:
 
 
 def _packed(column: list[Any]) -> Any:
-    """What is the same for all is written once."""
+    """The column, or its value alone if all nodes have the same value."""
     return column[0] if column and column.count(column[0]) == len(column) else column
 
 

@@ -1,1 +1,1 @@
-"""Bugs that the suite must catch."""
+"""Bugs that the checks must catch."""

@@ -1,7 +1,7 @@
-"""A bug is one changed line of one core function.
+"""A planted bug changes one line of one function of the core.
 
-It is planted by recompiling that function in its own module's namespace and putting it wherever the original had been
-imported. A line that is no longer there fails loudly: replant the bug.
+The function is compiled again in the namespace of its own module. It then takes the place of the original wherever that
+was imported. If the line is no longer there, the test fails and says so. Then the bug must be written anew.
 """
 
 from __future__ import annotations

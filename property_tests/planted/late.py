@@ -1,4 +1,4 @@
-"""The ledger's second half: rules 10 to 16, and what has no number. See `ledger`."""
+"""The second half of the ledger: rules 10 to 16, and bugs against invariants. See `ledger`."""
 
 from __future__ import annotations
 

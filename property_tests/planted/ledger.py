@@ -1,7 +1,7 @@
-"""The bugs that the suite must catch: what the properties are worth.
+"""The planted bugs that the checks must catch. They show what the checks are worth.
 
-Numbers are the rules of docs/protocol.md, which links every bug beside the rule that the bug breaks. The page also says
-for which parts of a rule no bug can be planted, and why.
+The numbers are those of the rules in docs/protocol.md. That page links every bug beside the rule that it breaks. The
+page also says for which parts of a rule no bug can be planted, and why.
 """
 
 from __future__ import annotations
@@ -108,8 +108,8 @@ EARLY = (
     Bug(
         "back-from-the-dead",
         4,
-        "job.fold._joined",
-        " or job.is_gone(entry.node)",
+        "job.job.can_join",
+        " or job.is_gone(joined.node)",
         "",
         "L1",
         "setup min=3 weather=lag,late,partial seed=273\nstop b\nsettle\nstart b",
@@ -199,7 +199,7 @@ EARLY = (
         "ring-without-newcomers",
         7,
         "job.fold._with_new",
-        "with_node(job.ring, entry.node, job.seats)",
+        "with_nodes(job.ring, (joined.node for joined in nodes.values()), job.seats)",
         "job.ring",
         "L2",
         "setup max=2\ncrash c",

@@ -1,4 +1,4 @@
-"""Find the shortest history that a planted bug breaks, from scratch."""
+"""Finds the shortest history that shows a planted bug."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Every planted bug is caught, by its shortest known history, and by the check that is there for it.
+"""Every planted bug is caught: in its shortest known history, and by the check that is meant to catch it.
 
-`REKNIT_REWRITE=1` searches new histories for bugs whose own is missing or no longer catches them.
+`REKNIT_REWRITE=1` searches new histories for the bugs that have none or whose history no longer shows them.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""One etcd server, asked over HTTP with the standard library.
+"""A client of one etcd server, over HTTP with the standard library.
 
-1. One connection per server is kept open and used again. If the server has closed it meanwhile, a new one is opened.
-2. One deadline covers the address, the handshake, the request and the answer.
-3. One thread at a time asks. `close` may come from any thread, and ends a call that waits.
-4. With a user, a token is asked for first and sent along with every request. When etcd says that the token has
-   expired, a new one is asked for, once per request.
+1. One connection per server is kept open and used again. If the server has closed it, a new one is opened.
+2. One deadline covers the connection, the handshake, the request and the answer.
+3. One thread at a time makes a request. Any thread may call `close`, which ends a call that waits.
+4. With a user, the client first gets a token and sends it with every request. When etcd says that the token has
+   expired, the client gets a new one, once per request.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _DENIED = (
     "permission denied",
     "user name is empty",
 )
-"""Parts of etcd's messages that mean that this user may not do that. Waiting does not help."""
+"""Parts of etcd's messages. Each means that this user may not do what was asked. Trying again does not help."""
 
 
 class Server:
@@ -51,8 +51,8 @@ class Server:
         user: str = "",
         password: str = "",
     ) -> None:
-        """Does not connect yet. `timeout_s` bounds each call. `tls` makes the context of a TLS connection and is
-        called once per connection; None: plain HTTP. An empty `user`: etcd asks for none."""
+        """Does not connect yet. `timeout_s`: upper bound on each call, in seconds. `tls`: called for each connection,
+        returns its TLS context. None: plain HTTP. `user`: empty if etcd needs no user."""
         self._host = host
         self._port = port
         self._timeout_s = timeout_s
@@ -66,18 +66,19 @@ class Server:
         self._token = ""
         self._connection = HTTPConnection(host, port)
         self._socket: socket.socket | None = None
-        """The socket of `_connection`. None: not connected."""
+        """The socket of `_connection`. None: it is not connected."""
         self._busy = threading.Lock()
-        """Held by the thread that asks."""
+        """Held by the thread that makes a request."""
         self._changing = threading.Lock()
-        """Held while `_socket` is replaced, closed or shut down: `close` must not hit a number that was given away."""
+        """Held while `_socket` is replaced, closed or shut down. Otherwise `close` might shut down a descriptor whose
+        number belongs to another file by then."""
         self._is_closed = False
 
     def ask(self, path: str, data: object) -> Any:
-        """The answer to a request, decoded.
+        """The answer to a request, decoded from JSON.
 
-        Raises OSError, HTTPException or ValueError if there is none (see `why`), and `Refused` if this user may not
-        ask."""
+        Raises OSError, HTTPException or ValueError if no usable answer comes: `why` makes a text of the error. Raises
+        `Refused` if etcd does not allow the request for this user."""
         try:
             with self._busy:
                 return self._asked(path, data, monotonic() + self._timeout_s)
@@ -108,14 +109,14 @@ class Server:
         with self._changing:
             if self._socket is not None:
                 try:
-                    # Not SSLSocket's own method: that one also takes the TLS layer away under the thread that reads.
+                    # SSLSocket's own method would also remove the TLS layer, which another thread may be using.
                     socket.socket.shutdown(self._socket, socket.SHUT_RDWR)
                 except OSError:
                     pass  # the server was faster
         self._let_go()
 
     def _let_go(self) -> None:
-        """Called by `close` and by each call that ends after it: whoever comes last closes the connection."""
+        """Close the connection if no call is under way. `close` calls this, and each call that ends after it."""
         if self._busy.acquire(blocking=False):
             self._drop()
             self._busy.release()
@@ -168,7 +169,7 @@ class Server:
                 self._drop()
             return response.status, b"".join(parts).decode(errors="replace")
         except BaseException:
-            self._drop()  # nobody knows what may still arrive on it
+            self._drop()  # a late answer may still arrive on this connection
             raise
 
     def _headers(self) -> dict[str, str]:
@@ -182,12 +183,12 @@ class Server:
     def _kept(self, give_up: float) -> socket.socket:
         """The socket of the connection that is open, or of a new one."""
         if self._socket is not None and readable((self._socket.fileno(),), 0):
-            self._drop()  # nothing was asked, so it is the end of the stream that can be read
+            self._drop()  # no request is under way, so this can only be the end of the stream
         if self._socket is None:
             sock = self._connected(give_up)
             with self._changing:
                 self._socket = self._connection.sock = sock
-        if self._is_closed:  # looked at after the socket is known to `close`
+        if self._is_closed:  # checked now that `close` can see the socket
             raise OSError("the connection was closed here")
         return self._socket
 
@@ -203,7 +204,7 @@ class Server:
         found = socket.getaddrinfo(self._host, self._port, type=socket.SOCK_STREAM)
         error = OSError("the name has no address")
         for tried, (family, kind, protocol, _, address) in enumerate(found):
-            # An address that swallows packets must leave time for the next one.
+            # An address that does not answer must leave time for the next one.
             share_s = max(_SHORTEST_TRY_S, _left_s(give_up) / (len(found) - tried))
             try:
                 sock = socket.socket(family, kind, protocol)
@@ -226,9 +227,11 @@ class Server:
 
 
 def tls_context(ca: str | None, certificate: str | None, key: str | None) -> ssl.SSLContext:
-    """What a TLS connection checks and shows: files in PEM. `ca` None: the system's authorities.
+    """The context of a TLS connection. All files are in PEM.
 
-    Raises `Refused` with the name of the file that cannot be used."""
+    `ca`: the authorities that the server's certificate is checked against. None: those of the system. `certificate`
+    and `key`: what this client identifies itself with. None: nothing. Raises `Refused` with the name of the file that
+    cannot be used."""
     files = ca
     try:
         context = ssl.create_default_context(cafile=ca)
@@ -236,12 +239,12 @@ def tls_context(ca: str | None, certificate: str | None, key: str | None) -> ssl
             files = certificate if key in (None, certificate) else f"{certificate}, {key}"
             context.load_cert_chain(certificate, key)
     except OSError as e:
-        raise Refused(Refusal.SETUP, f"the TLS files for etcd, {files}: {why(e)}") from None
+        raise Refused(Refusal.SETUP, f"the TLS files for etcd cannot be used ({files}): {why(e)}") from None
     return context
 
 
 def readable(fds: Sequence[int], wait_s: float) -> list[int]:
-    """Those of the descriptors that can be read, after up to `wait_s` seconds."""
+    """Wait up to `wait_s` seconds until one of the descriptors can be read. Returns all that can."""
     poll = select.poll()  # `select.select` takes no descriptors above 1023
     for fd in fds:
         poll.register(fd, select.POLLIN)
@@ -249,7 +252,7 @@ def readable(fds: Sequence[int], wait_s: float) -> list[int]:
 
 
 def why(error: Exception) -> str:
-    """Why there is no answer, in a few words for the operator."""
+    """The cause of a missing answer, in a few words for the operator."""
     if isinstance(error, TimeoutError):
         return "no answer"
     if isinstance(error, ssl.SSLError):
@@ -270,7 +273,7 @@ def _left_s(give_up: float) -> float:
 
 
 def _message(text: str) -> str:
-    """etcd's own reason, which is JSON, or the first line of what another server says."""
+    """The message in etcd's answer, which is JSON. For another server: the first line of its answer."""
     try:
         data = json.loads(text)
         found = data.get("message") or data.get("error")

@@ -1,6 +1,7 @@
-"""etcd's JSON gateway, version 3.4 or newer: transactions, and a stream that says when to look again.
+"""A client of etcd's JSON gateway, version 3.4 or newer: transactions, and a stream that tells when to look again.
 
-etcd speaks gRPC. Each server takes the same requests as JSON over HTTP, for which the standard library is enough.
+etcd speaks gRPC. Each of its servers takes the same requests as JSON over HTTP. For these the standard library is
+enough.
 
 1. A transaction is tried once on each server. The server that answered last comes first.
 2. A transaction that failed may have been carried out all the same. So callers write transactions that do no harm
@@ -46,17 +47,18 @@ class Range:
     found: tuple[Found, ...] = ()
     has_more: bool = False
     count: int = 0
-    """Number of all keys in the range, also of those that are not in `found`."""
+    """Number of all keys in the range, including those that are not in `found`."""
 
 
 @frozen
 class Answer:
     is_met: bool
-    """True: the comparisons held, and `ranges` answers the operations in `then`. False: those in `otherwise`."""
+    """True: all comparisons held, and `ranges` answers the operations in `then`. False: `ranges` answers those in
+    `otherwise`."""
     revision: int
     """The revision of the store."""
     ranges: tuple[Range, ...]
-    """One for each operation. The one of a put is empty."""
+    """One for each operation. It is empty for a put."""
 
 
 _PART_BYTES = 1 << 16
@@ -89,7 +91,7 @@ def count(prefix: str) -> Json:
 
 
 def created_after(prefix: str, revision: int, limit: int) -> Json:
-    """The first `limit` of the keys that begin with `prefix` and are younger than `revision`, the oldest first."""
+    """The first `limit` keys that begin with `prefix` and were created after `revision`, the oldest first."""
     wanted = {"min_create_revision": str(revision + 1), "sort_target": "CREATE", "limit": str(limit)}
     return {"request_range": {**below(prefix)["request_range"], **wanted}}
 
@@ -145,7 +147,10 @@ class Gateway:
         self._is_closed = False
 
     def transact(self, compare: Sequence[Json], then: Sequence[Json], otherwise: Sequence[Json]) -> Answer:
-        """Raises `Unavailable` with what each server said, and `Refused` if no server will ever answer this client."""
+        """Do the operations in `then` if all comparisons hold, else those in `otherwise`.
+
+        Raises `Unavailable`, whose text names the error of each server. Raises `Refused` if etcd does not let this
+        client in."""
         reasons = []
         request = {"compare": compare, "success": then, "failure": otherwise}
         for _ in self._servers:
@@ -157,11 +162,11 @@ class Gateway:
             except (OSError, HTTPException, ValueError) as e:
                 reasons.append(f"{server.url}: {why(e)}")
                 self._current = (self._current + 1) % len(self._servers)
-        raise Unavailable(f"etcd does not answer within {self._timeout_s:g} s each: {'; '.join(reasons)}")
+        raise Unavailable(f"no server of etcd has answered within {self._timeout_s:g} s: {'; '.join(reasons)}")
 
     def watch(self, prefix: str, revision: int) -> Watch | None:
-        """Watch the keys below `prefix` from `revision` on, on the server that answered last. None if that fails: the
-        next transaction finds out why."""
+        """Watch the keys that begin with `prefix` from `revision` on, on the server that answered last. None if that
+        fails. The next transaction then finds out why."""
         try:
             return Watch(self._servers[self._current], prefix, revision)
         except (OSError, HTTPException, ValueError):
@@ -172,13 +177,14 @@ class Gateway:
         return watch.server is self._servers[self._current]
 
     def close(self) -> None:
-        """From any thread, and more than once: a transaction that waits ends with `Unavailable`."""
+        """End all connections. Any thread may call this, and more than once. A transaction that waits ends with
+        `Unavailable`."""
         self._is_closed = True
         for server in self._servers:
             server.close()
 
     def _tls(self) -> ssl.SSLContext:
-        """Made for the first connection and kept: the files are read once."""
+        """The TLS context. It is made for the first connection and kept, so that the files are read once."""
         if self._context is None:
             cluster = self._cluster
             self._context = tls_context(cluster.ca_cert, cluster.cert_cert, cluster.cert_key)
@@ -188,11 +194,11 @@ class Gateway:
 class Watch:
     """A stream on which something arrives when a key has changed.
 
-    The answer to a range holds every change that had arrived before the range was asked for. So the reader needs to
-    know only that something has arrived, and not what."""
+    A range that the reader asks for afterwards holds that change. So the reader needs to know only that something has
+    arrived, and not what."""
 
     def __init__(self, server: Server, prefix: str, revision: int) -> None:
-        """Opens a connection of its own and waits for etcd to say that the watch is created. Raises OSError,
+        """Open a connection of its own, and wait until etcd says that the watch is created. Raises OSError,
         HTTPException or ValueError."""
         self.server = server
         wanted = {"key": _b64(prefix), "range_end": _b64(_end(prefix)), "start_revision": str(revision)}
@@ -215,15 +221,15 @@ class Watch:
         return bool(readable((self._socket.fileno(), gate), wait_s))
 
     def take(self) -> bool:
-        """Take in all that has arrived, without waiting. False if nothing more will arrive: etcd has cancelled the
-        watch, as after a compaction, or the connection is gone."""
+        """Read all that has arrived, without waiting. False if nothing more will arrive. Then etcd has cancelled the
+        watch, for example after a compaction, or the connection is gone."""
         try:
             self._socket.settimeout(0)
             while data := self._socket.recv(_PART_BYTES):
                 if not self._stream.takes(data):
                     return False
         except (BlockingIOError, ssl.SSLWantReadError):
-            return True  # all is taken in
+            return True  # everything was read
         except (OSError, ValueError):
             pass
         return False
@@ -237,15 +243,15 @@ class _Stream:
 
     def __init__(self) -> None:
         self._data = b""
-        """What has arrived and is not decoded: the head of the answer, or the begin of a chunk."""
+        """Bytes that are not decoded yet: the head of the answer, or the beginning of a chunk."""
         self._line = b""
-        """The begin of a message whose end has not arrived."""
+        """The beginning of a message whose end has not arrived."""
         self._has_head = False
         self.has_begun = False
         """The first message has arrived: the watch is created."""
 
     def takes(self, data: bytes) -> bool:
-        """False if this is the end of the watch. Raises ValueError if it is no answer of etcd."""
+        """Decode more bytes. False if the watch has ended. Raises ValueError if the bytes are no answer of etcd."""
         self._data += data
         if not self._has_head:
             head, end, rest = self._data.partition(b"\r\n\r\n")
@@ -276,7 +282,7 @@ class _Stream:
 
 
 def _answer(data: Any) -> Answer:
-    """Raises ValueError if this is no answer of etcd: something else listens there."""
+    """Raises ValueError if the data are no answer of etcd, because another program listens there."""
     try:
         ranges = tuple(_range(next(iter(a.values()))) for a in data.get("responses", ()))
         return Answer(data.get("succeeded", False), int(data["header"]["revision"]), ranges)
@@ -298,5 +304,5 @@ def _b64(data: str | bytes) -> str:
 
 
 def _end(prefix: str) -> str:
-    """The first key after all that begin with `prefix`."""
+    """The first key after all keys that begin with `prefix`."""
     return prefix[:-1] + chr(ord(prefix[-1]) + 1)

@@ -1,22 +1,23 @@
 """A journal in etcd.
 
-    /reknit/<job>/header             what names this journal
-    /reknit/<job>/segments/<n>       the n-th segment, from 1 on, has begun
-    /reknit/<job>/entries/<n>/<token>
-    /reknit/<job>/beats/<id>.<inc>   a node's counter: etcd counts the puts
-    /reknit/<job>/fold               the fold of all before a position; fold-at: that position
+    /reknit/<job>/header               what names this journal
+    /reknit/<job>/segments/<n>         is there if the n-th segment, from 1 on, has begun
+    /reknit/<job>/entries/<n>/<token>  one entry, in the n-th segment
+    /reknit/<job>/beats/<id>.<inc>     a node's counter: etcd counts the puts of the key
+    /reknit/<job>/fold                 the fold of all entries before a position
+    /reknit/<job>/fold-at              that position
 
 1. Each entry has a key of its own, which is put if it is not there yet. etcd's revisions are the order of the entries.
    So there are no slots and no holes, and a call that is repeated finds its key.
-2. To find the new keys of a range, etcd looks through all of it. So entries lie in segments. The agent that puts the
-   `_SEGMENT`-th entry of a segment begins the next one. After that nothing is put into the older segments.
+2. To find the new keys of a range, etcd looks through the whole range. So entries lie in segments. The agent that puts
+   the `_SEGMENT`-th entry of a segment begins the next one. After that nothing is put into the older segments.
 3. Each transaction demands that the header is the one that was admitted. So nothing is written into a store that has
-   lost the journal. A read also demands that the last entry is still at its revision. In a store that was put back to
-   an older state, it is not.
-4. Entries come from linearizable ranges only. The watch only says when to look. If it misses something, is cut off or
-   is compacted, the reader looks when its wait is over.
-5. When a thousand nodes join at once, a watch would tell every node of every other. So a reader that waits for many
-   entries uses no watch and looks again after a while.
+   lost the journal. A read also demands that the last entry is still at its revision. This fails in a store that was
+   put back to an older state.
+4. Entries come from linearizable ranges only. The watch only tells when to look. It may miss a change, be cut off, or
+   be compacted. Then the reader looks when its wait is over.
+5. When a thousand nodes join at once, a watch would tell every node of every other node. So a reader that waits for
+   many entries uses no watch, and looks again after a while.
 
 Nothing is ever deleted. Each beat makes a revision. etcd keeps it until it compacts (`--auto-compaction-retention`).
 """
@@ -60,12 +61,13 @@ if TYPE_CHECKING:
 _SEGMENT = 250
 """Number of entries at which a segment ends. A server looks through so many in a millisecond."""
 _PAGE = 1000
+"""Number of entries that a reader which is far behind asks for in one request."""
 _MOST_KEYS = 100
-"""Most keys that are asked for one by one. etcd takes 128 operations in a transaction."""
+"""Upper bound on the keys that are asked for one by one. etcd takes 128 operations in a transaction."""
 _LARGEST = 1 << 20
-"""Bytes of the largest fold that is published. etcd refuses requests of 1.5 MiB."""
+"""Upper bound on a fold that is published, in bytes. etcd refuses requests of 1.5 MiB."""
 _DELAY_PER_ENTRY_S, _LONGEST_DELAY_S = 0.003, 1.5
-"""How long a reader that waits for many entries pauses before it looks: per entry, and at most. Seconds."""
+"""Seconds that a reader which waits for many entries pauses before it looks: per entry, and at most."""
 _PAUSE_S = 0.2
 """Seconds between two looks while there is no watch."""
 
@@ -79,7 +81,7 @@ class _Page:
     later: Range
     """The segments that have begun after this one."""
     fold_at: int
-    """Position at which the published fold ends; 0: there is none."""
+    """Position at which the published fold ends. 0: there is none."""
     fold: Range
 
     @property
@@ -88,7 +90,7 @@ class _Page:
 
     @property
     def is_far_behind(self) -> bool:
-        """A whole segment follows, or more entries than were asked for."""
+        """More entries follow than were asked for, or a whole segment."""
         return self.entries.has_more or len(self.later.found) > 1
 
 
@@ -105,13 +107,13 @@ class EtcdJournal:
         self._segments = f"{self._root}segments/"
         self._fold_key, self._fold_at_key = f"{self._root}fold", f"{self._root}fold-at"
         self._header = b""
-        """The header that was admitted; empty before the first call."""
+        """The header that was admitted. Empty before the first call."""
         self._newest = 0
-        """Number of the segment that is written to, as far as this agent knows."""
+        """Number of the newest segment that this agent knows. Entries are put into it."""
         self._said = ("", 0)
         """The token of the last append, and the oldest segment in which its entry may lie."""
         self._reached = (0, 0)
-        """The position that was read up to, and the segment in which it lies."""
+        """The position up to which was read, and the segment in which it lies."""
         self._last = (0, "")
         """Position and key of the entry that was read last."""
         self._fold_at = 0
@@ -120,17 +122,18 @@ class EtcdJournal:
         self._reading = threading.Lock()
         self._is_closed = False
         self._pipe: tuple[int, ...] = os.pipe()
-        """Readable once the journal is to be closed."""
+        """Its read end is readable once the journal is to be closed. Empty: it is closed."""
 
     # ---- the writer's side ----
 
     def append(self, token: str, entry: Entry) -> None:
-        self._greet(self._writer)  # the signature names the journal
+        self._greet(self._writer)  # the signature needs the id of the journal
         record, segment = self._envelope.wrap(token, entry, _place(token)), self._newest
         oldest = self._said[1] if self._said[0] == token else segment
         while True:
             self._said = token, oldest
-            # An append that is repeated a hundred segments later is not recognised: etcd takes no more operations.
+            # etcd limits the operations of a transaction. So an append that is repeated a hundred segments later is not
+            # recognised.
             keys = [self._entry_key(s, token) for s in range(max(oldest, segment - _MOST_KEYS + 1), segment + 1)]
             is_newest = [is_created(self._segment_key(segment + 1), 0)]
             if segment:
@@ -148,7 +151,7 @@ class EtcdJournal:
                 return  # the answer to an earlier call was lost
             newest = _begun(later)
             if newest == segment:
-                raise Unavailable(f"the segments of job {self._envelope.job} contradict each other")
+                raise Unavailable(f"etcd's answers about the journal of job {self._envelope.job} contradict each other")
             segment, oldest = newest, min(oldest, newest)
         self._newest = max(self._newest, segment)
         if answer.ranges[1].count >= _SEGMENT:
@@ -166,7 +169,7 @@ class EtcdJournal:
         key, seen = self._fold_at_key, self._fold_at
         value = _value(self._transact(self._writer, [get(key)]).ranges[0])
         if number(value) != seen or seen >= position:
-            return  # another agent has published meanwhile: a thousand may read the same entries at once
+            return  # another agent has published a fold meanwhile: many may read the same entries at once
         record = self._envelope.wrap_job(position, job)
         if len(record) <= _LARGEST:
             is_same = holds(key, value) if value else is_created(key, 0)
@@ -187,7 +190,7 @@ class EtcdJournal:
 
     def close(self) -> None:
         if not self._is_closed:
-            os.write(self._pipe[1], b"x")  # before the mark below: a reader that sees the mark closes the pipe
+            os.write(self._pipe[1], b"x")  # before `_is_closed` is set: a reader that sees it closes the pipe
             self._is_closed = True
             self._reader.close()
             self._writer.close()
@@ -199,7 +202,8 @@ class EtcdJournal:
             batch, revision = self._look(after)
             left_s = until - monotonic()
             if batch.position > after and not is_heard:
-                self._drop_watch()  # the watch did not tell of it: its server vanished without closing the connection
+                # The watch did not tell of these entries. Its server may have vanished without closing the connection.
+                self._drop_watch()
             if batch.position > after or left_s <= 0:
                 return batch
             if least > MANY:
@@ -220,7 +224,7 @@ class EtcdJournal:
             skipped = self._page(there, page.fold_at - 1, _PAGE, with_fold=True)
             place, fold = self._envelope.open_job(_value(skipped.fold)) or (0, None)
             ends = [entry.created for entry in skipped.entries.found]
-            if place in ends:  # if not, the fold was replaced by one that ends later
+            if place in ends:  # otherwise the fold was replaced by one that ends later
                 found = list(skipped.entries.found)[ends.index(place) :]
                 last, position, base, segment, page = (place, found.pop(0).key), place, fold, there, skipped
         while page.is_not_all:
@@ -240,7 +244,10 @@ class EtcdJournal:
         known, key = self._last
         answer = self._transact(self._reader, wanted, [is_created(key, known)] if known and known == after else [])
         if not answer.is_met:
-            why = f"the journal of job {self._envelope.job} has lost entries: its store was put back to an older state"
+            why = (
+                f"the journal of job {self._envelope.job} has lost entries: its store was put back to an older state; "
+                "use another --rdzv-id"
+            )
             raise Refused(Refusal.IDENTITY, why)
         found, later, fold_at, *fold = answer.ranges
         self._fold_at = number(_value(fold_at))
@@ -261,14 +268,14 @@ class EtcdJournal:
         self._pause(min(_DELAY_PER_ENTRY_S * (least - 1), _LONGEST_DELAY_S))
 
     def _wait(self, left_s: float, revision: int) -> bool:
-        """Wait until there may be something to read. False if the watch said nothing in that time."""
+        """Wait until there may be new entries. False if the watch told of nothing in that time."""
         watch = self._watch
         if watch is None or not self._reader.is_at(watch):
             self._drop_watch()
             self._watch = self._reader.watch(self._entries, revision + 1)
             if self._watch is None:
                 self._pause(min(left_s, _PAUSE_S))
-            return True  # entries may have come before the watch was open: look once more before waiting
+            return True  # entries may have come before the watch was open, so the reader looks before it waits
         if not watch.wait(left_s, self._pipe[0]):
             return False
         if not watch.take():
@@ -286,7 +293,7 @@ class EtcdJournal:
         self._watch = None
 
     def _let_go(self) -> None:
-        """Called by `close` and by a read that ends after it. The one that comes last closes everything."""
+        """Close everything if no read is under way. `close` calls this, and so does a read that ends after it."""
         if self._reading.acquire(blocking=False):
             self._drop_watch()
             for fd in self._pipe:
@@ -324,7 +331,7 @@ class EtcdJournal:
             return answer
         self._admit(_value(answer.ranges[0]))
         if self._header != header:
-            raise Unavailable(f"the header of job {self._envelope.job} was written anew")  # by an operator
+            raise Unavailable(f"the header of the journal of job {self._envelope.job} was replaced")  # by an operator
         return evolve(answer, ranges=answer.ranges[1:])
 
     def _greet(self, gateway: Gateway) -> None:
@@ -341,18 +348,18 @@ class EtcdJournal:
 
 
 def _begun(later: Range, known: int = 0, by: int | None = None) -> int:
-    """The last of these segments that had begun at position `by` (None: at any); `known` if none had."""
+    """The last of these segments that had begun by position `by`. `known` if none had. `by` None: by any position."""
     begun = [segment.key for segment in later.found if by is None or segment.created <= by]
     return int(begun[-1].rpartition("/")[2]) if begun else known
 
 
 def _quoted(text: str) -> str:
-    """The name as a part of a key. No name of a job, node or token leads into the keys of another."""
+    """The name of a job, node or token as a part of a key. Different names have different keys."""
     return quote(text, safe="", errors="surrogatepass")
 
 
 def _place(token: str) -> str:
-    """The place of an entry, for its signature."""
+    """The place of an entry, which its signature covers."""
     return f"entry {token}"
 
 

@@ -3,14 +3,14 @@
 torch's own client needs `import torch`, asks for reverse DNS at each connect, never reconnects, and blocks every other
 call while one call waits.
 
-The protocol: both ends check a magic number. All integers are little endian. A request is one byte for the kind, then
-the arguments. A string is its length, then its bytes. Replies come in the order of the requests, except the reply to a
-WAIT, which comes when the keys are there.
+The protocol: the client sends a magic number first. All integers are little endian. A request is one byte for the kind,
+then the arguments. A string is its length, then its bytes. Replies come in the order of the requests. Only the reply to
+a WAIT comes when the keys are there.
 
-1. After any failure the connection is closed, because nobody knows what may still arrive on it. The caller makes a new
+1. After any failure the connection is closed, because a late reply may still arrive on it. The caller makes a new
    client.
-2. One deadline covers all that a call sends and reads. The kernel keeps it (SO_RCVTIMEO, SO_SNDTIMEO). Python's own
-   timeouts poll before each call, which is twice the work.
+2. One deadline covers all that a call sends and reads. The kernel limits each system call (SO_RCVTIMEO, SO_SNDTIMEO).
+   Python's own timeouts call poll before each of them, which is twice the work.
 3. torch's clients put a slash in front of each key. This client does the same, so that torch's clients can read the
    journal.
 """
@@ -48,8 +48,8 @@ class Client:
     """One connection, for one thread. Every call may raise `Unavailable`, with the endpoint and what happened."""
 
     def __init__(self, host: str, port: int, timeout_s: float, keys: Sequence[str] = ()) -> None:
-        """Connects. `timeout_s`: the longest wait for the connection, once the name is resolved, and for each reply.
-        `keys`: their values are asked for in the same round trip, see `greeting`."""
+        """Connects. `timeout_s`: upper bound, in seconds, on the wait for the connection after the name is resolved,
+        and on the wait for each reply. `keys`: their values are fetched in the same round trip, into `greeting`."""
         self._where = endpoint(host, port)
         self._timeout_s = timeout_s
         self._buffer = b""
@@ -62,24 +62,26 @@ class Client:
     # ---- what can be asked ----
 
     def set(self, key: str, value: bytes) -> None:
-        """The server does not answer this. The reply to the next call shows that it was done."""
+        """Set the value of a key. The server does not answer this request. It has carried it out before it answers the
+        next one."""
         self._call(lambda: self._send(_SET + _key(key) + _bytes(value)))
 
     def get(self, key: str) -> bytes:
-        """Empty if there is no such key."""
+        """The value of the key. Empty if there is no such key."""
         return self._call(lambda: self._asked(_GET + _key(key), self._read_bytes))
 
     def compare_set(self, key: str, expected: bytes, desired: bytes) -> bytes:
-        """Replace the value if it is `expected`, where empty means: no such key yet. Returns the value afterwards."""
+        """Replace the value if it is `expected`. An empty `expected` means that there is no such key yet. Returns the
+        value that the key has afterwards."""
         request = _COMPARE_SET + _key(key) + _bytes(expected) + _bytes(desired)
         return self._call(lambda: self._asked(request, self._read_bytes))
 
     def add(self, key: str, amount: int) -> int:
-        """Add to a number, 0 if there is no such key. Returns the sum."""
+        """Add to the number in a key. A missing key counts as 0. Returns the sum."""
         return self._call(lambda: self._asked(_add(key, amount), self._read_sum))
 
     def multi_get(self, keys: Sequence[str]) -> list[bytes]:
-        """Their values, empty where there is no such key."""
+        """The values of the keys. The value of a missing key is empty."""
         return self._call(lambda: self._asked(_keys(_MULTI_GET, keys), lambda: self._read_values(len(keys))))
 
     def add_and_get(self, key: str, amount: int, keys: Sequence[str]) -> tuple[int, list[bytes]]:
@@ -88,11 +90,11 @@ class Client:
         return self._call(lambda: self._asked(request, lambda: (self._read_sum(), self._read_values(len(keys)))))
 
     def wait(self, keys: Sequence[str], wait_s: float) -> bool:
-        """Wait up to `wait_s` seconds for all of these keys. True if they are there."""
+        """Wait up to `wait_s` seconds until all of these keys are there. True if they are."""
         return self._call(lambda: self._waited(keys, wait_s))
 
     def close(self) -> None:
-        """May come from any thread: a call that waits there ends with `Unavailable`."""
+        """Close the connection. Any thread may call this: a call that waits in another ends with `Unavailable`."""
         self.is_closed = True
         try:
             self._socket.shutdown(socket.SHUT_RDWR)
@@ -119,7 +121,7 @@ class Client:
                 why = _why(error)  # this host does not speak that protocol
                 continue
             try:
-                # An address that swallows packets must leave time for the next one.
+                # An address that does not answer must leave time for the next one.
                 sock.settimeout(max(0.01, (self._give_up - time.monotonic()) / (len(found) - tried)))
                 sock.connect(address)
                 _set_up(sock, self._timeout_s)
@@ -167,7 +169,7 @@ class Client:
         if came:
             self._take(1)
             return True
-        # The last key may come in this moment: then there are two replies.
+        # The last key may come before the server reads this. Then there are two replies.
         self._send(_CANCEL_WAIT)
         if self._take(1) == _CANCELLED:
             return False
@@ -202,7 +204,7 @@ class Client:
 
 
 def endpoint(host: str, port: int) -> str:
-    """As in a URL."""
+    """Host and port as in a URL: an IPv6 address stands in brackets."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
@@ -213,7 +215,7 @@ def _set_up(sock: socket.socket, timeout_s: float) -> None:
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    for name, value in _KEEPALIVE.items():  # a host that vanishes says nothing
+    for name, value in _KEEPALIVE.items():  # a host that vanishes does not close its connections
         if hasattr(socket, name):
             sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
 

@@ -1,13 +1,13 @@
 """Finding out whether this agent hosts the store, and the server process if it does.
 
-The agent finds out by trying, never by comparing names. It listens on the endpoint's port and connects to the endpoint:
-if the connection arrives at its own listener, the endpoint is on this host. So names, interfaces, NAT and virtual
-addresses need no rules of their own.
+The agent finds out by trying, never by comparing names. It listens on the endpoint's port, and connects to the
+endpoint. If the connection arrives at its own listener, the endpoint is on this host. So names, interfaces, NAT and
+virtual addresses need no rules of their own.
 
 1. The listener takes connections on all addresses. A name may stand for different addresses on different hosts (Debian
    gives a host's own name 127.0.1.1).
 2. The listener listens before the server runs. Clients that come early wait in its backlog.
-3. The server ends when this process ends. It reads from a socket whose other end only this process has.
+3. The server ends when this process ends. It reads from a socket whose other end only this process has open.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ class StoreHost:
     """The server process: a child of this one, in a process group of its own."""
 
     def __init__(self, listener: socket.socket, env: Mapping[str, str] | None = None) -> None:
-        """Takes over the listener. `env`: the environment of the server; None: that of this process. Raises `OSError`
-        if there can be no process."""
+        """Start the server. `listener`: the listening socket; it is closed here. `env`: the environment of the server.
+        None: that of this process. Raises `OSError` if the process cannot be started."""
         try:
             self._line, theirs = socket.socketpair()
         except OSError:
@@ -76,7 +76,7 @@ class StoreHost:
         self._status: int | None = None
 
     def failure(self) -> str | None:
-        """Why the server does not serve, or serves no more: one line. None while it runs."""
+        """Why the server has ended, in one line. None while it runs."""
         if self._status is None:
             try:
                 pid, status = os.waitpid(self.pid, os.WNOHANG)
@@ -93,14 +93,15 @@ class StoreHost:
 
     def close(self) -> None:
         """End the server, and the store with it. May be repeated."""
-        if self.failure() is None:  # it is not reaped, so the number is still the server's
+        if self.failure() is None:  # the server is not reaped, so no other process can have its number
             signal_process(self.pid, signal.SIGKILL)
             reap([self.pid], _CLOSE_S)
             self._status = -signal.SIGKILL
         self._line.close()
 
     def abandon(self) -> None:
-        """In a forked child: the server must see the end of this process's parent."""
+        """To be called in a forked child of this process. Otherwise the child would hold the socket open, and the
+        server would not see the end of the agent."""
         self._line.close()
 
     def _last_words(self) -> str:
@@ -113,11 +114,13 @@ class StoreHost:
 def host_store(
     host: str, port: int, must: bool | None = None, env: Mapping[str, str] | None = None
 ) -> StoreHost | None:
-    """The store at this endpoint if this process is to host it, else None. `must`: True or False if that is decided
-    already. `env`: the environment of the server's process; None: that of this process.
+    """The store at this endpoint if this process is to host it, else None.
+
+    `must`: True or False if that is decided already. None: this function finds out. `env`: the environment of the
+    server's process. None: that of this process.
 
     Raises `Refused` if the store cannot be hosted here although it must be. Takes up to 2 s per address, besides the
-    time to resolve the name, and a few seconds more if the port is taken and nobody answers there.
+    time to resolve the name. It takes a few seconds more if the port is taken and no server answers there.
     """
     if must is False:
         return None
@@ -137,7 +140,7 @@ def _proven(host: str, port: int) -> socket.socket | None:
     give_up = time.monotonic() + _CONTEST_S
     while True:
         is_ours = any(_is_ours(family, address) for family, _, _, _, address in found)
-        # If no interface has the address and nobody serves there, the address may still lead to this host (NAT).
+        # If no interface has the address and no server answers there, the address may still lead to this host (NAT).
         if not is_ours and _is_served(host, port):
             return None
         listener = _listening_if_free(port)
@@ -145,7 +148,8 @@ def _proven(host: str, port: int) -> socket.socket | None:
             if _arrives(listener, host, port):
                 return listener
             listener.close()
-        # The port may be held by another agent that is trying as well, or by an outgoing connection that was given it.
+        # The port may be held by another agent of this host that is finding out as well, or by an outgoing connection
+        # to which the kernel has given this port.
         if not is_ours or _is_served(host, port) or time.monotonic() >= give_up:
             return None
         time.sleep(_PAUSE_S)
@@ -227,7 +231,7 @@ def _arrives(listener: socket.socket, host: str, port: int) -> bool:
                         if _received(sock) == nonce:
                             return True
     except OSError:
-        pass  # nobody is there
+        pass  # no server listens at the endpoint, or it cannot be reached
     finally:
         for sock in arrived.values():
             sock.close()

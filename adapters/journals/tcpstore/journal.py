@@ -5,18 +5,19 @@
     /reknit/<job>/head              how many slots are taken
     /reknit/<job>/slot/<n>          one record; n is a position
     /reknit/<job>/beat/<inc>/<id>   a node's counter
-    /reknit/<job>/fold              the fold of all before a position; fold-at: that position
-    /reknit/<job>/claim/<n>         how many readers that are far behind have asked to fold the slots up to n · MANY
+    /reknit/<job>/fold              the fold of all entries before a position
+    /reknit/<job>/fold-at           that position
+    /reknit/<job>/claim/<n>         how many readers that are far behind have claimed to fold the slots up to n · MANY
     /reknit/<job>/done/<n>          set when the first of these readers has published the fold
 
-1. A writer takes a slot with `add`, then fills it with `compare_set`. Readers wait for the key of a slot to come.
-2. A slot that is taken and not filled is a hole: its writer may have died. No reader reads past a hole. After `_HOLE_S`
-   seconds a reader plugs the hole with a `Filler`, also by `compare_set`. Either the writer or the reader wins, and all
-   readers see the same record.
-3. The header is written once. A connection that later finds no header speaks to a store that has lost everything.
-4. A thousand nodes may join at once. So a reader waits for the slot that allows it to act, and not for every slot.
-5. Readers that are far behind at the same time agree by a claim that one of them reads and folds for all. If that
-   reader is slow, the others stop waiting for it.
+1. A writer takes a slot with `add`, then fills it with `compare_set`. Readers wait until the key of a slot is there.
+2. A slot that is taken and not filled is a *hole*: its writer may have died. No reader reads past a hole. After
+   `_HOLE_S` seconds a reader fills the hole with a `Filler`, also by `compare_set`. Either the writer or the reader
+   wins, and all readers see the same record.
+3. The header is written once. If a later connection finds no header, the store has lost everything.
+4. A thousand nodes may join at once. So a reader waits for the slot with which it can act, and not for every slot.
+5. Several readers may be far behind at the same time. The first of them to raise `claim` reads and folds for all, and
+   the others wait for `done`. If the first reader is slow, the others stop waiting for it.
 """
 
 from __future__ import annotations
@@ -38,13 +39,18 @@ from reknit.core.job.reasons import Refusal
 _AHEAD = 8
 """Number of slots that a look asks for before it knows whether they are taken."""
 _CHUNK = 512
+"""Number of slots that are asked for in one request."""
 _FEW = 4
-"""Number of entries after a fold that a reader folds itself."""
+"""A reader folds up to this number of entries after a published fold itself, and does not wait for a newer fold."""
 _LARGEST = 4 << 20
-"""Bytes of the largest fold that is published. torch's server hangs up on a value of 8 MiB."""
+"""Upper bound on a fold that is published, in bytes. torch's server closes the connection at a value of 8 MiB."""
 _HOLE_S = 1.0
+"""Seconds after which a hole is filled."""
 _CLAIMS, _CLAIM_S = 3, 0.5
+"""How many claims a reader that is far behind makes at most, and how many seconds the second reader waits for the
+first. Later readers wait longer."""
 _DELAY_PER_ENTRY_S, _LONGEST_DELAY_S = 0.002, 1.5
+"""Seconds that a reader waits for the last of several entries: per entry, and at most."""
 _OWNER = "reknit/owner"
 _opening = threading.Lock()
 """Held while a fold is decoded. Many agents of one process may get the same fold at once. The first decodes it, and the
@@ -65,7 +71,8 @@ class TCPStoreJournal:
         timeout_s: float = 5.0,
     ) -> None:
         """Does not connect yet. `exclusive`: refuse a store that serves another job. `founds`: begin the journal if
-        there is none; if False, wait for another agent to begin it. `timeout_s`: the longest wait for one answer."""
+        there is none. False: wait until another agent has begun it. `timeout_s`: upper bound, in seconds, on the wait
+        for one answer."""
         self._host = host
         self._port = port
         self._envelope = envelope
@@ -90,7 +97,8 @@ class TCPStoreJournal:
         self._crowd = 1
         """The largest number of entries that was waited for lately. As many may still be coming."""
         self._is_read = False
-        """The last look found no entry beyond what was read. The next read waits at once instead of looking again."""
+        """The last look found no entry after those that were read. So the next read waits at once, and does not look
+        before."""
         self._known_taken = (0, 0.0)
         """A number of taken slots, and the monotonic time at which this reader first saw that number."""
 
@@ -115,8 +123,8 @@ class TCPStoreJournal:
 
     def publish(self, position: int, job: Job) -> None:
         client = self._client("writer")
-        # An older fold would throw readers back. Two agents that publish at once may still overwrite each other. That
-        # costs readers time and nothing else.
+        # An older fold would make readers read more. Two agents that publish at the same time may still overwrite each
+        # other's fold. That only costs readers time.
         if position > number(client.get(self._fold_at)):
             record = self._envelope.wrap_job(position, job)
             if len(record) <= _LARGEST:
@@ -147,7 +155,7 @@ class TCPStoreJournal:
         return batch
 
     def _wait(self, client: Client, after: int, head: int, wait_s: float, least: int) -> bool:
-        """Wait until `least` entries are there; True if they are. Does not wait long if there are fewer new entries."""
+        """Wait until `least` entries are there. True if they are. If there is at least one, the wait is short."""
         self._crowd = max(least, self._crowd) if least > 1 else 1
         delay_s = min(_DELAY_PER_ENTRY_S * (self._crowd - 1), _LONGEST_DELAY_S)
         is_enough = delay_s > 0 and client.wait([self._slot(after + least - 1)], delay_s)
@@ -182,7 +190,7 @@ class TCPStoreJournal:
         return records
 
     def _fill(self, client: Client, hole: int, head: int) -> None:
-        """Wait until the writer that took the slot has filled it. Plug the slot if its time is over."""
+        """Wait until the writer that took the slot has filled it. After `_HOLE_S` fill the slot with a `Filler`."""
         if hole >= self._known_taken[0]:
             self._known_taken = head, time.monotonic()
         left_s = self._known_taken[1] + _HOLE_S - time.monotonic()
@@ -192,12 +200,13 @@ class TCPStoreJournal:
     def _far_behind(self, client: Client, after: int, head: int, fold_at: int) -> Batch:
         is_awaited, record = False, b""
         for _ in range(_CLAIMS):
-            # A reader that has read nothing takes an older fold too: it does not mind being a little behind.
+            # A reader that has read nothing so far takes an older fold as well. It reads the rest with its next call.
             if fold_at > after + MANY and (not after or head - fold_at <= _FEW):
                 break
             claim = head // MANY
             others = client.add(f"{self._root}claim/{claim}", 1) - 1
-            # If the first reader has died, the second takes its place, then two more, then four: never all at once.
+            # The first reader may have died. Then the second takes its place after a while, then two more, then four.
+            # So they never all begin at the same time.
             if not others or not client.wait([f"{self._root}done/{claim}"], _CLAIM_S * others.bit_length()):
                 self._claims.add(claim)
                 is_awaited = True
@@ -233,7 +242,7 @@ class TCPStoreJournal:
         try:
             with self._greeting:
                 self._greet(client)
-            self._check_open()  # `close` may have come before this client was known to it
+            self._check_open()  # `close` may have been called before it could see this client
         except BaseException:
             client.close()
             raise
@@ -252,15 +261,18 @@ class TCPStoreJournal:
             where = endpoint(self._host, self._port)
             if self._exclusive and owner not in (b"", self._owner):
                 job = owner.decode(errors="replace")
-                raise Refused(Refusal.OTHER_JOB, f"{where} serves job {job}, not {self._envelope.job}")
+                raise Refused(
+                    Refusal.OTHER_JOB, f"{where} serves job {job}, not {self._envelope.job}; choose another endpoint"
+                )
             if not header:
                 why = f"waited {self._timeout_s:g} s for its host to begin the journal of job {self._envelope.job}"
-                raise Unavailable(f"{where}: {why} (is_host=false, if the store is no agent's)")
+                raise Unavailable(f"{where}: {why} (if no agent hosts this store, give --rdzv-conf=is_host=false)")
         self._envelope.admit(header)
         self._was_greeted = True
 
     def _founded(self, client: Client) -> tuple[bytes, bytes]:
-        """Owner and header, written by this agent if they were missing. Another job's store gets no header."""
+        """Owner and header. This agent writes them if they are missing. It writes no header into the store of another
+        job."""
         owner, header = client.greeting
         if self._exclusive:
             owner = owner or client.compare_set(_OWNER, b"", self._owner)
@@ -269,12 +281,12 @@ class TCPStoreJournal:
         return owner, header or client.compare_set(self._header, b"", self._envelope.header())
 
     def _awaited(self, client: Client) -> tuple[bytes, bytes]:
-        """Owner and header, empty if they were not written in time."""
+        """Owner and header, which another agent writes. They are empty if it has not written them in time."""
         owner, header = client.greeting
         is_begun = header and (owner or not self._exclusive)
         if is_begun or (self._exclusive and owner not in (b"", self._owner)):
             return owner, header
-        # The host appends its first entry at once. Waiting for that too spares this agent an empty read.
+        # The host appends its first entry at once. This agent waits for that entry as well, which saves an empty read.
         keys = [self._header, self._slot(0)]
         client.wait([_OWNER, *keys] if self._exclusive else keys, self._timeout_s)
         owner, header = client.multi_get([_OWNER, self._header])

@@ -31,13 +31,14 @@ def main() -> NoReturn:
     try:
         store = _store(_quick())
     except BaseException:
-        # In a fresh interpreter: half a torch in this one would be in the way.
+        # Start over in a fresh interpreter: the modules that `_quick` has loaded would be in the way of torch's own.
         os.execv(sys.executable, [*sys.orig_argv, _PUBLIC])
     _serve(store)
 
 
 def _raise_limit() -> None:
-    """Each node has two connections, and a large job has more than the usual limit of 1024 descriptors."""
+    """Allow as many descriptors as the system permits. Each node has two connections, so a large job needs more than
+    the usual limit of 1024."""
     from resource import RLIMIT_NOFILE, getrlimit, setrlimit
 
     try:
@@ -50,8 +51,8 @@ def _raise_limit() -> None:
 def _ask_no_name_server() -> None:
     """Find names in /etc/hosts alone.
 
-    For each connection torch looks up the name of the other end, only to log it, and serves nobody meanwhile. With a
-    name server that does not answer, that takes 5 s and more.
+    For each connection torch looks up the name of the other end, only to log it. It serves no client meanwhile. With a
+    name server that does not answer, a look-up takes 5 s and more.
     """
     from ctypes import CDLL
 
@@ -65,7 +66,7 @@ def _store(make: Any) -> Any:
     from datetime import timedelta
     from socket import socket
 
-    listening = os.dup(_LISTENING)  # the store closes what it is given
+    listening = os.dup(_LISTENING)  # the store closes the descriptor that it is given
     port = socket(fileno=os.dup(_LISTENING)).getsockname()[1]
     return make(
         host_name="127.0.0.1",  # a number, so that its own client asks no resolver
@@ -79,7 +80,7 @@ def _store(make: Any) -> Any:
 
 
 def _serve(store: Any) -> NoReturn:
-    """Until the agent is gone. Holding `store` keeps it alive: torch ends it with the last reference."""
+    """Serve until the agent is gone. torch ends the store with the last reference to it, so this function holds one."""
     while os.read(_AGENT, 1):
         pass
     os._exit(0)
