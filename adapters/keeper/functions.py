@@ -89,6 +89,8 @@ class Calls:
         self._packed: dict[object, _Packed] = {}
         self._which: dict[int, _Packed] = {}
         self._server_file = -1
+        self._sent: list[int] = []
+        """What the keeper gets, until it has it."""
         # Without a subreaper, the workers of a fork server could not become children of the keeper.
         self._has_server = start_method == "forkserver" and sys.platform == "linux"
         self._functions = dict(functions) if start_method == "fork" else {}
@@ -126,7 +128,7 @@ class Calls:
 
     def parcel(self, command: StartProcesses) -> Parcel:
         """The command and the files that a keeper needs to start these functions."""
-        sent: list[int] = []
+        sent = self._sent
         processes = []
         told = _told()
         tracker = _tracker()
@@ -166,6 +168,7 @@ class Calls:
             for fd in (packed.file, *packed.descriptors):
                 os.close(fd)
         self._packed, self._which = {}, {}
+        self._sent.clear()
         if self._server_file >= 0:
             os.close(self._server_file)
             self._server_file = -1
