@@ -29,6 +29,7 @@ import time
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 from typing import Any
 
 from reknit.adapters.clock import Clock
@@ -61,7 +62,9 @@ _HURRY_S = 5
 logger = get_logger(__name__)
 
 
+@cache
 def _get_fq_hostname() -> str:
+    """The name of this host. It is looked up once, because that may take seconds."""
     return socket.getfqdn(socket.gethostname())
 
 
@@ -143,15 +146,7 @@ class SimpleElasticAgent(ElasticAgent):
         worker_group.group_world_size = place.group_world_size
         worker_group.master_addr = spec.master_addr or place.master_addr
         worker_group.master_port = place.master_port
-        logger.info(
-            "[%s] group rank %s of %s, master %s:%s, workers: %s",
-            spec.role,
-            place.group_rank,
-            place.group_world_size,
-            worker_group.master_addr,
-            worker_group.master_port,
-            workers,
-        )
+        logger.info("[%s] %s, workers: %s", spec.role, place, workers)
 
     def _restarts_left(self) -> int:
         """Failures that the job survives from the present round on, as far as the core knows."""
@@ -299,6 +294,8 @@ class SimpleElasticAgent(ElasticAgent):
 
     def _record_worker_events(self, result: RunResult) -> None:
         for worker in self._worker_group.workers:
+            if worker.id is None:
+                continue  # it was never started: the job was over, or did not need this node
             failure = result.failures.get(worker.global_rank)
             event = self._construct_event(
                 state=self._get_worker_state(worker, result),
@@ -312,8 +309,9 @@ class SimpleElasticAgent(ElasticAgent):
 
     def _get_worker_state(self, worker: Worker, result: RunResult) -> str:
         """The state of one worker at the end. TERMINATED: the agent has ended it."""
-        if worker.global_rank in result.failures or worker.global_rank in result.return_values:
-            return result.state.value
+        has_failed = worker.global_rank in result.failures
+        if has_failed or result.state == WorkerState.SUCCEEDED:
+            return WorkerState(result.state).value
         return "TERMINATED"
 
     @contextmanager
