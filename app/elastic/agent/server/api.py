@@ -42,7 +42,7 @@ from .course import Course, Ended
 from .group import RunResult, Worker, WorkerGroup, WorkerSpec, WorkerState, _RoleInstanceInfo
 from .hooks import called
 from .ranks import alone, wait_for_all, workers_alike, workers_of, workers_over_store
-from .results import leave_error_file, run_result
+from .results import is_graceful_exit, leave_error_file, run_result
 from .turns import Turns
 
 __all__ = [
@@ -168,12 +168,10 @@ class SimpleElasticAgent(ElasticAgent):
     @prof
     def _initialize_workers(self, worker_group: WorkerGroup) -> None:
         """Wait for a round, and start its workers. No worker may run."""
-        role = worker_group.spec.role
-        logger.info("[%s] waiting for a round", role)
         self._rendezvous(worker_group)
         if self._course is not None:
             self._course.be_in_round()
-        logger.info("[%s] starting workers", role)
+        logger.info("[%s] starting workers", worker_group.spec.role)
         for local_rank, worker_id in self._start_workers(worker_group).items():
             worker = worker_group.workers[local_rank]
             worker.id = worker_id
@@ -214,6 +212,11 @@ class SimpleElasticAgent(ElasticAgent):
             if self._course is not None:
                 self._course.leave(death_sig)
             raise
+        except Exception as e:
+            if not is_graceful_exit(e):
+                raise
+            logger.info("this node is not needed: %s", str(e))
+            return RunResult(WorkerState.STOPPED)
         finally:
             try:
                 self._end_workers(death_sig)
