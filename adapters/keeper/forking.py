@@ -37,6 +37,9 @@ _FAILED = 1
 def fork_keeper(workers: Mapping[int, Worker], files: Mapping[int, int]) -> Keeping:
     """Start a keeper as a fork of this process. Its workers are the `workers`, by local rank. `files`: by local rank,
     the descriptor that a worker writes its value to. Raises `OSError`."""
+    # The program of the keeper is imported here and not in the fork. So a program that starts several rounds pays once.
+    from . import process  # noqa: F401
+
     for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()  # otherwise each fork would write once more what is still in the buffer

@@ -2,7 +2,7 @@
 
 1. The worker's process is one of `multiprocessing`, as far as the function can see: `current_process`,
    `parent_process`, the key, the exit functions and the start method are those that torch's workers have.
-2. An uncaught exception writes torchelastic's error file (docs/torchelastic.md#failures) and ends the process with
+2. An uncaught exception writes torchelastic's error file (docs/torchelastic.md#error-file) and ends the process with
    status 1. Only text of the exception is written, so it need not be picklable.
 3. The return value is written into a file that the agent holds open. Its first bytes are written last, so that an
    incomplete value is never taken for one.
@@ -25,7 +25,6 @@ from typing import Any, BinaryIO
 
 RETURNED = b"returned"
 """The first bytes of the file of a function that has returned. The pickled value follows."""
-_FAILED = 1
 
 
 class Passed:

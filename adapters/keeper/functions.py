@@ -131,6 +131,9 @@ class Calls:
         tracker = _tracker()
         for process in command.processes:
             local_rank = process.local_rank
+            if local_rank not in self._files:
+                processes.append(process)  # it is a program
+                continue
             file, packed = self._files[local_rank], self._which[local_rank]
             _write(file, told, Worker(self._start_method, _FILE, Payload(_PAYLOAD)))
             numbers = {_TOLD: file, _FILE: file, _PAYLOAD: packed.file}
