@@ -53,7 +53,7 @@ NETWORK = ["unshare", "-n", "--"]
 
 def behind(prefix: list[str], *python: str) -> Start:
     program = python or ("-I", "-S", boot.__file__)
-    return lambda: by_command([*prefix, sys.executable, *program, os.pathsep.join(_paths()), "-", "0"])
+    return lambda: by_command([*prefix, sys.executable, *program, os.pathsep.join(_paths()), "-", "0", "-"])
 
 
 @pytest.mark.parametrize("prefix", [BANNER, ELSEWHERE, NETWORK], ids=["banner", "elsewhere", "network"])
