@@ -28,7 +28,7 @@ from reknit.elastic.rendezvous.membership import Membership
 from tests.stores import free_port
 from tests.waiting import PATIENCE_S, descriptors, until
 
-CONF = {"heartbeat": 1.5, "last_call_timeout": 0.1, "settle": 0.0}
+CONF = {"heartbeat": 3.0, "last_call_timeout": 0.1, "settle": 0.0}
 
 
 class TorchrunNode:
@@ -264,7 +264,7 @@ def test_a_journal_that_lasts_tells_a_latecomer_how_the_job_has_ended(tmp_path: 
 
 def test_too_few_nodes_are_a_timeout() -> None:
     """torch's error, after the join timeout."""
-    with nodes(1, 2, 2, join_timeout=1.5) as (alone,), pytest.raises(RendezvousTimeoutError, match="2 needed"):
+    with nodes(1, 2, 2, join_timeout=1.5) as (alone,), pytest.raises(RendezvousTimeoutError, match="1 node joined"):
         alone.next()
 
 

@@ -14,6 +14,7 @@ import pytest
 
 from tests.elastic.torchruns import BAD, GOOD, NodeRun, torchrun
 from tests.stores import free_port
+from tests.waiting import until
 
 pytestmark = pytest.mark.skipif(
     not entry_points(group="torchrun.handlers", name="reknit"), reason="this installation is older than the entry point"
@@ -82,6 +83,52 @@ def test_a_node_joins_and_a_node_is_killed(tmp_path: Path, endpoint: str) -> Non
             assert a.up(3)[:3] == (0, 1, 0)
         a.tell(GOOD)
         assert a.ends() == 0
+
+
+def test_the_node_that_serves_the_rounds_store_is_killed(tmp_path: Path) -> None:
+    """Group rank 0 is another node then, and serves the store of the next round."""
+    journal = str(tmp_path / "journal")
+    with torchrun(tmp_path, "a", "reknit", journal, "1:2") as a, torchrun(tmp_path, "b", "reknit", journal, "1:2") as b:
+        until(lambda: a.ups() and b.ups() and a.ups()[-1].world == b.ups()[-1].world == 2)
+        first, second = sorted((a, b), key=lambda node: node.ups()[-1].rank)
+        count = len(second.ups())
+        kill_all(first)
+        assert second.up(count + 1)[:2] == (0, 1)
+        second.tell(GOOD)
+        assert second.ends() == 0
+
+
+def test_a_node_that_stood_still_is_left_out_and_comes_back(tmp_path: Path) -> None:
+    """A paused host, or a network that was cut: the others go on, and take the node in again at its old rank."""
+    journal = str(tmp_path / "journal")
+    with torchrun(tmp_path, "a", "reknit", journal, "1:2") as a, torchrun(tmp_path, "b", "reknit", journal, "1:2") as b:
+        until(lambda: a.ups() and b.ups() and a.ups()[-1].world == b.ups()[-1].world == 2)
+        count, before = len(a.ups()), b.ups()[-1]
+        b.signal(signal.SIGSTOP)
+        assert a.up(count + 1)[:2] == (0, 1)
+        b.signal(signal.SIGCONT)
+        until(lambda: a.ups()[-1].world == b.ups()[-1].world == 2 and b.ups()[-1] != before)
+        assert b.ups()[-1].rank == before.rank
+        until(lambda: not psutil.pid_exists(before.pid))
+        a.tell(GOOD)
+        b.tell(GOOD)
+        assert (a.ends(), b.ends()) == (0, 0)
+
+
+def test_a_node_that_is_started_again_takes_its_old_place(tmp_path: Path) -> None:
+    """What a scheduler does with a node that has died. The ranks of the others must not change for it."""
+    journal = str(tmp_path / "journal")
+    with torchrun(tmp_path, "a", "reknit", journal, "2") as a:
+        with torchrun(tmp_path, "b", "reknit", journal, "2") as b:
+            first = a.up(1), b.up(1)
+            kill_all(b)
+        with torchrun(tmp_path, "b", "reknit", journal, "2") as again:
+            second = a.up(2), again.up(1)
+            assert [(u.rank, u.world) for u in second] == [(u.rank, u.world) for u in first]
+            assert second[0].restart == 0
+            a.tell(GOOD)
+            again.tell(GOOD)
+            assert (a.ends(), again.ends()) == (0, 0)
 
 
 def test_a_node_that_is_told_to_end_says_goodbye(tmp_path: Path, endpoint: str) -> None:

@@ -61,7 +61,7 @@ def torchrun(
     path: Path, name: str, backend: str, endpoint: str, nodes: str, *argv: str, script: str = WORKER
 ) -> NodeRun:
     """A node of torchrun with one worker."""
-    own = f"node_id={name},heartbeat=1.5,settle=0.2," if backend == "reknit" else ""
+    own = f"node_id={name},heartbeat=4,settle=0.2," if backend == "reknit" else ""
     where = (f"--nnodes={nodes}", f"--rdzv-backend={backend}", f"--rdzv-endpoint={endpoint}", "--rdzv-id=j")
     conf = f"--rdzv-conf={own}last_call_timeout=1,join_timeout=50"
     return NodeRun(path, name, "-m", "torch.distributed.run", *where, conf, *argv, "w.py", script=script)
