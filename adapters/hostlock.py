@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import time
 
 from reknit.core.job.reasons import Refusal
 
@@ -31,6 +32,10 @@ from .ports import Refused
 
 _MOST_AGENTS = 10_000
 _END_S = 5.0
+_NEW = "new-"
+"""How the name of a file begins that is not locked yet."""
+_NEW_S = 60.0
+"""A file that has had such a name for longer than this was left by a killed agent. Seconds."""
 
 
 class Taken(Exception):
@@ -127,7 +132,7 @@ def take_alone(nonce: str) -> HostLock | None:
     """
     try:
         folder = _folder()
-        path, new = os.path.join(folder, _alone() + nonce), os.path.join(folder, f"new-{nonce}")
+        path, new = os.path.join(folder, _alone() + nonce), os.path.join(folder, _NEW + nonce)
         fd = os.open(new, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
     except (OSError, Refused):
         return None
@@ -149,7 +154,11 @@ def end_left_alone(deadline_s: float = _END_S) -> tuple[int, tuple[int, ...]]:
     """
     try:
         folder, prefix = _folder(), _alone()
-        left = [name for name in os.listdir(folder) if name.startswith(prefix) and _is_left(f"{folder}/{name}")]
+        names = os.listdir(folder)
+        for name in names:
+            if name.startswith(_NEW) and _is_old(f"{folder}/{name}"):
+                _remove(f"{folder}/{name}")
+        left = [name for name in names if name.startswith(prefix) and _is_left(f"{folder}/{name}")]
         if not left:
             return 0, ()
         from .orphans import end_marked_counting  # slow to import, and rarely needed
@@ -170,6 +179,14 @@ def _alone() -> str:
     except OSError:
         namespace = 0  # no Linux, or no /proc
     return f"alone-{namespace}-"
+
+
+def _is_old(path: str) -> bool:
+    """Whether the agent that was about to give this file its name is dead. It needs a moment for that."""
+    try:
+        return time.time() - os.lstat(path).st_mtime > _NEW_S
+    except FileNotFoundError:
+        return False  # it has its name now
 
 
 def _is_left(path: str) -> bool:

@@ -205,8 +205,12 @@ async def launch_async(
 ) -> Result:
     """`launch` as a coroutine, which never blocks the event loop. If it is cancelled, the workers are ended."""
     import asyncio  # slow to import, and loaded already where this is called
+    from functools import partial
 
-    opening = asyncio.ensure_future(asyncio.to_thread(Running, settings, environ=environ, say=say, observers=observers))
+    # What runs in a thread is a future and no task. The end of `asyncio.run` cancels every task, even one that nobody
+    # has cancelled by name, and a cancelled `asyncio.to_thread` loses what its thread returns, or never begins.
+    in_thread = partial(asyncio.get_running_loop().run_in_executor, None)
+    opening = in_thread(partial(Running, settings, environ=environ, say=say, observers=observers))
     try:
         running = await asyncio.shield(opening)
     except asyncio.CancelledError:
@@ -217,7 +221,7 @@ async def launch_async(
     try:
         return await running.run_async()
     finally:
-        await asyncio.shield(asyncio.to_thread(running.close))
+        await asyncio.shield(in_thread(running.close))
 
 
 def _close_opened(opening: Future[Running]) -> None:

@@ -166,3 +166,18 @@ def told_by_the_system(path: str) -> tuple[list[int], list[int], int, bool]:
     ignored = [s for s in signal.valid_signals() if signal.getsignal(s) is signal.SIG_IGN]
     handled = [s for s in signal.valid_signals() if callable(signal.getsignal(s))]
     return list(map(int, ignored)), list(map(int, handled)), os.getpgid(0) - os.getpid(), path in open_files()
+
+
+def ancestry() -> tuple[int, int, list[str]]:
+    """The parent's pid, the agent's pid, and which modules were there before this function was called."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    return os.getppid(), parent.pid or 0, sorted(sys.modules)
+
+
+def is_same_memory() -> int:
+    """The same in each worker that was forked from one process that has imported this module."""
+    return COUNTER
+
+
+COUNTER = os.getpid()

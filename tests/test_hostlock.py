@@ -349,6 +349,20 @@ def test_an_agent_of_one_node_that_ends_leaves_no_file(folder: Path) -> None:
     assert os.listdir(folder) == []
 
 
+def test_a_file_of_an_agent_that_was_killed_while_it_made_it_is_removed(folder: Path) -> None:
+    """Such a file names no lock yet, so no process can carry its mark. A file that is new may still get its name."""
+    lock = take_alone("mine")
+    old, new = folder / "new-0123", folder / "new-4567"
+    old.touch()
+    new.touch()
+    os.utime(old, (0, 0))
+    end_left_alone()
+    assert not old.exists()
+    assert new.exists()
+    assert lock is not None
+    lock.release()
+
+
 def test_two_agents_that_start_together_both_wait_for_the_end(folder: Path) -> None:
     """Neither may take the other for the owner of what it looks at, and start its workers beside an old one."""
     killed_alone("dead")

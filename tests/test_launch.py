@@ -285,6 +285,32 @@ def test_a_coroutine_that_is_cancelled_while_it_opens(tmp_path: Path) -> None:
     asyncio.run(main())
 
 
+def test_a_coroutine_whose_event_loop_ends_while_it_opens() -> None:
+    """`asyncio.run` cancels every task at its end. What the task has begun in a thread must be closed all the same."""
+
+    async def main() -> None:
+        asyncio.create_task(launch_async(Settings(command=("sleep", "600"))))  # noqa: RUF006  # `asyncio.run` cancels it
+        await asyncio.sleep(0)  # not a guess: the task has begun, and cannot have opened anything
+
+    asyncio.run(main())
+
+
+def test_a_coroutine_that_is_cancelled_twice(tmp_path: Path) -> None:
+    """The second Ctrl-C comes while the first one is closing the agent."""
+
+    async def main() -> None:
+        task = asyncio.create_task(launch_async(waiting(tmp_path)))
+        await asyncio.to_thread(read_pids, tmp_path / "pids", 1)
+        for _ in range(2):
+            task.cancel()
+            await asyncio.sleep(0)  # not a guess: the task has got the first one, and is closing
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    asyncio.run(main())
+    assert not children()
+
+
 def test_a_program_that_changes_its_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A keeper that takes another's place starts its workers where the first one did."""
     (tmp_path / "a").mkdir()

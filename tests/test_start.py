@@ -14,7 +14,7 @@ import pytest
 
 from reknit.adapters.keeper import boot, client
 from reknit.adapters.keeper.start import Keeping, Start, _paths, by_command
-from reknit.adapters.keeper.wire import WINDOW, Configure, Output
+from reknit.adapters.keeper.wire import LARGEST_RECORD, WINDOW, Configure, Output
 from reknit.core.agent.commands import StartWorkers
 from reknit.core.agent.events import WorkersExited
 from tests.command import REKNIT
@@ -53,7 +53,7 @@ NETWORK = ["unshare", "-n", "--"]
 
 def behind(prefix: list[str], *python: str) -> Start:
     program = python or ("-I", "-S", boot.__file__)
-    return lambda: by_command([*prefix, sys.executable, *program, os.pathsep.join(_paths()), "-", "0"])
+    return lambda: by_command([*prefix, sys.executable, *program, os.pathsep.join(_paths()), "-", "0", "-"])
 
 
 @pytest.mark.parametrize("prefix", [BANNER, ELSEWHERE, NETWORK], ids=["banner", "elsewhere", "network"])
@@ -106,6 +106,17 @@ def test_a_flood_does_not_delay_a_stop(keep: Keep) -> None:
     kept.run(2)
     kept.drive_until(lambda: kept.console.stat().st_size > 100_000)
     assert kept.stop().stuck == ()
+
+
+def test_a_worker_behind_a_command_may_write_more_than_the_window(keep: Keep) -> None:
+    """The agent sleeps until something comes. It must allow more output when output has come, because nothing else may
+    come before the worker has ended."""
+    size = 4 * WINDOW * LARGEST_RECORD
+    kept = keep("sh", "-c", f"yes | head -c {size}", how=behind(BANNER), is_remote=True)
+    kept.ready()
+    kept.run()
+    kept.drive(WorkersExited)
+    assert len(kept.flushed()) == size
 
 
 def test_output_that_may_not_be_sent_yet_costs_nothing() -> None:

@@ -20,8 +20,14 @@ if TYPE_CHECKING:
     from .functions import Calls, Function
 
 
+METHODS = ("spawn", "fork", "forkserver")
+
+
 class Calling:
     def __init__(self, start_method: str) -> None:
+        """Raises `ValueError` for a start method that `multiprocessing` does not know."""
+        if start_method not in METHODS:
+            raise ValueError(f"start_method must be one of {', '.join(METHODS)}, not {start_method!r}")
         self.start_method = start_method
         self._calls: Calls | None = None
         """The functions of the round that was started last. None: its workers are programs."""
@@ -31,10 +37,15 @@ class Calling:
     ) -> StartWorkers | StartProcesses | Parcel:
         """What the keeper must be sent to start these workers. Closes what is left of the last round.
 
-        `takes_files`: the keeper can be given open files. Raises `FunctionError`, and `OSError` if no descriptor is
-        free."""
+        `takes_files`: the keeper can be given open files. Raises `FunctionError`, `ValueError` for a process without
+        a program and a function or with both, and `OSError` if no descriptor is free."""
         self.close()
-        if not functions or not isinstance(command, StartProcesses):
+        if isinstance(command, StartWorkers):
+            return command
+        for process in command.processes:
+            if bool(process.argv) == (process.local_rank in functions):
+                raise ValueError(f"the worker of local rank {process.local_rank} must be a program or a function")
+        if not functions:
             return command
         from .functions import Calls, FunctionError
 

@@ -234,11 +234,12 @@ class Keeper:
             self._lost(keeper.line, "it did not answer")
         elif why := keeper.overdue(now):
             self._lost(keeper.line, why)
-        elif isinstance(keeper, ReadyKeeper):
+        if isinstance(self._keeper, ReadyKeeper):
+            # Output that has just come counts as well: a keeper without credit sends nothing that would wake the clock.
             # A console that was full calls `has_room` when it has room again, which wakes the clock.
             if not any(console.is_full() for console in self._consoles.values()):
-                keeper.grant()
-            keeper.ping(now)
+                self._keeper.grant()
+            self._keeper.ping(now)
 
     def _take(self, message: object, now: float) -> None:
         keeper = self._keeper

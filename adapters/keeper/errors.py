@@ -9,10 +9,11 @@ import os
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from reknit.core.job.entries import WorkerFailure
-
 if TYPE_CHECKING:
+    # Not imported otherwise: a worker that records its error imports this file, and should not pay for the core.
     from typing import Any
+
+    from reknit.core.job.entries import WorkerFailure
 
 _LARGEST_FILE = 4 << 20
 """Upper bound on an error file, in bytes."""

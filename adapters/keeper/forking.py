@@ -12,6 +12,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import gc
 import os
 import signal
@@ -36,6 +37,9 @@ _FAILED = 1
 def fork_keeper(workers: Mapping[int, Worker], files: Mapping[int, int]) -> Keeping:
     """Start a keeper as a fork of this process. Its workers are the `workers`, by local rank. `files`: by local rank,
     the descriptor that a worker writes its value to. Raises `OSError`."""
+    # The program of the keeper is imported here and not in the fork. So a program that starts several rounds pays once.
+    from . import process  # noqa: F401
+
     for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()  # otherwise each fork would write once more what is still in the buffer
@@ -89,7 +93,9 @@ class Forks:
         if pid == 0:
             status = _FAILED
             try:
-                self._settle(local_rank, env, ends, ticket, given_back)
+                self._forget_keeper(given_back)
+                kept = {0, 1, 2, ticket, self._files[local_rank], *(self._hosts - {*self._files.values()})}
+                settle(env, ends, ticket, descriptors() - kept)
                 status = _run(worker)
             except BaseException:
                 _show()
@@ -103,34 +109,12 @@ class Forks:
             guard.arm(ticket, pid)
         return pid
 
-    def _settle(
-        self,
-        local_rank: int,
-        env: Mapping[str, str],
-        ends: Mapping[int, int],
-        ticket: int,
-        given_back: Collection[signal.Signals],
-    ) -> None:
-        """In the worker: let go of the keeper, and become what a worker is that was started by exec."""
-        os.setpgid(0, 0)
+    def _forget_keeper(self, given_back: Collection[signal.Signals]) -> None:
+        """In the worker: what the keeper has changed in its process, besides descriptors."""
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         for signum in given_back:
             signal.signal(signum, signal.default_int_handler if signum == signal.SIGINT else signal.SIG_DFL)
-        with apart(ends) as numbers:
-            for number, fd in numbers.items():
-                os.dup2(fd, number)
-        if 0 not in ends and os.isatty(0):
-            null = os.open(os.devnull, os.O_RDONLY)  # a background group that reads the terminal would be stopped
-            os.dup2(null, 0)
-        kept = {0, 1, 2, ticket, self._files[local_rank], *(self._hosts - {*self._files.values()})}
-        for fd in descriptors() - kept:
-            os.close(fd)
-        if ticket >= 0:
-            os.set_inheritable(ticket, True)
-        os.environ.clear()
-        os.environ.update(env)
-        _attach(ends)
         # The program may have forked from a thread of an executor. At the end of this process the executor's module
         # would wait for this thread, which is now the main thread.
         executors = sys.modules.get("concurrent.futures.thread")
@@ -147,6 +131,31 @@ class Forks:
             except OSError:
                 pass  # closed already
         self._hosts.clear()
+
+
+def settle(env: Mapping[str, str], ends: Mapping[int, int], ticket: int, foreign: Collection[int]) -> None:
+    """In a process that was forked: become what a worker is that was started by exec. The arguments are those of
+    `leaders.spawn`.
+
+    `ticket`: the descriptor of the guard pipe. -1: there is none. `foreign`: descriptors that the worker must not have.
+    """
+    os.setpgid(0, 0)
+    if ticket in ends:
+        ticket = fcntl.fcntl(ticket, fcntl.F_DUPFD, max(ends) + 1)
+    with apart(ends) as numbers:
+        for number, fd in numbers.items():
+            os.dup2(fd, number)
+    if 0 not in ends and os.isatty(0):
+        null = os.open(os.devnull, os.O_RDONLY)  # a background group that reads the terminal would be stopped
+        os.dup2(null, 0)
+        os.close(null)
+    for fd in {*foreign} - {*ends, ticket}:
+        os.close(fd)
+    if ticket >= 0:
+        os.set_inheritable(ticket, True)
+    os.environ.clear()
+    os.environ.update(env)
+    _attach(ends)
 
 
 def _attach(ends: Collection[int]) -> None:

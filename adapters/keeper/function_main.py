@@ -2,7 +2,7 @@
 
 1. The worker's process is one of `multiprocessing`, as far as the function can see: `current_process`,
    `parent_process`, the key, the exit functions and the start method are those that torch's workers have.
-2. An uncaught exception writes torchelastic's error file (docs/torchelastic.md#failures) and ends the process with
+2. An uncaught exception writes torchelastic's error file (docs/torchelastic.md#error-file) and ends the process with
    status 1. Only text of the exception is written, so it need not be picklable.
 3. The return value is written into a file that the agent holds open. Its first bytes are written last, so that an
    incomplete value is never taken for one.
@@ -25,7 +25,6 @@ from typing import Any, BinaryIO
 
 RETURNED = b"returned"
 """The first bytes of the file of a function that has returned. The pickled value follows."""
-_FAILED = 1
 
 
 class Passed:
@@ -39,7 +38,19 @@ class Passed:
         return self._number
 
 
-class Worker(process.BaseProcess):
+class Started(process.BaseProcess):
+    """A process that `multiprocessing` has set up, and that another process than the agent has started."""
+
+    def _bootstrap(self, parent_sentinel: int | None = None) -> int:
+        """`multiprocessing` calls this in the worker. `parent_sentinel` must be readable when the agent has ended."""
+        if parent_sentinel is not None:
+            os.close(parent_sentinel)  # it is the file from which this process was told what to do
+        inherited, me = super(), self  # type: tuple[Any, Any]  # the stubs have no such names
+        status: int = inherited._bootstrap(_pidfd(me._parent_pid))
+        return status
+
+
+class Worker(Started):
     """The process of one function, made by the agent. The keeper starts it."""
 
     def __init__(self, start_method: str, file: int, load: Callable[[], tuple[Callable[..., object], Any]]) -> None:
@@ -51,14 +62,6 @@ class Worker(process.BaseProcess):
         self._file = file
         self._load = load
         self._own_pid = 0
-
-    def _bootstrap(self, parent_sentinel: int | None = None) -> int:
-        """`multiprocessing` calls this in the worker. `parent_sentinel` must be readable when the agent has ended."""
-        if parent_sentinel is not None:
-            os.close(parent_sentinel)  # it is the file from which this process was told what to do
-        inherited, me = super(), self  # type: tuple[Any, Any]  # the stubs have no such names
-        status: int = inherited._bootstrap(_pidfd(me._parent_pid))
-        return status
 
     def run(self) -> None:
         """Call the function, and write down what became of it. Raises what the function raises."""
@@ -104,6 +107,8 @@ class Worker(process.BaseProcess):
     def _record(self, path: str, error: BaseException) -> None:
         if not path or os.getpid() != self._own_pid or os.path.exists(path):
             return  # a decorator of the function has written the file already
+        if _handed_up(path, error):
+            return
         said = _text(error)
         if not isinstance(error, Exception):
             said = f"the function has ended without returning: {said}"
@@ -123,6 +128,23 @@ class Held:
 
     def __call__(self) -> tuple[Callable[..., object], Any]:
         return self._called
+
+
+def _handed_up(path: str, error: BaseException) -> bool:
+    """Copy the error file of the worker that is to blame, if this function was a launcher whose workers have failed
+    (`ChildFailedError`, torch's or reknit's). False: it was none, or that worker has no error file."""
+    first_failure: Any = getattr(error, "get_first_failure", None)
+    try:
+        _, failure = first_failure()
+        with open(failure.error_file) as source:
+            found = json.load(source)
+        if failure.exitcode and isinstance(found["message"], dict):
+            found["message"]["errorCode"] = failure.exitcode
+        with open(path, "w") as file:
+            json.dump(found, file)
+    except Exception:  # whatever this error is, its own traceback is recorded then
+        return False
+    return True
 
 
 class Payload:

@@ -19,7 +19,7 @@ import pickle
 import sys
 from collections import ChainMap
 from collections.abc import Callable, Mapping
-from multiprocessing import context, resource_tracker, spawn
+from multiprocessing import context, forkserver, resource_tracker, spawn
 from multiprocessing.reduction import ForkingPickler
 from typing import Any, ClassVar
 
@@ -30,6 +30,7 @@ from reknit.core.job.entries import WorkerFailure
 from reknit.core.job.ranks import WorkerRanks
 
 from .forking import cuda_is_initialized, fork_keeper
+from .forkserver_main import Server
 from .function_main import RETURNED, Held, Passed, Payload, Worker
 from .parcels import Parcel
 from .start import Keeping
@@ -87,6 +88,9 @@ class Calls:
         """By local rank: the worker's file. It stays open until `close`."""
         self._packed: dict[object, _Packed] = {}
         self._which: dict[int, _Packed] = {}
+        self._server_file = -1
+        # Without a subreaper, the workers of a fork server could not become children of the keeper.
+        self._has_server = start_method == "forkserver" and sys.platform == "linux"
         self._functions = dict(functions) if start_method == "fork" else {}
         """Those that are not pickled."""
         if start_method == "fork" and cuda_is_initialized():
@@ -127,6 +131,9 @@ class Calls:
         tracker = _tracker()
         for process in command.processes:
             local_rank = process.local_rank
+            if local_rank not in self._files:
+                processes.append(process)  # it is a program
+                continue
             file, packed = self._files[local_rank], self._which[local_rank]
             _write(file, told, Worker(self._start_method, _FILE, Payload(_PAYLOAD)))
             numbers = {_TOLD: file, _FILE: file, _PAYLOAD: packed.file}
@@ -134,10 +141,23 @@ class Calls:
             if tracker >= 0:
                 numbers[_TRACKER] = tracker
             sent += [fd for fd in dict.fromkeys(numbers.values()) if fd not in sent]
-            argv = spawn.get_command_line(tracker_fd=_TRACKER if tracker >= 0 else None, pipe_handle=_TOLD)
             descriptors = tuple((number, sent.index(fd)) for number, fd in numbers.items())
-            processes.append(evolve(process, argv=tuple(map(os.fsdecode, argv)), descriptors=descriptors))
-        return Parcel(evolve(command, processes=tuple(processes), descriptors=len(sent)), sent)
+            argv = () if self._has_server else _command_line(tracker)
+            processes.append(evolve(process, argv=argv, descriptors=descriptors))
+        command = evolve(command, processes=tuple(processes))
+        if self._has_server:
+            command = evolve(command, fork_server=self._server(told, tracker, sent))
+        return Parcel(evolve(command, descriptors=len(sent)), sent)
+
+    def _server(self, told: bytes, tracker: int, sent: list[int]) -> Process:
+        """The fork server for these functions."""
+        self._server_file = _new_file()
+        preload = getattr(getattr(forkserver, "_forkserver", None), "_preload_modules", None) or ()
+        _write(self._server_file, told, Server(preload, _TOLD))
+        numbers = {_TOLD: self._server_file} | ({_TRACKER: tracker} if tracker >= 0 else {})
+        sent += [fd for fd in numbers.values() if fd not in sent]
+        descriptors = tuple((number, sent.index(fd)) for number, fd in numbers.items())
+        return Process(-1, -1, _command_line(tracker), descriptors=descriptors)
 
     def release(self) -> None:
         """Close what the keeper has by now. The workers' files stay open. May be repeated."""
@@ -145,6 +165,9 @@ class Calls:
             for fd in (packed.file, *packed.descriptors):
                 os.close(fd)
         self._packed, self._which = {}, {}
+        if self._server_file >= 0:
+            os.close(self._server_file)
+            self._server_file = -1
 
     def judged(self, event: WorkersExited, workers: Mapping[int, WorkerRanks | Process]) -> WorkersExited:
         """The event, in which a process that has ended well without a value is a failure. `workers`: by local rank."""
@@ -312,7 +335,13 @@ def _told() -> bytes:
         ) from None
 
 
-def _write(file: int, told: bytes, worker: Worker) -> None:
+def _command_line(tracker: int) -> tuple[str, ...]:
+    """The command line of a new interpreter that does what it is told by its descriptor `_TOLD`."""
+    argv = spawn.get_command_line(tracker_fd=_TRACKER if tracker >= 0 else None, pipe_handle=_TOLD)
+    return tuple(map(os.fsdecode, argv))
+
+
+def _write(file: int, told: bytes, worker: Worker | Server) -> None:
     with _as_spawning(_Spawning()):
         data = bytes(ForkingPickler.dumps(worker))
     with open(file, "wb", closefd=False) as opened:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import errno
 import os
 import signal
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from reknit.core.agent.commands import StartWorkers
@@ -17,6 +17,7 @@ from reknit.core.job.ranks import WorkerRanks
 
 from .environment import arguments, given_by, whole
 from .folder import worker_folder
+from .forkserver import ForkServer
 from .guard import Guard
 from .leaders import Leader, spawn, spawn_exitcode
 from .streams import STDERR, STDIN, STDOUT, Streams, file_with
@@ -44,6 +45,7 @@ class Launcher:
         stdin: bytes | None,
         virtual_local_rank: bool,
         forks: Forks | None,
+        is_abandoned: Callable[[], bool],
     ) -> None:
         self._clock = clock
         self._streams = streams
@@ -55,6 +57,8 @@ class Launcher:
         self._stdin = stdin
         self._virtual_local_rank = virtual_local_rank
         self._forks = forks
+        self._is_abandoned = is_abandoned
+        self._server: ForkServer | None = None
         self._guard: Guard | None = None
 
     def start(
@@ -77,17 +81,54 @@ class Launcher:
                 streams.ends[STDIN] = file_with(self._stdin)
             env = whole(self._env, given, process.error_file)
             ends = {**streams.ends, **_files(process, descriptors)}
-            if process.argv or self._forks is None:
+            if process.argv:
                 pid = spawn([*process.argv], env, ends, guard=self._guard, given_back=self._given_back)
-            else:
+            elif self._forks is not None:
                 which = process.local_rank
                 pid = self._forks.start(which, env, ends, guard=self._guard, given_back=self._given_back)
+            else:
+                pid = self._fork(command, descriptors, env, ends, self._guard)
         except (OSError, ValueError):
             streams.spawned()
             self._streams.release(streams)
             raise
         streams.spawned()
         return Leader(pid, self._clock, **ranks, streams=streams, error_file=process.error_file)
+
+    def _fork(
+        self,
+        command: StartWorkers | StartProcesses,
+        descriptors: Sequence[int],
+        env: Mapping[str, str],
+        ends: Mapping[int, int],
+        guard: Guard,
+    ) -> int:
+        """Let the fork server start a worker. Returns its pid. Raises `OSError`."""
+        process = command.fork_server if isinstance(command, StartProcesses) else None
+        if self._server is None or not self._server.is_alive():
+            if process is None:
+                raise ValueError("a process without a program needs a fork server")
+            if self._server is not None:
+                self._server.close()
+            self._server = ForkServer(
+                process.argv,
+                whole(self._env, dict(process.env), ""),
+                _files(process, descriptors),
+                guard=guard,
+                given_back=self._given_back,
+                is_abandoned=self._is_abandoned,
+            )
+        try:
+            return self._server.start(env, ends, guard=guard)
+        except OSError:
+            self._server.close()  # an answer that comes late would be taken for that of the next request
+            self._server = None
+            raise
+
+    @property
+    def spared(self) -> Collection[int]:
+        """Children of this process that are no strays."""
+        return () if self._server is None else (self._server.pid,)
 
     def _process(self, command: StartWorkers | StartProcesses, worker: WorkerRanks) -> Process:
         if not isinstance(command, StartWorkers):
@@ -110,7 +151,8 @@ class Launcher:
 
     def failure(self, worker: WorkerRanks | Process, error: OSError | ValueError) -> WorkerFailure:
         """Why this worker could not be started."""
-        program = worker.argv[0] if isinstance(worker, Process) and worker.argv else next(iter(self._argv), "")
+        argv = worker.argv if isinstance(worker, Process) else self._argv
+        program = argv[0] if argv else "the function"
         reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
         # posix_spawn gives the program as the file name. Any other file is one for the worker's output.
         file = error.filename if isinstance(error, OSError) and error.filename != program else None
@@ -128,7 +170,10 @@ class Launcher:
             self._forks.release()
 
     def close(self) -> None:
-        """Close the guard pipe. May be repeated."""
+        """Close the guard pipe, and end the fork server. May be repeated."""
+        if self._server is not None:
+            self._server.close()
+            self._server = None
         if self._guard is not None:
             self._guard.close()
             self._guard = None

@@ -114,12 +114,13 @@ class Processes:
             stdin=stdin,
             virtual_local_rank=virtual_local_rank,
             forks=forks,
+            is_abandoned=is_abandoned,
         )
         self._is_abandoned = is_abandoned
         self._spare = os.open(os.devnull, os.O_RDONLY)
         """A descriptor in reserve. When no descriptor is left, it is closed, because the report of that failure needs
         one. -1: the reserve was used."""
-        self._strays = Strays(clock) if own_children else None
+        self._strays = Strays(clock, lambda: self._launcher.spared) if own_children else None
         self._round: _Round | None = None
         self.exitcodes: tuple[int, dict[int, int]] = (-1, {})
         """The last round that was stopped, and how its workers have ended, by local rank."""

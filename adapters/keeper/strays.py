@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING
 
 from reknit.adapters.children import Children, reaped, signal_process, sweep_counting
@@ -34,16 +34,19 @@ class _Stray:
 class Strays:
     """All children of this process, except the leaders of the round."""
 
-    def __init__(self, clock: Clock) -> None:
+    def __init__(self, clock: Clock, spared: Callable[[], Collection[int]] = tuple) -> None:
+        """`spared`: gives the children that belong to this process itself."""
         self._clock = clock
         self._children = Children()
+        self._spared = spared
         self._pressed: dict[int, _Stray] = {}
         self._given_up: set[int] = set()
 
     def alive(self, leaders: Collection[int]) -> list[int]:
         """Reap the dead strays. In a long job they would fill the process table otherwise. Returns the pids of the
         strays that are alive, without those that were given up."""
-        found = [p for p in self._children.now() if p not in leaders and not reaped(p)]
+        spared = {*leaders, *self._spared()}
+        found = [pid for pid in self._children.now() if pid not in spared and not reaped(pid)]
         for pid in self._pressed.keys() - set(found):
             self._pressed.pop(pid).watch.close()
         self._given_up &= set(found)

@@ -78,6 +78,8 @@ class StartProcesses:
 
     round: int
     processes: tuple[Process, ...]
+    fork_server: Process | None = None
+    """The process that forks the workers without an `argv`. The keeper starts it if it has none."""
     descriptors: int = 0
     """Number of open files that were sent before this message, beside the stream (`parcels.py`)."""
 

@@ -6,6 +6,7 @@ import json
 import os
 import pickle
 import signal
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -103,6 +104,13 @@ def test_two_failures_without_a_file_share_nothing(tmp_path: Path) -> None:
 def test_the_documentations_name_of_the_exit_code_works() -> None:
     """The documentation's example prints `failure.exit_code`, which torch does not have."""
     assert ProcessFailure(0, 42, 7, "").exit_code == 7
+
+
+def test_a_failure_that_keeps_its_folder_can_be_pickled(tmp_path: Path) -> None:
+    """A launcher in a process pool hands it to the program that waits. The folder stays with the launcher."""
+    failure = ProcessFailure(0, 42, 1, written(tmp_path / "error.json", error()))
+    failure.keep(threading.Lock())
+    assert pickle.loads(pickle.dumps(failure)) == failure
 
 
 # ---- ChildFailedError ----

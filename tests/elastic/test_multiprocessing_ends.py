@@ -47,6 +47,17 @@ def test_close_ends_what_processes_have_started(tmp_path: Path) -> None:
     context.close()
 
 
+@pytest.mark.parametrize("timeout", [float("inf"), 1e9, -1])
+def test_any_timeout_is_taken(tmp_path: Path, timeout: float) -> None:
+    """Programs hand on what their users have configured."""
+    context = shell("trap 'exit 0' TERM; echo $$ >> $0; while true; do sleep 0.01; done", args=(tmp_path / "pids",))
+    read_pids(tmp_path / "pids", 1)
+    context.close(timeout=timeout)
+    result = context.wait(0)
+    assert result is not None
+    assert {failure.exitcode for failure in result.failures.values()} <= {-9}
+
+
 def test_a_context_that_is_dropped_ends_its_processes(tmp_path: Path) -> None:
     """A cell of a notebook is run again, and nobody has the old context."""
     context = shell(IGNORES, args=(str(tmp_path / "pids"),), logs_specs=DefaultLogsSpecs(str(tmp_path), tee=Std.ALL))

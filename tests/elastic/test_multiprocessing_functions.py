@@ -8,7 +8,9 @@ from __future__ import annotations
 import io
 import json
 import os
+import re
 import signal
+import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -19,7 +21,7 @@ import pytest
 from reknit.elastic.multiprocessing import DefaultLogsSpecs, PContext, Std, start_processes
 from reknit.elastic.multiprocessing.api import MultiprocessContext, SignalException
 from reknit.elastic.multiprocessing.shared import SharedKeeper
-from tests.alone import run_alone
+from tests.alone import ENV, ROOT, run_alone
 from tests.elastic import worked
 from tests.elastic.shells import leaving_nothing, result_of
 from tests.waiting import is_alive, read_pids
@@ -78,6 +80,15 @@ def test_values_come_by_local_rank(start_method: str) -> None:
     }
 
 
+def test_the_pages_example_runs(tmp_path: Path) -> None:
+    """Users begin with it."""
+    (script,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs/processes.md").read_text(), re.S)
+    path = tmp_path / "example.py"
+    path.write_text(script.replace("/tmp/logs", str(tmp_path / "logs")))
+    done = subprocess.run([sys.executable, path], capture_output=True, text=True, env=ENV)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "{0: 0.05, 1: 0.1} {}\n", "")
+
+
 def test_a_failure_is_reported_as_by_torch(tmp_path: Path) -> None:
     """Only the function that failed by itself, with what it raised. The others were ended."""
     ours = result_of(call(worked.fails_or_waits, (0,), (1,)))
@@ -90,6 +101,14 @@ def test_a_failure_is_reported_as_by_torch(tmp_path: Path) -> None:
     assert one.message["extraInfo"].keys() == other["message"]["extraInfo"].keys()
     assert one.message["extraInfo"]["py_callstack"].endswith("ValueError: spilt\n")
     assert os.path.isfile(one.error_file)
+
+
+def test_a_launcher_hands_up_the_error_of_its_worker() -> None:
+    """A function that starts processes itself, as torch's `record` around it does: the root cause reaches the top."""
+    failure = result_of(call(worked.launches, ())).failures[0]
+    assert failure.message["message"] == "ValueError: deep"
+    assert "in fails" in failure.message["extraInfo"]["py_callstack"]
+    assert (failure.exitcode, failure.message["errorCode"]) == (1, 1)
 
 
 def test_without_files_the_reason_is_known_all_the_same() -> None:

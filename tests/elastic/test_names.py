@@ -86,7 +86,7 @@ def public(module: ModuleType) -> Iterator[str]:
 
 def left_out() -> set[str]:
     """The names in the table of docs/differences.md: `module.name`, as torch's."""
-    _, _, table = (ROOT / "docs/differences.md").read_text().partition("### Names that do not exist here")
+    _, _, table = (ROOT / "docs/differences.md").read_text().partition("## Names that do not exist here")
     return set(re.findall(r"^\| `(torch\.distributed\.[\w.]+(?:\(\))?)` \|", table, re.M))
 
 

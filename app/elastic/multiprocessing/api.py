@@ -24,7 +24,6 @@ from logging import getLogger
 from typing import TYPE_CHECKING, Any, TextIO
 
 from .errors import ProcessFailure
-from .kept import KeptProcesses
 from .logs import DefaultLogsSpecs, LogsDest, LogsSpecs, Std, to_map
 from .redirects import redirect_stderr, redirect_stdout
 from .signals import SignalException, holding_back, put_back, take
@@ -48,6 +47,7 @@ __all__ = [
 
 if TYPE_CHECKING:
     from .contexts import MultiprocessContext, SubprocessContext
+    from .kept import KeptProcesses
 
 _logger = getLogger(__name__)
 
@@ -145,7 +145,7 @@ class PContext(ABC):
         self.error_files = dest.error_files
         self._logs_specs = logs_specs
         self._open = held = _Open()
-        self._finalizer = weakref.finalize(self, held.let_go)
+        weakref.finalize(self, held.let_go)  # for a context that is dropped without `close`
         held.tails = [
             TailLog(name, dest.tee_stdouts, sys.stdout, log_line_prefixes),
             TailLog(name, dest.tee_stderrs, sys.stderr, log_line_prefixes),

@@ -49,7 +49,7 @@ class _KeptContext(PContext):
                 raise TypeError(f"envs: {name} of local rank {local_rank} is {value!r}, and must be a text")
         return Process(
             local_rank=local_rank,
-            rank=int(env.get("RANK", local_rank)),
+            rank=int(rank) if (rank := env.get("RANK", "")).isdecimal() else local_rank,
             argv=argv,
             env=tuple(sorted(env.items())),
             stdout=self.stdouts[local_rank],

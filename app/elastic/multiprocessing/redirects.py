@@ -5,21 +5,26 @@ The counterpart of `torch.distributed.elastic.multiprocessing.redirects`.
 
 from __future__ import annotations
 
-import ctypes
 import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from ctypes import CDLL
 
 __all__ = ["get_libc", "redirect", "redirect_stderr", "redirect_stdout"]
 
 _DESCRIPTORS = {"stdout": 1, "stderr": 2}
 
 
-def get_libc() -> ctypes.CDLL:
+def get_libc() -> CDLL:
     """The C library that this process uses."""
-    return ctypes.CDLL(None)
+    from ctypes import CDLL  # slow to import, and not needed by contexts
+
+    return CDLL(None)
 
 
 @contextmanager
