@@ -107,6 +107,8 @@ class Worker(Started):
     def _record(self, path: str, error: BaseException) -> None:
         if not path or os.getpid() != self._own_pid or os.path.exists(path):
             return  # a decorator of the function has written the file already
+        if _handed_up(path, error):
+            return
         said = _text(error)
         if not isinstance(error, Exception):
             said = f"the function has ended without returning: {said}"
@@ -126,6 +128,23 @@ class Held:
 
     def __call__(self) -> tuple[Callable[..., object], Any]:
         return self._called
+
+
+def _handed_up(path: str, error: BaseException) -> bool:
+    """Copy the error file of the worker that is to blame, if this function was a launcher whose workers have failed
+    (`ChildFailedError`, torch's or reknit's). False: it was none, or that worker has no error file."""
+    first_failure: Any = getattr(error, "get_first_failure", None)
+    try:
+        _, failure = first_failure()
+        with open(failure.error_file) as source:
+            found = json.load(source)
+        if failure.exitcode and isinstance(found["message"], dict):
+            found["message"]["errorCode"] = failure.exitcode
+        with open(path, "w") as file:
+            json.dump(found, file)
+    except Exception:  # whatever this error is, its own traceback is recorded then
+        return False
+    return True
 
 
 class Payload:

@@ -130,6 +130,17 @@ def test_a_failure_without_a_worker_is_a_failure() -> None:
     assert list(result.failures) == [0]
 
 
+def test_a_result_of_torchs_class() -> None:
+    """A subclass may have changed only some of its imports. torch's states are texts, as reknit's are."""
+    from torch.distributed.elastic.agent.server import api as torchs
+
+    agent = SaysOnce(spec("import signal; signal.pause()"))
+    agent.said = torchs.RunResult(torchs.WorkerState.FAILED)  # type: ignore[assignment]
+    assert agent.run().is_failed()
+    agent.said = torchs.RunResult(torchs.WorkerState.SUCCEEDED, {0: 1, 1: 2})  # type: ignore[assignment]
+    assert agent.run().return_values == {0: 1, 1: 2}
+
+
 def test_workers_that_were_lost_track_of_end_the_run() -> None:
     """Nobody knows whether they run, so there is nothing to restart."""
     agent = SaysOnce(spec("import signal; signal.pause()"))

@@ -394,7 +394,9 @@ def test_a_program_that_is_killed_takes_its_workers_with_it(tmp_path: Path) -> N
         args = ("-c", {WAITS!r}, {str(tmp_path / "pids")!r})
         LocalElasticAgent(WorkerSpec("trainer", 2, entrypoint={sys.executable!r}, args=args)).run()
     """
-    program = subprocess.Popen([sys.executable, "-c", textwrap.dedent(script)])
+    # A program that is killed leaves its temporary folder to the next start.
+    environment = {**os.environ, "TMPDIR": str(tmp_path)}
+    program = subprocess.Popen([sys.executable, "-c", textwrap.dedent(script)], env=environment)
     pids = read_pids(tmp_path / "pids", 2)
     program.kill()
     program.wait()

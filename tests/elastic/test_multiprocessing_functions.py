@@ -103,6 +103,14 @@ def test_a_failure_is_reported_as_by_torch(tmp_path: Path) -> None:
     assert os.path.isfile(one.error_file)
 
 
+def test_a_launcher_hands_up_the_error_of_its_worker() -> None:
+    """A function that starts processes itself, as torch's `record` around it does: the root cause reaches the top."""
+    failure = result_of(call(worked.launches, ())).failures[0]
+    assert failure.message["message"] == "ValueError: deep"
+    assert "in fails" in failure.message["extraInfo"]["py_callstack"]
+    assert (failure.exitcode, failure.message["errorCode"]) == (1, 1)
+
+
 def test_without_files_the_reason_is_known_all_the_same() -> None:
     """With /dev/null as log folder there is no error file. The traceback on stderr tells."""
     failure = result_of(call(worked.fails, ("spilt",), logs_specs=DefaultLogsSpecs("/dev/null"))).failures[0]

@@ -40,6 +40,18 @@ def cpus() -> list[int]:
     return sorted(os.sched_getaffinity(0))
 
 
+def launches() -> None:
+    """A launcher, whose worker fails."""
+    from reknit.elastic.multiprocessing import DefaultLogsSpecs, start_processes
+    from reknit.elastic.multiprocessing.errors import ChildFailedError
+
+    context = start_processes("inner", fails, {0: ("deep",)}, {0: {}}, DefaultLogsSpecs())
+    result = context.wait()
+    context.close()
+    if result is not None and result.is_failed():
+        raise ChildFailedError("inner", result.failures)
+
+
 def gives(value: object) -> object:
     return value
 

@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 
 _logger = getLogger(__name__)
 
-_START_S = 120.0
-"""Time for the keeper to start all processes. Seconds."""
+_START_S = 180.0
+"""Time for the keeper to start all processes. A fork server, which the keeper waits for, may take 120 s. Seconds."""
 _ANSWER_S = 30.0
 """Time between the end of a grace and the keeper's answer, at most. Seconds."""
 _HURRIED_S = 5.0

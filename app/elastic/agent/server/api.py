@@ -29,6 +29,7 @@ import time
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 from typing import Any
 
 from reknit.adapters.clock import Clock
@@ -41,7 +42,7 @@ from .course import Course, Ended
 from .group import RunResult, Worker, WorkerGroup, WorkerSpec, WorkerState, _RoleInstanceInfo
 from .hooks import called
 from .ranks import alone, wait_for_all, workers_alike, workers_of, workers_over_store
-from .results import leave_error_file, run_result
+from .results import is_graceful_exit, leave_error_file, run_result
 from .turns import Turns
 
 __all__ = [
@@ -61,7 +62,9 @@ _HURRY_S = 5
 logger = get_logger(__name__)
 
 
+@cache
 def _get_fq_hostname() -> str:
+    """The name of this host. It is looked up once, because that may take seconds."""
     return socket.getfqdn(socket.gethostname())
 
 
@@ -143,15 +146,7 @@ class SimpleElasticAgent(ElasticAgent):
         worker_group.group_world_size = place.group_world_size
         worker_group.master_addr = spec.master_addr or place.master_addr
         worker_group.master_port = place.master_port
-        logger.info(
-            "[%s] group rank %s of %s, master %s:%s, workers: %s",
-            spec.role,
-            place.group_rank,
-            place.group_world_size,
-            worker_group.master_addr,
-            worker_group.master_port,
-            workers,
-        )
+        logger.info("[%s] %s, workers: %s", spec.role, place, workers)
 
     def _restarts_left(self) -> int:
         """Failures that the job survives from the present round on, as far as the core knows."""
@@ -173,12 +168,10 @@ class SimpleElasticAgent(ElasticAgent):
     @prof
     def _initialize_workers(self, worker_group: WorkerGroup) -> None:
         """Wait for a round, and start its workers. No worker may run."""
-        role = worker_group.spec.role
-        logger.info("[%s] waiting for a round", role)
         self._rendezvous(worker_group)
         if self._course is not None:
             self._course.be_in_round()
-        logger.info("[%s] starting workers", role)
+        logger.info("[%s] starting workers", worker_group.spec.role)
         for local_rank, worker_id in self._start_workers(worker_group).items():
             worker = worker_group.workers[local_rank]
             worker.id = worker_id
@@ -219,6 +212,11 @@ class SimpleElasticAgent(ElasticAgent):
             if self._course is not None:
                 self._course.leave(death_sig)
             raise
+        except Exception as e:
+            if not is_graceful_exit(e):
+                raise
+            logger.info("this node is not needed: %s", str(e))
+            return RunResult(WorkerState.STOPPED)
         finally:
             try:
                 self._end_workers(death_sig)
@@ -299,6 +297,8 @@ class SimpleElasticAgent(ElasticAgent):
 
     def _record_worker_events(self, result: RunResult) -> None:
         for worker in self._worker_group.workers:
+            if worker.id is None:
+                continue  # it was never started: the job was over, or did not need this node
             failure = result.failures.get(worker.global_rank)
             event = self._construct_event(
                 state=self._get_worker_state(worker, result),
@@ -312,8 +312,9 @@ class SimpleElasticAgent(ElasticAgent):
 
     def _get_worker_state(self, worker: Worker, result: RunResult) -> str:
         """The state of one worker at the end. TERMINATED: the agent has ended it."""
-        if worker.global_rank in result.failures or worker.global_rank in result.return_values:
-            return result.state.value
+        has_failed = worker.global_rank in result.failures
+        if has_failed or result.state == WorkerState.SUCCEEDED:
+            return WorkerState(result.state).value
         return "TERMINATED"
 
     @contextmanager

@@ -165,7 +165,7 @@ class RunResult:
 
     def is_failed(self) -> bool:
         """Whether workers have failed."""
-        return self.state is WorkerState.FAILED
+        return self.state == WorkerState.FAILED
 
 
 class _RoleInstanceInfo:

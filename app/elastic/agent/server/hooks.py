@@ -13,10 +13,9 @@ def called(method: Callable[..., Any], *args: Any, **more: Any) -> Any:
     Overrides that were written for older versions of torch take fewer: `_shutdown(self)` and
     `_shutdown(self, death_sig)`, or another one: `_stop_workers(self, worker_group, is_restart)`.
     """
-    try:
-        parameters = inspect.signature(method).parameters.values()
-    except (TypeError, ValueError):
-        return method(*args)  # a callable that does not say what it takes
+    if not inspect.isroutine(method):
+        return method(*args, **more)  # for example a mock, which takes everything
+    parameters = inspect.signature(method).parameters.values()
     kinds = {parameter.kind for parameter in parameters}
     if inspect.Parameter.VAR_KEYWORD not in kinds:
         named = {p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}

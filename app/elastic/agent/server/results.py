@@ -84,7 +84,7 @@ def run_result(ended: Result, last: RunResult | None) -> RunResult:
     `ended`: how the agent has ended. `last`: the last result of the subclass in the last round. None: there was none.
     Raises an error if the job has ended for a reason that is no worker's.
     """
-    if last is not None and last.state is WorkerState.SUCCEEDED and ended.state is not CoreState.FAILED:
+    if last is not None and last.state == WorkerState.SUCCEEDED and ended.state is not CoreState.FAILED:
         return last
     if last is not None and last.state in BAD and ended.state is not CoreState.SUCCEEDED:
         return _failed(last, ended)
@@ -99,7 +99,7 @@ def run_result(ended: Result, last: RunResult | None) -> RunResult:
 
 
 def _failed(last: RunResult, ended: Result) -> RunResult:
-    if last.state is WorkerState.FAILED and last.failures:
+    if last.state == WorkerState.FAILED and last.failures:
         return last
     # A failure must have a cause that can be shown, and must be told from a success.
     root = _root_of(ended) if ended.failures else None
@@ -136,7 +136,7 @@ def is_graceful_exit(error: BaseException) -> bool:
 def leave_error_file(result: RunResult) -> None:
     """Hand the root cause on to the program that runs this agent, in the file that TORCHELASTIC_ERROR_FILE names."""
     path = os.environ.get("TORCHELASTIC_ERROR_FILE")
-    if not path or not result.failures or result.state is not WorkerState.FAILED:
+    if not path or not result.failures or result.state != WorkerState.FAILED:
         return
     failure = min(result.failures.values(), key=lambda failure: failure.timestamp)
     message = failure.message

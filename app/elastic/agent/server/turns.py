@@ -70,18 +70,19 @@ class Turns:
     def _look(self) -> None:
         agent, group, course = self._agent, self._group, self._course
         result = agent._monitor_workers(group)
-        group.state = result.state
-        agent._record_state(result.state)
-        if result.state is WorkerState.SUCCEEDED:
+        state = WorkerState(result.state)  # a subclass may still have torch's class, or a text
+        group.state = state
+        agent._record_state(state)
+        if state is WorkerState.SUCCEEDED:
             course.succeeded(result)
             agent._exit_barrier()
             course.retire()
-        elif result.state in BAD:
-            _logger.info("[%s] the workers are %s", group.spec.role, result.state.name)
+        elif state in BAD:
+            _logger.info("[%s] the workers are %s", group.spec.role, state.name)
             course.failed(result, failures_of(result, group))
             self._take_back_restarts()
-        elif result.state is not WorkerState.HEALTHY:
-            raise RuntimeError(f"[{group.spec.role}] the workers are {result.state.name}: the agent cannot go on")
+        elif state is not WorkerState.HEALTHY:
+            raise RuntimeError(f"[{group.spec.role}] the workers are {state.name}: the agent cannot go on")
 
     def _take_back_restarts(self) -> None:
         """If the subclass has lowered the number of restarts, this failure may be the last one of this node."""
