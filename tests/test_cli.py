@@ -298,7 +298,7 @@ def test_a_signal_that_nobody_handles_takes_the_workers_along(tmp_path: Path) ->
         started(tmp_path)
         job.signal(signal.SIGUSR1)
         assert job.end() == -signal.SIGUSR1
-    assert job.err.splitlines()[-1] == "reknit: the agent is gone; its keeper has ended 1 left-over process"
+    assert job.err.splitlines()[-1] == "reknit: the agent is gone; its keeper has ended 1 process of the job"
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="makes a pid namespace")

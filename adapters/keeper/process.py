@@ -371,7 +371,7 @@ class Keeper:
         if self._workers is not None:
             ended, stuck = self._workers.end_all()
             if self._is_gone and ended:
-                count = f"{ended} left-over process" + ("" if ended == 1 else "es")
+                count = f"{ended} process{'es' * (ended != 1)} of the job"
                 self._workers.say(f"reknit: the agent is gone; its keeper has ended {count}")
             if stuck:
                 self._workers.say(f"reknit: these processes cannot be killed: {', '.join(map(str, stuck))}")
