@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -55,7 +56,9 @@ def test_a_banner_is_skipped_before_the_hello_only(wire: tuple[int, Stream]) -> 
         stream.receive(0.0)
 
 
-@pytest.mark.parametrize("garbage", [b"x", b"{}", b"[]", b"\xff", b"[" * 50_000, b'{"kind":"Shutdown"}', b""])
+@pytest.mark.parametrize(
+    "garbage", [b"x", b"{}", b"[]", b"\xff", b"[" * 50_000, b'{"kind":"Shutdown"}', b'{"kind":["x"]}', b""]
+)
 def test_garbage_breaks_the_stream_in_one_short_line(wire: tuple[int, Stream], garbage: bytes) -> None:
     """Whatever is no message of the other side ends it, and never this process."""
     end, stream = wire
@@ -171,3 +174,24 @@ def test_a_side_that_writes_without_a_pause_holds_nobody(wire: tuple[int, Stream
 
     with pytest.raises(Broken, match="no message"):
         flood()
+
+
+def test_a_line_without_an_end_costs_no_more_the_longer_it_gets(wire: tuple[int, Stream]) -> None:
+    """A beat that is late by seconds, because garbage is searched again and again, loses the node."""
+    end, stream = wire
+    os.set_blocking(end, False)
+    os.write(end, HELLO)
+    assert stream.receive(0.0) == [Hello(VERSION, 1, "h")]
+
+    def fed(size: int) -> float:
+        """The processor time for so many bytes."""
+        begin, left = time.process_time(), size
+        while left > 0:
+            left -= os.write(end, bytes(min(left, 1 << 16)))
+            assert stream.receive(0.0) == []
+        return time.process_time() - begin
+
+    quarters = [fed(1 << 24) for _ in range(4)]
+    assert quarters[3] < 4 * quarters[0]
+    with pytest.raises(Broken, match="no message"):
+        fed(1 << 24)

@@ -12,7 +12,7 @@ from reknit.adapters.clock import Clock
 from reknit.adapters.keeper.line import Line
 from reknit.adapters.keeper.start import by_command
 from reknit.adapters.keeper.wire import Ended
-from tests.waiting import descriptors, until
+from tests.waiting import PATIENCE_S, descriptors, until
 
 
 def test_how_a_keeper_ended_is_known_and_nothing_is_left(clock: Clock) -> None:
@@ -41,3 +41,18 @@ def test_a_keeper_that_lives_is_killed(clock: Clock, is_stopped: bool) -> None:
         os.kill(line.pid, signal.SIGSTOP)
     assert line.end() == ""
     assert not psutil.pid_exists(line.pid)
+
+
+def test_a_keeper_that_was_stopped_ends_by_itself(clock: Clock) -> None:
+    """It may have been stopped before it could ask the kernel to continue it, or stand behind a command. Otherwise it
+    costs the whole deadline, and is killed before it has ended its workers."""
+    line = Line(clock, lambda: by_command(["sh", "-c", "read -r message"]))
+    os.kill(line.pid, signal.SIGSTOP)
+    until(lambda: psutil.Process(line.pid).status() == psutil.STATUS_STOPPED)
+    assert line.shut_down(PATIENCE_S)
+
+
+def test_a_keeper_that_does_not_end_in_time_has_ended_nothing(clock: Clock) -> None:
+    """What it leaves must be found by its mark, so the caller must know that it was killed."""
+    line = Line(clock, lambda: by_command(["sleep", "1000"]))
+    assert not line.shut_down(0.01)

@@ -6,7 +6,7 @@ import os
 import signal
 import time
 
-from reknit.adapters.children import reap
+from reknit.adapters.children import reap, signal_process
 from reknit.adapters.clock import is_readable
 from reknit.adapters.ports import Clock
 
@@ -74,8 +74,10 @@ class Line:
 
     def shut_down(self, deadline_s: float) -> bool:
         """Tell the keeper to end its workers and itself, and wait for that. False if the keeper was killed before it
-        could do so."""
+        could do so, or if how it has ended is not known."""
         self._stream.send(Shutdown())
+        # A stopped keeper (SIGSTOP) is continued by the kernel only if it had the time to ask for that.
+        signal_process(self.pid, signal.SIGCONT)
         give_up = time.monotonic() + deadline_s
         while (left_s := give_up - time.monotonic()) > 0:
             self._stream.flush()
@@ -89,7 +91,8 @@ class Line:
             is_readable(self._fd, give_up - time.monotonic())
         else:
             reap([self.pid], max(0.0, give_up - time.monotonic()))
-        return not self.end().startswith("killed")
+        how = self.end()
+        return bool(how) and not how.startswith("killed")
 
     def end(self) -> str:
         """Kill the keeper if it lives, and close everything. Returns how the keeper had ended by itself. Empty: it was

@@ -268,7 +268,10 @@ class Stream:
         self._incoming = incoming
         self._has_banner = has_banner
         self._skipped = 0
-        self._unread = b""
+        self._unread = bytearray()
+        """What has come and was not returned yet."""
+        self._searched = 0
+        """So many bytes at its beginning hold no line end."""
         self._unsent = bytearray()
 
     def send(self, message: object) -> None:
@@ -316,9 +319,9 @@ class Stream:
             pass
         except OSError:
             is_ended = True  # ECONNRESET: the other side was killed before it had read everything
-        if len(self._unread) > (_LONGEST_BANNER if self._has_banner else _LONGEST_LINE) and b"\n" not in self._unread:
+        lines = self._whole_lines()
+        if not lines and len(self._unread) > (_LONGEST_BANNER if self._has_banner else _LONGEST_LINE):
             raise Broken(f"a line of more than {len(self._unread)} bytes is no message")
-        *lines, self._unread = self._unread.split(b"\n")
         messages = []
         for at, line in enumerate(lines):
             try:
@@ -327,11 +330,21 @@ class Stream:
             except Broken:
                 if not messages:
                     raise
-                self._unread = b"\n".join([*lines[at:], self._unread])  # the next call finds it again, and raises
+                # The next call finds it again, and raises.
+                self._unread, self._searched = bytearray(b"\n").join([*lines[at:], self._unread]), 0
                 return messages
         if is_ended and not messages:
             raise Ended("the stream was cut in the middle of a line" if self._unread else "the stream has ended")
         return messages
+
+    def _whole_lines(self) -> list[bytes]:
+        """Take the lines that have come whole. What has come of the next line stays, and is not searched again: garbage
+        without a line end would hold up the thread that decides."""
+        end = self._unread.rfind(b"\n", self._searched) + 1
+        lines = bytes(self._unread[:end]).split(b"\n")[:-1]
+        del self._unread[:end]
+        self._searched = len(self._unread)
+        return lines
 
     def _is_banner(self, line: bytes) -> bool:
         if not self._has_banner:
@@ -349,7 +362,7 @@ class Stream:
                 # The version is looked at first, because a keeper of another version may send other fields.
                 theirs = str(data.get("version"))[:20]
                 raise Broken(f"its messages are of version {theirs}, this agent's are of version {VERSION}")
-            if isinstance(data, dict) and data.get("kind") in _STAMPED:
+            if isinstance(data, dict) and str(data.get("kind")) in _STAMPED:
                 data["at"] = now
             return decode(data, self._incoming)
         except (CodecError, ValueError, RecursionError) as error:
