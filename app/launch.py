@@ -1,12 +1,12 @@
 """Running agents from a program: in a thread of their own, or in an asyncio event loop.
 
-    result = launch(Settings(command=("python", "train.py"), local_world_size=2))
+    result = run(Settings(command=("python", "train.py"), local_world_size=2))
 
     with start(settings) as running:  # a notebook or a server: the agent lives in a thread
         running.leave()               # what SIGTERM is to `reknit run`
         result = running.join()
 
-    result = await launch_async(settings)
+    result = await run_async(settings)
 
 1. reknit takes no signal, does not write `os.environ`, and waits for no child process of the program.
 2. A child process, the keeper, holds the workers. If the program dies, however it dies, the keeper ends them and
@@ -15,22 +15,27 @@
 4. A program such as a daemon may have closed descriptors 0, 1 or 2. reknit opens /dev/null in their place. Otherwise
    its own descriptors would get these numbers, and what the program prints would go there. /dev/null stays open when
    the agent has ended, because the program may use it by then.
+5. Workers write to the descriptors 1 and 2. If the program has replaced `sys.stdout` or `sys.stderr`, as a notebook
+   does, their output goes to these objects (`printing.py`).
 """
 
 from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from contextlib import asynccontextmanager
 from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
 from reknit.adapters import shells
 from reknit.adapters.clock import Clock
+from reknit.adapters.console import LAST_WORDS_S, Console
 from reknit.adapters.keeper.boot import open_standard
 from reknit.adapters.loop import Loop, Observer
 from reknit.adapters.ports import CannotStart, Workers
+from reknit.adapters.printing import Printing
 from reknit.core.agent.agent import Agent
 from reknit.core.agent.commands import Result
 
@@ -71,7 +76,8 @@ class Running:
         `on_end`: called in the agent's thread when the agent has ended.
 
         For a job with several nodes, this may wait some seconds for the store. Raises `Prevented` if the agent cannot
-        begin, and `CannotStart` if no keeper can be started or a limit of the machine is met.
+        begin, `CannotStart` if no keeper can be started or a limit of the machine is met, and `FunctionError` if the
+        function of the settings cannot be a worker.
         """
         self._owner = os.getpid()
         self._thread: shells.LoopThread | None = None
@@ -80,17 +86,26 @@ class Running:
         self._clock = Clock()
         self._wishes = shells.Wishes(self._clock)
         self._on_end = on_end
+        try:
+            self._printing = Printing()
+        except CannotStart:
+            self._clock.close()
+            raise
+        self._console = Console(self._printing.console[1])
+        """Where lines go while no keeper can show them, unless the program wants them itself."""
         world = World(
             clock=self._clock,
             requests=self._wishes,
             environ=dict(os.environ if environ is None else environ),
-            say=say or _drop,
+            say=say or self._console.say,
+            has_said=lambda: self._console.flush(0.0),
+            console=self._printing.console,
             workers=partial(workers, self._clock) if workers is not None else None,
         )
         try:
             self._wired = wired = wire(settings, world, os.urandom(8).hex())
         except BaseException:
-            self._clock.close()
+            self._close_own()
             raise
         try:
             rewire(wired)
@@ -123,6 +138,19 @@ class Running:
             raise RuntimeError("the agent was not started by this process")
         return self._thread.join(timeout_s)
 
+    def values(self) -> dict[int, object]:
+        """What the workers of this node have returned, by global rank: None for a worker that is a program. Empty
+        unless the job has succeeded. To be called before `close`. Raises `FunctionError` if a value cannot be read in
+        this process."""
+        if self._is_closed or os.getpid() != self._owner:
+            raise RuntimeError("the values are gone with the agent: ask for them before it is closed")
+        result = self.loop.result
+        if result is None or not result.return_values:
+            return {}
+        returned = self._wired.keeper.values(self.loop.agent.job.round)
+        # The ranks of one node are contiguous, in the order of its local ranks.
+        return {rank: returned.get(local_rank) for local_rank, rank in enumerate(sorted(result.return_values))}
+
     async def run_async(self) -> Result:
         """Run the agent in the event loop that calls this. Raises as `join` does. If this coroutine is cancelled, the
         workers run on. Then call `leave` and run it again, or call `close`."""
@@ -153,7 +181,12 @@ class Running:
         try:
             self._wired.close()
         finally:
-            self._clock.close()
+            self._close_own()
+
+    def _close_own(self) -> None:
+        self._console.close(LAST_WORDS_S)
+        self._printing.close()
+        self._clock.close()
 
     def __enter__(self) -> Self:
         return self
@@ -178,7 +211,7 @@ def start(
     return running
 
 
-def launch(
+def run(
     settings: Settings,
     *,
     environ: Mapping[str, str] | None = None,
@@ -196,16 +229,29 @@ def launch(
     return result
 
 
-async def launch_async(
+async def run_async(
     settings: Settings,
     *,
     environ: Mapping[str, str] | None = None,
     say: Callable[[str], None] | None = None,
     observers: Iterable[Observer] = (),
 ) -> Result:
-    """`launch` as a coroutine, which never blocks the event loop. If it is cancelled, the workers are ended."""
+    """`run` as a coroutine, which never blocks the event loop. If it is cancelled, the workers are ended."""
+    async with opened_async(settings, environ=environ, say=say, observers=observers) as running:
+        return await running.run_async()
+
+
+@asynccontextmanager
+async def opened_async(
+    settings: Settings,
+    *,
+    environ: Mapping[str, str] | None = None,
+    say: Callable[[str], None] | None = None,
+    observers: Iterable[Observer] = (),
+) -> AsyncIterator[Running]:
+    """A context with an agent that does not run yet. It is opened and closed in a thread, so that the event loop is not
+    blocked. Arguments and errors are those of `Running`."""
     import asyncio  # slow to import, and loaded already where this is called
-    from functools import partial
 
     # What runs in a thread is a future and no task. The end of `asyncio.run` cancels every task, even one that nobody
     # has cancelled by name, and a cancelled `asyncio.to_thread` loses what its thread returns, or never begins.
@@ -219,7 +265,7 @@ async def launch_async(
         await asyncio.wait([opening])
         raise
     try:
-        return await running.run_async()
+        yield running
     finally:
         await asyncio.shield(in_thread(running.close))
 
@@ -227,7 +273,3 @@ async def launch_async(
 def _close_opened(opening: Future[Running]) -> None:
     if not opening.cancelled() and opening.exception() is None:
         opening.result().close()
-
-
-def _drop(line: str) -> None:
-    """Does nothing with a line that comes while there is no keeper: the program has not asked for lines."""

@@ -258,7 +258,7 @@ def _virtual_local_rank(parsed: Parsed, environ: Mapping[str, str], workers: int
 def _without_meaning(parsed: Parsed, workers: int) -> Iterator[str]:
     """What torchrun accepts although it means nothing on this node: a line for each."""
     for name in unknown_signals(parsed.texts["signals-to-handle"]):
-        yield f"{parsed.spelled('signals-to-handle')}: without {name}, which is no signal of this system"
+        yield f"{parsed.spelled('signals-to-handle')}: {name} is no signal of this system, reknit leaves it out"
     if others := sorted(parsed["local-ranks-filter"] - set(range(workers))):
         listed = ", ".join(map(str, others))
         yield f"{parsed.spelled('local-ranks-filter')}: no worker of this node has local rank {listed}"

@@ -6,6 +6,8 @@ import signal
 from collections.abc import Callable, Mapping
 
 MOST_PORTS = 65535
+MOST_NODES = 1_000_000
+"""A larger number is a typing error."""
 DEVICES = ("cpu", "gpu", "xpu", "auto")
 """Words that stand for a number of workers. See `devices`."""
 
@@ -64,6 +66,8 @@ def nodes(value: str) -> tuple[int, int]:
         raise ValueError("a number or MIN:MAX expected") from None
     if not 0 < least <= most:
         raise ValueError("MIN:MAX with 0 < MIN <= MAX expected")
+    if most > MOST_NODES:
+        raise ValueError(f"at most {MOST_NODES} nodes expected")
     return least, most
 
 

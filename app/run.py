@@ -1,7 +1,7 @@
 """`reknit run` after its command line was understood: runs one agent in this process until it ends.
 
 This is the process that the user started. It handles signals, and adopts and reaps processes that have lost their
-parent. Its keeper writes the workers' output. A library does none of this: see `launch`.
+parent. Its keeper writes the workers' output. A library does none of this: see app/launch.py.
 """
 
 from __future__ import annotations

@@ -25,6 +25,7 @@ from typing import Any
 
 from attrs import Attribute, Factory, field, frozen
 
+from reknit.adapters.keeper.calling import METHODS
 from reknit.adapters.keeper.streams import StreamSettings
 from reknit.core.job.entries import Terms
 
@@ -152,9 +153,18 @@ class Settings:
     """What one agent is to do."""
 
     # The workers.
-    command: tuple[str, ...] = field(converter=_words)
+    command: tuple[str, ...] = field(default=(), converter=_words)
     """The workers' command line: the program and its arguments. `${local_rank}` in an argument is replaced by the
-    worker's local rank."""
+    worker's local rank. Empty: the workers call `function`."""
+    function: Callable[..., object] | None = field(default=None)
+    """What each worker calls, in a process of its own. None: the workers run `command`. Exactly one of the two must be
+    given."""
+    args: tuple[object, ...] = field(default=(), converter=_words, repr=False)
+    """The arguments of `function`. Every worker gets the same."""
+    start_method: str = field(default="spawn", validator=_one_of(*METHODS))
+    """How workers that call a function are started, as in `multiprocessing`. spawn: a new interpreter, which gets the
+    function by pickle. fork: a copy of this process. forkserver: a fork of a process that has imported the function's
+    module."""
     stdin: bytes | None = field(default=None, repr=False)
     """What each worker reads from its standard input. None: the worker inherits the agent's standard input."""
     env: Mapping[str, str] = field(default=Factory(dict))
@@ -163,7 +173,7 @@ class Settings:
     """Number of workers on this node."""
     virtual_local_rank: bool = False
     """Each worker sees one GPU, as its device 0: LOCAL_RANK is 0, and CUDA_VISIBLE_DEVICES names that GPU alone."""
-    role: str = field(default="default", validator=_name(0))
+    role: str = field(default="default", validator=_name(1))
     """The role of this node's workers, as in torchelastic. Workers of one role have ranks of their own within it."""
     # The job, and where its nodes meet.
     terms: Terms = field(default=Terms(), validator=_a(Terms))
@@ -215,10 +225,26 @@ class Settings:
 
     @command.validator
     def _is_a_command_line(self, attribute: Attribute[Any], value: Any) -> None:
+        if self.function is not None:
+            if value:
+                _refuse(self, "command", value, "empty, because a function is given")
+            return
         if not isinstance(value, tuple) or not value or not all(isinstance(word, str) for word in value):
             _refuse(self, "command", value, "a program and its arguments, each a text of its own")
         if not value[0]:
             _refuse(self, "command", value, "the name of a program first")
+
+    @function.validator
+    def _can_be_called(self, attribute: Attribute[Any], value: object) -> None:
+        if value is not None and not callable(value):
+            _refuse(self, "function", value, "a function, or None")
+
+    @args.validator
+    def _are_of_the_function(self, attribute: Attribute[Any], value: object) -> None:
+        if not isinstance(value, tuple):
+            _refuse(self, "args", value, "a tuple")
+        if value and self.function is None:
+            _refuse(self, "args", value, "empty, because no function is given. A command has its arguments in itself")
 
     @stdin.validator
     def _is_bytes(self, attribute: Attribute[Any], value: object) -> None:

@@ -55,6 +55,8 @@ class World:
     """Shows a line of reknit's own while there is no keeper that can. Never waits."""
     has_said: Callable[[], bool] = lambda: True
     """Whether every line that `say` was given is written. Until then no later line goes to the keeper. Never waits."""
+    console: tuple[int, int] = (1, 2)
+    """The descriptors of this process that become stdout and stderr of its keepers."""
     start: Start | None = None
     """Starts the first keeper. None: it is started by exec on this host."""
     restart: Start | None = None
@@ -147,10 +149,17 @@ def spec_of(settings: Settings, node_id: str, address: str) -> Spec:
 
 def open_workers(settings: Settings, world: World, nonce: str, *, mark: str) -> Workers:
     """Make the port of this agent's workers. `mark`: a text in the environment of the workers, by which they are found
-    if agent and keeper were killed."""
+    if agent and keeper were killed. Raises `CannotStart`, and `FunctionError` if the function of the settings cannot be
+    a worker."""
     if world.workers is not None:
         return world.workers(nonce, mark)
-    by_exec_here = partial(by_exec, world.environ)
+    function = None
+    if settings.function is not None:
+        from reknit.adapters.keeper.functions import Function, verify
+
+        function = Function(settings.function, settings.args)
+        verify(function, settings.start_method)
+    by_exec_here = partial(by_exec, world.environ, world.console)
     configure = Configure(
         argv=settings.command,
         run_id=settings.run_id,
@@ -159,6 +168,7 @@ def open_workers(settings: Settings, world: World, nonce: str, *, mark: str) -> 
         cwd=working_folder(),
         stdin=None if settings.stdin is None else settings.stdin.decode("latin-1"),
         streams=settings.streams,
+        relays=world.console != (1, 2),
         log_base=settings.log_dir,
         master_port=settings.master_port,
         virtual_local_rank=settings.virtual_local_rank,
@@ -173,4 +183,7 @@ def open_workers(settings: Settings, world: World, nonce: str, *, mark: str) -> 
         say=world.say,
         has_said=world.has_said,
         on_death=world.on_keeper_death,
+        function=function,
+        start_method=settings.start_method,
+        console=world.console,
     )

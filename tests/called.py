@@ -181,3 +181,31 @@ def is_same_memory() -> int:
 
 
 COUNTER = os.getpid()
+
+
+def sum_of_ranks() -> float:
+    """The workers add their ranks up by gloo."""
+    import torch
+    import torch.distributed as dist
+
+    dist.init_process_group("gloo")
+    total = torch.tensor(float(dist.get_rank()))
+    dist.all_reduce(total)
+    dist.destroy_process_group()
+    return float(total)
+
+
+def fail_first() -> str:
+    """Rank 1 fails in the first round."""
+    restart = os.environ["TORCHELASTIC_RESTART_COUNT"]
+    if restart == "0" and os.environ["RANK"] == "1":
+        raise RuntimeError("the first round")
+    if restart == "0":
+        signal.pause()
+    return restart
+
+
+def note_and_pause(path: str) -> None:
+    with open(path, "a") as file:
+        file.write(f"{os.getpid()}\n")
+    signal.pause()

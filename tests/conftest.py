@@ -47,6 +47,16 @@ def pytest_runtest_setup() -> None:
     settings.load_profile("tests")
 
 
+@pytest.fixture(scope="module", autouse=True)
+def no_tracker() -> Iterator[None]:
+    """Ends the process that `multiprocessing` starts for queues and events, and keeps until the end of this process.
+    Tests of the next file may ask whether this process has children."""
+    yield
+    tracker: Any = getattr(sys.modules.get("multiprocessing.resource_tracker"), "_resource_tracker", None)
+    if getattr(tracker, "_fd", None) is not None:
+        tracker._stop()
+
+
 @pytest.fixture
 def clock() -> Iterator[Clock]:
     clock = Clock()

@@ -227,7 +227,7 @@ def test_a_run_that_takes_another_agents_place() -> None:
 def test_a_run_whose_workers_end_in_an_outage() -> None:
     """Nobody must believe that they run on, as the line before said."""
     lines = told(agent(2, 2), *WITH_N1, cut_off("refused"), exits(1), stopped())
-    assert lines[-1] == "this node has no workers now; it waits for the journal"
+    assert lines[-1] == "this node has no workers now; it waits until the journal can be reached"
 
 
 # ---- sentences ----

@@ -46,6 +46,14 @@ def test_the_first_opening_counts() -> None:
     assert (job.terms, job.journal) == (PAIR, "a")
 
 
+def test_terms_may_ask_for_more_nodes_than_an_index_can_count() -> None:
+    """The fold accepts everything: terms that nobody can meet must not end the agents that read them."""
+    most = 10**30
+    job = fold_all(Job(), [Opened(Terms(most, most), "a"), joined("n0"), joined("n1")])
+    assert len(job.live) == 2
+    assert isinstance(job.phase, Gathering)
+
+
 @pytest.mark.parametrize("epoch", [1, 2])
 def test_an_opening_of_an_epoch_that_nobody_waits_for_is_ignored(epoch: int) -> None:
     """A late copy of another epoch's opening must not wipe the job."""

@@ -255,10 +255,10 @@ def test_nothing_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_it_is_started_before_anything_is_forked(kept: Kept) -> None:
-    """The loop is told so at once, without a port."""
+    """The loop is told so at once. The port is reserved by this process, because there is no keeper yet."""
     (event,) = kept.drive(Started)
     assert isinstance(event, Started)
-    assert event.port == 0
+    assert event.port != 0
     assert kept.pid == 0
 
 

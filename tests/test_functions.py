@@ -20,7 +20,7 @@ from tests.alone import run_alone
 from tests.calling import begin, call
 from tests.keepers import Kept, wait_gone
 from tests.leaks import nothing_left
-from tests.processes import drive_exits, failures
+from tests.processes import drive_exits, failures, stop
 from tests.waiting import is_alive, read_pids
 
 Keep = Callable[..., Kept]
@@ -216,7 +216,7 @@ def test_a_function_without_a_file_needs_cloudpickle() -> None:
     without = run_alone("import sys; sys.modules['cloudpickle'] = None\n" + SCRIPT)
     assert without == (
         "work or one of its arguments is defined in an interactive session, which a worker cannot import: "
-        "define it in a module, or install cloudpickle\n"
+        "define it in a module, install cloudpickle, or use start method fork\n"
     )
 
 
@@ -258,3 +258,14 @@ def test_many_workers_share_one_payload() -> None:
     assert 256 < len(parcel.descriptors) <= 258, "a tracker at most"
     calls.close()
     assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_a_start_that_was_replaced_before_the_keeper_was_ready_does_no_harm(keep: Keep) -> None:
+    """The files of the first start are closed by then. It fails, or has never begun, and the second one runs."""
+    kept = keep("unused")
+    begin(kept, Function(called.give, ("first",)))
+    stop(kept.keeper, 0.0)  # type: ignore[arg-type]
+    begin(kept, Function(called.give, ("second",)), round_=1)
+    kept.drive_until(lambda: kept.keeper.values(1))
+    assert kept.keeper.values(1) == {0: "second"}
+    kept.stop(round_=1)

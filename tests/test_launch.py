@@ -24,8 +24,8 @@ from reknit import (
     Running,
     Settings,
     Terms,
-    launch,
-    launch_async,
+    run,
+    run_async,
     start,
 )
 from reknit.adapters.clock import Clock
@@ -60,14 +60,14 @@ def _nothing_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     scratch.mkdir()
     monkeypatch.setenv("TMPDIR", str(scratch))
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
-    launch(TRUE)  # what is imported or made once in a process is no leak
+    run(TRUE)  # what is imported or made once in a process is no leak
     with nothing_left(scratch):
         yield
 
 
 def test_a_job_that_succeeds() -> None:
     """The first thing that anybody tries."""
-    result = launch(Settings(command=("true",), local_world_size=3))
+    result = run(Settings(command=("true",), local_world_size=3))
     assert result.state is WorkerState.SUCCEEDED
     assert sorted(result.return_values) == [0, 1, 2]
 
@@ -75,9 +75,7 @@ def test_a_job_that_succeeds() -> None:
 def test_a_job_that_fails_is_a_result() -> None:
     """A program decides what to do about it: nothing is raised, nothing exits."""
     lines: list[str] = []
-    result = launch(
-        python("raise SystemExit(3)", terms=Terms(restarts=RestartPolicy(max_restarts=1))), say=lines.append
-    )
+    result = run(python("raise SystemExit(3)", terms=Terms(restarts=RestartPolicy(max_restarts=1))), say=lines.append)
     assert result.state is WorkerState.FAILED
     assert isinstance(result.why, BudgetSpent)
     assert result.why.root.failure.exitcode == 3
@@ -88,14 +86,14 @@ def test_the_keeper_cannot_be_started(monkeypatch: pytest.MonkeyPatch) -> None:
     """One exception with one line, in the thread that asked."""
     monkeypatch.setattr(sys, "executable", "/nowhere/python")
     with pytest.raises(CannotStart, match="No such file or directory"):
-        launch(TRUE)
+        run(TRUE)
 
 
 def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
     """The keeper finds it out; the program is told."""
     (tmp_path / "file").touch()
     with pytest.raises(CannotStart, match="file"):
-        launch(Settings(command=("true",), log_dir=str(tmp_path / "file")))
+        run(Settings(command=("true",), log_dir=str(tmp_path / "file")))
 
 
 def test_a_program_asks_its_node_to_leave(tmp_path: Path) -> None:
@@ -130,7 +128,7 @@ def test_in_an_event_loop() -> None:
                 await asyncio.sleep(0)  # not a guess: gives the others one turn of the event loop
 
         beating = asyncio.create_task(beat())
-        results = await asyncio.gather(*(launch_async(Settings(command=("true",))) for _ in range(3)))
+        results = await asyncio.gather(*(run_async(Settings(command=("true",))) for _ in range(3)))
         beating.cancel()
         return results, beats
 
@@ -143,7 +141,7 @@ def test_a_cancelled_coroutine_leaves_no_worker(tmp_path: Path) -> None:
     """A web server that shuts down cancels its tasks."""
 
     async def main() -> None:
-        task = asyncio.create_task(launch_async(waiting(tmp_path)))
+        task = asyncio.create_task(run_async(waiting(tmp_path)))
         await asyncio.to_thread(read_pids, tmp_path / "pids", 1)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -157,14 +155,14 @@ def test_an_unrelated_child_keeps_its_status() -> None:
     """The program's own children are none of reknit's business, before, while and after an agent runs."""
     other = subprocess.Popen([sys.executable, "-c", "raise SystemExit(7)"])
     os.waitid(os.P_PID, other.pid, os.WEXITED | os.WNOWAIT)  # it is dead, and nobody has asked how
-    launch(Settings(command=("true",), local_world_size=2))
+    run(Settings(command=("true",), local_world_size=2))
     assert other.wait(PATIENCE_S) == 7
 
 
 def test_a_hundred_agents_one_after_another() -> None:
     """A service that lives for months: what each leaves would add up."""
     for _ in range(100):
-        assert launch(TRUE).state is WorkerState.SUCCEEDED
+        assert run(TRUE).state is WorkerState.SUCCEEDED
 
 
 def test_twenty_agents_at_once() -> None:
@@ -197,7 +195,7 @@ def test_two_nodes_of_one_job_in_one_program(tmp_path: Path) -> None:
 def test_from_a_thread_of_the_program() -> None:
     """Signals can be handled in the main thread only, so an agent must need none."""
     results: list[Result] = []
-    thread = threading.Thread(target=lambda: results.append(launch(TRUE)))
+    thread = threading.Thread(target=lambda: results.append(run(TRUE)))
     thread.start()
     thread.join(PATIENCE_S)
     assert [result.state for result in results] == [WorkerState.SUCCEEDED]
@@ -207,7 +205,7 @@ def test_the_environment_is_the_programs_to_choose(tmp_path: Path) -> None:
     """`os.environ` is read once, and not at all if the program gives another."""
     told = tmp_path / "told"
     script = f"import os; open({str(told)!r}, 'w').write(repr((os.environ.get('MINE'), os.environ.get('PATH'))))"
-    launch(python(script), environ={"MINE": "1", "PATH": os.defpath})
+    run(python(script), environ={"MINE": "1", "PATH": os.defpath})
     assert told.read_text() == repr(("1", os.defpath))
 
 
@@ -227,7 +225,7 @@ def test_a_forked_child_that_leaves_the_block_harms_nobody(tmp_path: Path) -> No
             os._exit(0)
         os.waitpid(child, 0)
         with pytest.raises(Prevented, match="another agent"):
-            launch(settings)
+            run(settings)
         running.leave()
         result = running.join(PATIENCE_S)
     assert result is not None
@@ -241,7 +239,7 @@ def test_an_observer_that_ends_the_program_leaves_nothing() -> None:
         raise SystemExit(3)
 
     with pytest.raises(SystemExit):
-        launch(Settings(command=("sleep", "600")), observers=[observer])
+        run(Settings(command=("sleep", "600")), observers=[observer])
 
 
 def test_what_cannot_be_opened_leaves_nothing() -> None:
@@ -276,7 +274,7 @@ def test_a_coroutine_that_is_cancelled_while_it_opens(tmp_path: Path) -> None:
     """`asyncio.wait_for` may lose patience before the store of a job is reached."""
 
     async def main() -> None:
-        task = asyncio.create_task(launch_async(Settings(command=("sleep", "600"))))
+        task = asyncio.create_task(run_async(Settings(command=("sleep", "600"))))
         await asyncio.sleep(0)  # not a guess: the task has begun, and cannot have opened anything
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -289,7 +287,7 @@ def test_a_coroutine_whose_event_loop_ends_while_it_opens() -> None:
     """`asyncio.run` cancels every task at its end. What the task has begun in a thread must be closed all the same."""
 
     async def main() -> None:
-        asyncio.create_task(launch_async(Settings(command=("sleep", "600"))))  # noqa: RUF006  # `asyncio.run` cancels it
+        asyncio.create_task(run_async(Settings(command=("sleep", "600"))))  # noqa: RUF006  # `asyncio.run` cancels it
         await asyncio.sleep(0)  # not a guess: the task has begun, and cannot have opened anything
 
     asyncio.run(main())
@@ -299,7 +297,7 @@ def test_a_coroutine_that_is_cancelled_twice(tmp_path: Path) -> None:
     """The second Ctrl-C comes while the first one is closing the agent."""
 
     async def main() -> None:
-        task = asyncio.create_task(launch_async(waiting(tmp_path)))
+        task = asyncio.create_task(run_async(waiting(tmp_path)))
         await asyncio.to_thread(read_pids, tmp_path / "pids", 1)
         for _ in range(2):
             task.cancel()

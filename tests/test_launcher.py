@@ -14,6 +14,8 @@ import pytest
 from reknit.adapters.keeper.streams import StreamSettings
 from reknit.adapters.keeper.wire import Process, StartProcesses, variables
 from reknit.core.agent.events import WorkersExited, WorkersStarted, WorkersStopped
+from reknit.core.job.entries import Joined, Node, NodeId
+from reknit.core.job.ranks import assign
 from tests.keepers import Kept, wait_gone
 from tests.processes import drive_exits, failures
 from tests.waiting import is_alive, until
@@ -50,6 +52,23 @@ def test_each_process_has_what_the_caller_has_worked_out(keep: Keep, tmp_path: P
         assert not {"LOCAL_RANK", "MASTER_ADDR", "TORCHELASTIC_ERROR_FILE"} & env.keys()
         assert env["REKNIT_NODE"] == kept.mark
     assert kept.stop().stuck == ()
+
+
+def test_ranks_from_an_assignment(keep: Keep, tmp_path: Path) -> None:
+    """The keeper makes variables and error file as for `StartWorkers`. What the caller gives goes on top of them."""
+    kept = keep("unused")
+    joined = Joined(Node(NodeId("n0")), nonce="x", round=0, address="127.0.0.1", port=29500, local_world_size=2)
+    assignment = assign([joined], joined.node)
+    processes = tuple(
+        python(ranks.local_rank, TELLS, str(tmp_path / f"{ranks.rank}"), env=variables({"ROLE_NAME": "mine"}))
+        for ranks in assignment.workers
+    )
+    kept.keeper.start(StartProcesses(0, processes, assignment))
+    assert failures(drive_exits(kept.keeper, kept.clock, 2)) == []  # type: ignore[arg-type]
+    for rank in range(2):
+        env, _ = json.loads((tmp_path / f"{rank}").read_text())
+        assert (env["RANK"], env["MASTER_PORT"], env["ROLE_NAME"]) == (f"{rank}", "29500", "mine")
+        assert env["TORCHELASTIC_ERROR_FILE"].endswith(f"/round_0/{rank}/error.json")
 
 
 def test_the_pids_are_known_when_the_workers_run(keep: Keep) -> None:

@@ -157,8 +157,8 @@ def test_what_means_nothing_on_this_node_ends_no_job() -> None:
     """torchrun goes on as well: one list may serve two systems, and nodes may have different numbers of workers."""
     assert config("--signals-to-handle=SIGNOPE,SIGTERM").signals == (signal.SIGTERM,)
     assert notices("--signals-to-handle=SIGNOPE,SIG_IGN,SIGTERM") == (
-        "--signals-to-handle=SIGNOPE,SIG_IGN,SIGTERM: without SIGNOPE, which is no signal of this system",
-        "--signals-to-handle=SIGNOPE,SIG_IGN,SIGTERM: without SIG_IGN, which is no signal of this system",
+        "--signals-to-handle=SIGNOPE,SIG_IGN,SIGTERM: SIGNOPE is no signal of this system, reknit leaves it out",
+        "--signals-to-handle=SIGNOPE,SIG_IGN,SIGTERM: SIG_IGN is no signal of this system, reknit leaves it out",
     )
     assert config("--local-ranks-filter=1,4").streams.shown == {1, 4}
     assert notices("--local-ranks-filter=0,4") == ("--local-ranks-filter=0,4: no worker of this node has local rank 4",)
@@ -212,6 +212,8 @@ def test_several_nodes_have_a_rendezvous() -> None:
         ("--standalone --nnodes=2", "--nnodes=2: --standalone means one node"),
         ("--nnodes=2:1", "--nnodes=2:1: MIN:MAX with 0 < MIN <= MAX expected"),
         ("--nnodes=0", "--nnodes=0: MIN:MAX with 0 < MIN <= MAX expected"),
+        ("--nnodes=1:99999999999999999999", "--nnodes=1:99999999999999999999: at most 1000000 nodes expected"),
+        ("--role=", "--role=: must be a name of 1 to 1000 bytes"),
         ("--nnodes=1:1:1", "--nnodes=1:1:1: a number or MIN:MAX expected"),
         ("--nnodes=", "--nnodes=: a number or MIN:MAX expected"),
         ("-m --no-python", "--module and --no-python exclude each other"),

@@ -50,6 +50,22 @@ def test_the_place_of_each_backend() -> None:
     assert Meeting("c10d", endpoints=(("fe80::1", 7),)).place == "c10d://[fe80::1]:7"
 
 
+def test_a_function_in_the_place_of_a_command() -> None:
+    """Exactly one of the two."""
+    settings = Settings(function=print, args=["x"], start_method="fork")
+    assert (settings.command, settings.args) == ((), ("x",))
+    for fields, said in (
+        ({"function": print, "command": ("true",)}, "Settings.command must be empty, because a function is given"),
+        ({}, "Settings.command must be a program and its arguments"),
+        ({"function": "print"}, "Settings.function must be a function"),
+        ({"function": print, "args": "x"}, "Settings.args must be a tuple"),
+        ({"command": ("true",), "args": (1,)}, "Settings.args must be empty, because no function is given"),
+        ({"function": print, "start_method": "exec"}, "Settings.start_method must be one of spawn, fork, forkserver"),
+    ):
+        with pytest.raises(ValueError, match=said):
+            Settings(**fields)  # type: ignore[arg-type]  # some of them are of wrong types
+
+
 def test_settings_are_made_without_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     """An embedder's variables are its own. Only parsing reads any."""
     for name in list(os.environ):

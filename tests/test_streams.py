@@ -32,6 +32,20 @@ def test_by_default_stdout_is_inherited_and_stderr_passes_verbatim(out: Console,
     assert err.read_until(b"b") == b"a\xff\x00\nb"
 
 
+def test_stdout_can_be_relayed_in_whole_lines(out: Console, err: Console) -> None:
+    """Two consoles that one program shows, as a notebook does. Two workers write one line each, in two parts."""
+    streams = Streams(StreamSettings(), stdout=out.fd, stderr=err.fd, relays=True)
+    err.writers.append(streams)
+    workers = [open_(streams, local_rank=i) for i in range(2)]
+    script = "import os; os.write(1, b'o'); os.write(2, b'e'); os.write(1, b'o\\n'); os.write(2, b'e\\n')"
+    assert [finished(spawn(worker, script)) for worker in workers] == [0, 0]
+    for worker in workers:
+        streams.release(worker)
+    assert streams.flush(PATIENCE_S)
+    assert out.read_until(b"oo\noo\n") == b"oo\n" * 2
+    assert err.read_until(b"ee\nee\n") == b"ee\n" * 2
+
+
 def test_stdout_that_is_descriptor_1_is_not_touched() -> None:
     """The usual case must cost nothing: no descriptor, no copy."""
     streams = Streams(StreamSettings())

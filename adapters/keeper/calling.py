@@ -4,7 +4,8 @@ imported with the first function.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
+from functools import partial
 from typing import TYPE_CHECKING
 
 from reknit.core.agent.commands import StartWorkers
@@ -12,6 +13,7 @@ from reknit.core.agent.events import WorkersExited
 from reknit.core.job.job import EMPTY
 from reknit.core.job.ranks import WorkerRanks
 
+from .bootstrap import Reservation
 from .parcels import Parcel
 from .start import Start
 from .wire import Process, StartProcesses
@@ -24,11 +26,16 @@ METHODS = ("spawn", "fork", "forkserver")
 
 
 class Calling:
-    def __init__(self, start_method: str) -> None:
-        """Raises `ValueError` for a start method that `multiprocessing` does not know."""
+    def __init__(self, start_method: str, function: Function | None, console: tuple[int, int]) -> None:
+        """`function`: what each worker of a `StartWorkers` calls. None: these workers run a command line.
+        `console`: the descriptors that become stdout and stderr of a keeper that is forked. Raises `ValueError` for a
+        start method that `multiprocessing` does not know."""
         if start_method not in METHODS:
             raise ValueError(f"start_method must be one of {', '.join(METHODS)}, not {start_method!r}")
         self.start_method = start_method
+        self._console = console
+        self._reservation: Reservation | None = None
+        self._function = function
         self._calls: Calls | None = None
         """The functions of the round that was started last. None: its workers are programs."""
 
@@ -39,7 +46,12 @@ class Calling:
 
         `takes_files`: the keeper can be given open files. Raises `FunctionError`, `ValueError` for a process without
         a program and a function or with both, and `OSError` if no descriptor is free."""
-        self.close()
+        self._drop()
+        if self._function is not None and isinstance(command, StartWorkers):
+            workers = command.assignment.workers
+            functions = {worker.local_rank: self._function for worker in workers}
+            processes = tuple(Process(worker.local_rank, worker.rank, ()) for worker in workers)
+            command = StartProcesses(command.round, processes, command.assignment)
         if isinstance(command, StartWorkers):
             return command
         for process in command.processes:
@@ -62,7 +74,25 @@ class Calling:
     @property
     def start(self) -> Start | None:
         """Starts the keeper that has the functions of this round. None: any keeper can start them."""
-        return self._calls.fork_keeper if self._calls is not None and self.forks else None
+        if self._calls is None or not self.forks:
+            return None
+        return partial(self._calls.fork_keeper, self._console)
+
+    def port(self, used: Container[int], port: int) -> int:
+        """fork: reserve a bootstrap port in this process, because the keeper of a round ends before the next round
+        begins. Returns the port. 0: none is free. `used`: ports that are not reserved again. `port`: the port that is
+        wanted. 0: any."""
+        self._release_port()
+        try:
+            self._reservation = Reservation(used, port)
+        except OSError:
+            return 0
+        return self._reservation.port
+
+    def _release_port(self) -> None:
+        if self._reservation is not None:
+            self._reservation.release()
+            self._reservation = None
 
     def release(self) -> None:
         """The workers of the round run: close what only their keeper needed."""
@@ -78,7 +108,12 @@ class Calling:
         return self._calls.values() if self._calls is not None and self._calls.round == round_ else EMPTY
 
     def close(self) -> None:
-        """May be repeated."""
+        """Close everything. May be repeated."""
+        self._drop()
+        self._release_port()
+
+    def _drop(self) -> None:
+        """Close what is left of the last round."""
         if self._calls is not None:
             self._calls.close()
             self._calls = None

@@ -65,6 +65,8 @@ class Keeper:
         has_said: Callable[[], bool] = lambda: True,
         consoles: Mapping[int, Console] = EMPTY,
         on_death: Callable[[], None] = lambda: None,
+        function: Function | None = None,
+        console: tuple[int, int] = (1, 2),
         start_method: str = "spawn",
     ) -> None:
         """Starts a keeper at once, unless `start_method` is fork. Raises `CannotStart`.
@@ -74,10 +76,11 @@ class Keeper:
         `say`: shows a line while no keeper with a console is ready. `has_said`: whether all these lines are written.
         `consoles`: needed if the keeper has no console. By stream (1 and 2), where the workers' output goes.
         `on_death`: called when a keeper has died, before the next one is started.
+        `function`: what each worker of a `StartWorkers` calls. None: these workers run the command line of `configure`.
         `start_method`: how workers that are functions are started. fork: each start of such workers starts a keeper,
-        as a fork of this process, and waits for the end of the last one. No port is reserved before the first.
+        as a fork of this process, and waits for the end of the last one. `console`: the stdout and stderr of a fork.
         """
-        self._calling = Calling(start_method)
+        self._calling = Calling(start_method, function, console)
         self._clock = clock
         self._configure = configure
         self._nonce = nonce
@@ -106,7 +109,7 @@ class Keeper:
         abandon_in_forks(self)
         if self._calling.forks:
             self._has_started = True
-            self._pending.append(Started(clock.now(), nonce, 0))
+            self._pending.append(Started(clock.now(), nonce, self._reserve()))
             return
         try:
             self._begin(start)
@@ -159,11 +162,15 @@ class Keeper:
         `FunctionError` if such a value cannot be read in this process."""
         return self._calling.values(round_)
 
+    def _reserve(self) -> int:
+        """fork: another bootstrap port, which this process reserves. Otherwise 0, because the keepers reserve them."""
+        return self._calling.port(self._used_ports, self._configure.master_port) if self._calling.forks else 0
+
     def stop(self, command: StopWorkers) -> None:
         round_ = self._round
         if isinstance(self._keeper, NoKeeper):
             self._round = None
-            self._pending.append(WorkersStopped(self._clock.now(), command.round, 0))
+            self._pending.append(WorkersStopped(self._clock.now(), command.round, self._reserve()))
             return
         if round_ is not None and round_.number == command.round:
             is_ready = isinstance(self._keeper, ReadyKeeper)
@@ -180,7 +187,7 @@ class Keeper:
 
     def renew_port(self) -> None:
         if isinstance(self._keeper, NoKeeper):
-            self._pending.append(PortReserved(self._clock.now(), 0))
+            self._pending.append(PortReserved(self._clock.now(), self._reserve()))
         else:
             self._owes_port = True
             self._keeper.tell(ReservePort())
@@ -277,6 +284,8 @@ class Keeper:
             self._pending.append(Started(now, self._nonce, ready.port))
 
     def _noted(self, event: Event) -> Event:
+        if self._calling.forks and isinstance(event, WorkersStopped | PortReserved):
+            event = evolve(event, port=self._reserve())  # this keeper will not live to see the next round
         match event:
             case WorkersExited(_, _, exits) if self._round is not None:
                 event = self._calling.judged(event, self._round.running)

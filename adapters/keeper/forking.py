@@ -32,11 +32,13 @@ from .start import Keeping, by_fork, stream_of
 from .wire import ToKeeper
 
 _FAILED = 1
+_NAMES = {1: "stdout", 2: "stderr"}
 
 
-def fork_keeper(workers: Mapping[int, Worker], files: Mapping[int, int]) -> Keeping:
+def fork_keeper(workers: Mapping[int, Worker], files: Mapping[int, int], console: tuple[int, int] = (1, 2)) -> Keeping:
     """Start a keeper as a fork of this process. Its workers are the `workers`, by local rank. `files`: by local rank,
-    the descriptor that a worker writes its value to. Raises `OSError`."""
+    the descriptor that a worker writes its value to. `console`: the descriptors that become the keeper's stdout and
+    stderr. Raises `OSError`."""
     # The program of the keeper is imported here and not in the fork. So a program that starts several rounds pays once.
     from . import process  # noqa: F401
 
@@ -45,15 +47,31 @@ def fork_keeper(workers: Mapping[int, Worker], files: Mapping[int, int]) -> Keep
             stream.flush()  # otherwise each fork would write once more what is still in the buffer
         except (AttributeError, OSError, ValueError):
             pass  # there is no such stream, or it is closed
-    return by_fork(partial(_become, workers, files, gc.isenabled()))
+    # Duplicates, because the owner of these descriptors closes its copies in every child.
+    shown = {number: os.dup(fd) for number, fd in enumerate(console, 1) if fd != number}
+    try:
+        return by_fork(partial(_become, workers, files, shown, gc.isenabled()))
+    finally:
+        for fd in shown.values():
+            os.close(fd)
 
 
 def _become(
-    workers: Mapping[int, Worker], files: Mapping[int, int], collects: bool, wire: socket.socket, agent: int
+    workers: Mapping[int, Worker],
+    files: Mapping[int, int],
+    shown: Mapping[int, int],
+    collects: bool,
+    wire: socket.socket,
+    agent: int,
 ) -> NoReturn:
     from .process import keep
 
     boot.open_standard()
+    for number, fd in shown.items():
+        os.dup2(fd, number)
+        os.close(fd)
+        # The object that the program has put there would write to nobody in a fork.
+        setattr(sys, _NAMES[number], open(number, "w", buffering=1, closefd=False))  # noqa: SIM115  # it stays open
     stream = stream_of(wire, ToKeeper)
     hosts = descriptors() - {stream.source, stream.sink, 0, 1, 2}
     keep(stream, agent, has_console=True, forks=Forks(workers, files, hosts, collects))
@@ -161,7 +179,7 @@ def settle(env: Mapping[str, str], ends: Mapping[int, int], ticket: int, foreign
 def _attach(ends: Collection[int]) -> None:
     """Let `sys.stdout` and `sys.stderr` write to a file that was asked for. A notebook, for example, has put objects of
     its own there, which write elsewhere."""
-    for number, name in ((1, "stdout"), (2, "stderr")):
+    for number, name in _NAMES.items():
         if number in ends and stat.S_ISREG(os.fstat(number).st_mode) and _number(getattr(sys, name)) != number:
             setattr(sys, name, open(number, "w", buffering=1, closefd=False))  # noqa: SIM115  # it stays open
 

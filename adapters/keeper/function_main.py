@@ -227,7 +227,11 @@ def _text(error: BaseException) -> str:
 
 
 def _traceback(error: BaseException) -> str:
+    # The frames of this file come first. They tell nothing about the function.
+    own = shown = error.__traceback__
+    while shown is not None and shown.tb_frame.f_code.co_filename == __file__:
+        shown = shown.tb_next
     try:
-        return "".join(traceback.format_exception(error))
+        return "".join(traceback.format_exception(type(error), error, shown or own))
     except Exception:
         return ""

@@ -89,6 +89,8 @@ class Calls:
         self._packed: dict[object, _Packed] = {}
         self._which: dict[int, _Packed] = {}
         self._server_file = -1
+        self._sent: list[int] = []
+        """What the keeper gets, until it has it."""
         # Without a subreaper, the workers of a fork server could not become children of the keeper.
         self._has_server = start_method == "forkserver" and sys.platform == "linux"
         self._functions = dict(functions) if start_method == "fork" else {}
@@ -115,17 +117,18 @@ class Calls:
             self._packed[key] = _pack(function)
         return self._packed[key]
 
-    def fork_keeper(self) -> Keeping:
-        """Start a keeper that is a fork of this process, and whose workers call these functions. Raises `OSError`."""
+    def fork_keeper(self, console: tuple[int, int]) -> Keeping:
+        """Start a keeper that is a fork of this process, and whose workers call these functions. `console`: the
+        descriptors that become its stdout and stderr. Raises `OSError`."""
         workers = {
             local_rank: Worker("fork", self._files[local_rank], Held(function.fn, function.args))
             for local_rank, function in self._functions.items()
         }
-        return fork_keeper(workers, self._files)
+        return fork_keeper(workers, self._files, console)
 
     def parcel(self, command: StartProcesses) -> Parcel:
         """The command and the files that a keeper needs to start these functions."""
-        sent: list[int] = []
+        sent = self._sent
         processes = []
         told = _told()
         tracker = _tracker()
@@ -165,6 +168,7 @@ class Calls:
             for fd in (packed.file, *packed.descriptors):
                 os.close(fd)
         self._packed, self._which = {}, {}
+        self._sent.clear()
         if self._server_file >= 0:
             os.close(self._server_file)
             self._server_file = -1
@@ -207,6 +211,13 @@ class Calls:
 
 
 # ---- what can be a worker ----
+
+
+def verify(function: Function, start_method: str) -> None:
+    """Raises `FunctionError` if this function cannot be a worker. Starts nothing."""
+    Calls(0, {0: function}, start_method).close()
+    if start_method != "fork":
+        _told()
 
 
 def check(fn: Callable[..., object]) -> None:
@@ -267,7 +278,7 @@ def _by_value(function: Function, spawning: _Spawning) -> memoryview:
     except ImportError:
         raise FunctionError(
             f"{name} or one of its arguments is defined in an interactive session, which a worker cannot import: "
-            "define it in a module, or install cloudpickle"
+            "define it in a module, install cloudpickle, or use start method fork"
         ) from None
     for fd in spawning.descriptors:
         os.close(fd)

@@ -11,6 +11,8 @@ import signal
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from attrs import evolve
+
 from reknit.core.agent.commands import StartWorkers
 from reknit.core.job.entries import WorkerFailure
 from reknit.core.job.ranks import WorkerRanks
@@ -66,7 +68,7 @@ class Launcher:
     ) -> Leader:
         """Start one of the workers of the command. `descriptors`: the open files that came with the command.
         Raises `OSError` and `ValueError`."""
-        process = worker if isinstance(worker, Process) else self._process(command, worker)
+        process = self._process(command, worker)
         given = dict(process.env)
         ranks = {"local_rank": process.local_rank, "rank": process.rank}
         streams = self._streams.open(
@@ -130,24 +132,18 @@ class Launcher:
         """Children of this process that are no strays."""
         return () if self._server is None else (self._server.pid,)
 
-    def _process(self, command: StartWorkers | StartProcesses, worker: WorkerRanks) -> Process:
-        if not isinstance(command, StartWorkers):
-            raise AssertionError(f"{command} brings processes, and not ranks")
-        given = given_by(
-            self._env,
-            command.assignment,
-            worker,
-            run_id=self._run_id,
-            virtual_local_rank=self._virtual_local_rank,
-        )
-        folder = worker_folder(self._log_dir, command.round, worker.local_rank, must=self._streams.has_files)
-        return Process(
-            worker.local_rank,
-            worker.rank,
-            tuple(arguments(self._argv, worker.local_rank)),
-            variables(given),
-            error_file=os.path.join(folder, "error.json") if folder else "",
-        )
+    def _process(self, command: StartWorkers | StartProcesses, worker: WorkerRanks | Process) -> Process:
+        if isinstance(worker, WorkerRanks):
+            argv = tuple(arguments(self._argv, worker.local_rank))
+            worker = Process(worker.local_rank, worker.rank, argv)
+        assignment, local_rank = command.assignment, worker.local_rank
+        if assignment is None:
+            return worker
+        ranks = next(ranks for ranks in assignment.workers if ranks.local_rank == local_rank)
+        given = given_by(self._env, assignment, ranks, run_id=self._run_id, virtual_local_rank=self._virtual_local_rank)
+        folder = worker_folder(self._log_dir, command.round, local_rank, must=self._streams.has_files)
+        error_file = os.path.join(folder, "error.json") if folder else ""
+        return evolve(worker, env=variables({**given, **dict(worker.env)}), error_file=error_file)
 
     def failure(self, worker: WorkerRanks | Process, error: OSError | ValueError) -> WorkerFailure:
         """Why this worker could not be started."""

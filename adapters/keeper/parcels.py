@@ -15,7 +15,9 @@ import socket
 from collections import deque
 from collections.abc import Sequence
 
-from attrs import frozen
+from attrs import evolve, frozen
+
+from .wire import StartProcesses
 
 _MOST = 128
 """Number of files in one call. Linux takes 253 at most."""
@@ -26,8 +28,10 @@ _CLOEXEC = getattr(socket, "MSG_CMSG_CLOEXEC", 0)
 class Parcel:
     """A message, and the open files that belong to it. They stay open in the agent, and are the agent's to close."""
 
-    message: object
+    message: StartProcesses
     descriptors: Sequence[int]
+    """Who closes the files empties this list. Otherwise a parcel that still waits would send whatever has these numbers
+    by then."""
 
 
 class Sender:
@@ -36,7 +40,9 @@ class Sender:
     def __init__(self, sock: socket.socket | None) -> None:
         """None: the keeper cannot be given open files."""
         self._sock = sock
-        self._waiting: deque[tuple[object, list[int]]] = deque()
+        self._waiting: deque[object] = deque()
+        self._sent = 0
+        """Number of files of the first parcel that were sent."""
 
     @property
     def fd(self) -> int:
@@ -48,25 +54,26 @@ class Sender:
         return bool(self._waiting)
 
     def add(self, message: object) -> None:
-        if isinstance(message, Parcel):
-            self._waiting.append((message.message, list(message.descriptors)))
-        else:
-            self._waiting.append((message, []))
+        """Queue a message or a `Parcel`."""
+        self._waiting.append(message)
 
     def ready(self) -> list[object]:
         """Send files as far as the kernel takes them. Returns the messages whose files are sent, in order."""
         found: list[object] = []
         while self._waiting:
-            message, descriptors = self._waiting[0]
-            while descriptors:
-                if not self._send(descriptors[:_MOST]):
-                    return found
-                del descriptors[:_MOST]
+            message = self._waiting[0]
+            if isinstance(message, Parcel):
+                while part := message.descriptors[self._sent : self._sent + _MOST]:
+                    if not self._send(part):
+                        return found
+                    self._sent += len(part)
+                # If the files were closed meanwhile, the keeper must not take those of the next message for them.
+                message, self._sent = evolve(message.message, descriptors=self._sent), 0
             found.append(message)
             self._waiting.popleft()
         return found
 
-    def _send(self, descriptors: list[int]) -> bool:
+    def _send(self, descriptors: Sequence[int]) -> bool:
         if self._sock is None:
             raise AssertionError("a keeper without a socket for open files cannot be given any")
         try:

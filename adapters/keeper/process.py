@@ -272,6 +272,7 @@ class Keeper:
             stdin=None if wanted.stdin is None else wanted.stdin.encode("latin-1"),
             stdout=stdout,
             stderr=stderr,
+            relays=wanted.relays,
         )
         try:
             port = self._workers.reserve_port()

@@ -85,6 +85,7 @@ class Processes:
         stdin: bytes | None = None,
         stdout: int = 1,
         stderr: int = 2,
+        relays: bool = False,
         master_port: int = 0,
         virtual_local_rank: bool = False,
         forks: Forks | None = None,
@@ -96,13 +97,13 @@ class Processes:
         `used_ports`: bootstrap ports that are not reserved again.
         `port`: the bootstrap port to reserve first, if it is free. 0: any port.
         `stdin`: what each worker reads from its standard input. None: workers inherit that of this process.
-        `stdout`, `stderr`: the descriptors of the console.
+        `stdout`, `stderr`: the descriptors of the console. `relays`: see `Streams`.
         `master_port`: the bootstrap port of every round. 0: another free port for each round.
         `virtual_local_rank`: see `environment`.
         `forks`: the workers without a program, which are forked from this process. None: there are none.
         """
         self._clock = clock
-        self._streams = Streams(streams or StreamSettings(), env=env, stdout=stdout, stderr=stderr)
+        self._streams = Streams(streams or StreamSettings(), env=env, stdout=stdout, stderr=stderr, relays=relays)
         self._launcher = Launcher(
             clock,
             self._streams,

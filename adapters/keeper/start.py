@@ -48,8 +48,9 @@ Start = Callable[[], Keeping]
 """Starts a keeper. Raises `OSError` if no process or descriptor is left."""
 
 
-def by_exec(env: Mapping[str, str]) -> Keeping:
-    """Start a keeper on this host in a new interpreter. `env`: its environment, which its workers inherit."""
+def by_exec(env: Mapping[str, str], console: tuple[int, int] = (1, 2)) -> Keeping:
+    """Start a keeper on this host in a new interpreter. `env`: its environment, which its workers inherit. `console`:
+    the descriptors of this process that become the keeper's stdout and stderr."""
     ours, theirs = socket.socketpair()
     try:
         # Whatever may fail comes before the start: afterwards there is a process that must not be lost.
@@ -63,7 +64,9 @@ def by_exec(env: Mapping[str, str]) -> Keeping:
             parcels.setblocking(False)
             argv = [sys.executable, "-I", "-S", boot.__file__, os.pathsep.join(_paths())]
             argv += [str(_WIRE), str(os.getpid()), str(_PARCELS)]
-            with apart({_WIRE: theirs.fileno(), _PARCELS: taker.fileno()}) as ends:
+            given = {_WIRE: theirs.fileno(), _PARCELS: taker.fileno()}
+            given |= {number: fd for number, fd in enumerate(console, 1) if fd != number}
+            with apart(given) as ends:
                 pid = _spawned(argv, env, [(os.POSIX_SPAWN_DUP2, fd, number) for number, fd in ends.items()])
         except BaseException:
             parcels.close()

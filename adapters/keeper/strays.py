@@ -37,8 +37,8 @@ class Strays:
     def __init__(self, clock: Clock, spared: Callable[[], Collection[int]] = tuple) -> None:
         """`spared`: gives the children that belong to this process itself."""
         self._clock = clock
-        self._children = Children()
         self._spared = spared
+        self._children = Children()
         self._pressed: dict[int, _Stray] = {}
         self._given_up: set[int] = set()
 

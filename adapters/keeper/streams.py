@@ -83,11 +83,20 @@ class Streams:
     """The output of all workers of this agent. Only `open` raises `OSError`."""
 
     def __init__(
-        self, settings: StreamSettings, *, env: Mapping[str, str] | None = None, stdout: int = 1, stderr: int = 2
+        self,
+        settings: StreamSettings,
+        *,
+        env: Mapping[str, str] | None = None,
+        stdout: int = 1,
+        stderr: int = 2,
+        relays: bool = False,
     ) -> None:
+        """`stdout`, `stderr`: the descriptors of the console. `relays`: stdout goes through the relay even if it is
+        another console than stderr."""
         self._settings = settings
         self._template = settings.prefix or (env or {}).get("TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE", "")
         self._fds = {STDOUT: stdout, STDERR: stderr}
+        self._relays = relays
         self._relay = Relay(self.say)
         err = Console(stderr, has_room=self._relay.wake)
         self._is_one = _is_same(stdout, stderr)
@@ -143,9 +152,12 @@ class Streams:
         if self._settings.output == "inherit":
             relayed: list[int] = []
         else:
-            relayed = plain if self._is_one else [stream for stream in plain if stream == STDERR]
-        if relayed:
+            relayed = plain if self._is_one or self._relays else [stream for stream in plain if stream == STDERR]
+        if relayed and self._is_one:
             self._tap(streams, tuple(relayed))
+        else:
+            for stream in relayed:
+                self._tap(streams, (stream,))
         for stream in plain:
             if stream not in relayed and self._fds[stream] != stream:
                 streams.ends[stream] = os.dup(self._fds[stream])

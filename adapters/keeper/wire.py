@@ -22,7 +22,7 @@ from attrs import frozen
 
 from reknit.core.agent.commands import ReservePort, StartWorkers, StopWorkers
 from reknit.core.agent.events import PortReserved, WorkersExited, WorkersStarted, WorkersStopped
-from reknit.core.job.ranks import WorkerRanks
+from reknit.core.job.ranks import Assignment, WorkerRanks
 from reknit.core.text.codec import CodecError, decode, encode
 
 from .streams import StreamSettings
@@ -78,6 +78,9 @@ class StartProcesses:
 
     round: int
     processes: tuple[Process, ...]
+    assignment: Assignment | None = None
+    """The ranks of the workers. The keeper makes the variables and the error file of each worker from them, as for
+    `StartWorkers`. None: each `Process` says everything."""
     fork_server: Process | None = None
     """The process that forks the workers without an `argv`. The keeper starts it if it has none."""
     descriptors: int = 0
@@ -100,6 +103,9 @@ class Configure:
     """What each worker reads from its standard input, one character per byte (Latin-1). None: workers inherit the
     keeper's standard input."""
     streams: StreamSettings = StreamSettings()
+    relays: bool = False
+    """Stdout goes through the relay even if it is another console than stderr. So lines of two workers are not mixed.
+    """
     log_base: str = ""
     """The folder in which a folder for this run's files is made. Empty: the host's folder for temporary files."""
     log_dir: str = ""

@@ -162,7 +162,7 @@ def crowd(job: Job, entries: Sequence[Entry], start: int) -> dict[NodeId, Joined
     Any other entry ends the crowd. So does the first entry that could seal the round: a crowd alone never seals it.
     """
     found: dict[NodeId, Joined] = {}
-    for entry in islice(entries, start, start + lacking(job) - 1):
+    for entry in islice(entries, start, min(len(entries), start + lacking(job) - 1)):
         if not isinstance(entry, Joined) or not can_join(job, entry):
             break
         if entry.node.id in job.live or entry.node.id in found:

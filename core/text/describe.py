@@ -128,7 +128,7 @@ def _store_news(before: Agent, after: Agent) -> Iterator[str]:
     elif before.outage and not after.outage:
         yield "the journal can be reached again" if before.was_read else "the journal can be reached now"
     if after.outage and after.outcome is None and after.end is None and before.workers.alive > after.workers.alive:
-        yield "this node has no workers now; it waits for the journal"
+        yield "this node has no workers now; it waits until the journal can be reached"
 
 
 def _runs_on(agent: Agent) -> str:

@@ -3,7 +3,8 @@
 The front door for those who embed it. Importing it loads nothing else: each name is fetched when it is first asked for,
 so `reknit --version` stays cheap, and a program pays only for what it uses.
 
-    from reknit import Settings, launch       run an agent from a program
+    from reknit import launch                 run a function or a script on several workers
+    from reknit import Settings, run          run an agent from a program
     from reknit import Agent, Job, fold, step judge alone: no process, no thread, no clock
 
 `fold(job, entry)` is the job that all agents share; `step(agent, event)` is one node's agent. See `reknit.core`.
@@ -16,9 +17,11 @@ TYPE_CHECKING = (
     False  # type checkers take it for true under this name; importing `typing` would cost more than the rest
 )
 if TYPE_CHECKING:
+    from .adapters.keeper.functions import FunctionError
     from .adapters.loop import Loop, Ports
     from .adapters.ports import CannotStart
-    from .app.launch import Running, launch, launch_async, start
+    from .app.friendly import JobFailed, launch, launch_async, report_lines
+    from .app.launch import Running, run, run_async, start
     from .app.settings import Meeting, Settings
     from .app.wire import Prevented
     from .core.agent.agent import Agent, Spec
@@ -32,7 +35,9 @@ __all__ = [
     "Admission",
     "Agent",
     "CannotStart",
+    "FunctionError",
     "Job",
+    "JobFailed",
     "Loop",
     "Meeting",
     "Ports",
@@ -48,6 +53,9 @@ __all__ = [
     "fold",
     "launch",
     "launch_async",
+    "report_lines",
+    "run",
+    "run_async",
     "start",
     "step",
 ]
@@ -56,7 +64,9 @@ _HOME = {
     "Admission": "core.job.entries",
     "Agent": "core.agent.agent",
     "CannotStart": "adapters.ports",
+    "FunctionError": "adapters.keeper.functions",
     "Job": "core.job.job",
+    "JobFailed": "app.friendly",
     "Loop": "adapters.loop",
     "Meeting": "app.settings",
     "Ports": "adapters.loop",
@@ -69,8 +79,11 @@ _HOME = {
     "Step": "core.agent.step",
     "Terms": "core.job.entries",
     "fold": "core.job.fold",
-    "launch": "app.launch",
-    "launch_async": "app.launch",
+    "launch": "app.friendly",
+    "launch_async": "app.friendly",
+    "report_lines": "app.friendly",
+    "run": "app.launch",
+    "run_async": "app.launch",
     "start": "app.launch",
     "step": "core.agent.step",
 }

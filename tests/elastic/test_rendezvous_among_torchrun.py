@@ -22,11 +22,11 @@ AGENT = """
     from reknit.elastic.rendezvous import RendezvousParameters
     from reknit.elastic.rendezvous.registry import get_rendezvous_handler
 
-    endpoint, max_restarts = sys.argv[1], int(sys.argv[2])
+    endpoint, most = sys.argv[1], int(sys.argv[2])
     config = {"last_call_timeout": 1, "join_timeout": 50}
-    handler = get_rendezvous_handler(RendezvousParameters("torch:c10d", endpoint, "j", 2, 2, "127.0.0.1", **config))
+    handler = get_rendezvous_handler(RendezvousParameters("torch:c10d", endpoint, "j", 2, most, "127.0.0.2", **config))
     command = {"entrypoint": sys.executable, "args": ("w.py",)}
-    spec = WorkerSpec("default", 2, handler, max_restarts=max_restarts, **command)
+    spec = WorkerSpec("default", 2, handler, max_restarts=1, **command)
     try:
         result = LocalElasticAgent(spec).run()
         print("result", json.dumps([result.state.value, sorted(result.return_values), sorted(result.failures)]))
@@ -41,9 +41,9 @@ def endpoint() -> str:
     return f"127.0.0.1:{free_port()}"
 
 
-def agent(path: Path, endpoint: str, max_restarts: int = 1) -> NodeRun:
+def agent(path: Path, endpoint: str, most: int = 2) -> NodeRun:
     (path / "agent.py").write_text("\n".join(line[4:] for line in AGENT.splitlines()))
-    return NodeRun(path, "agent", "agent.py", endpoint, str(max_restarts))
+    return NodeRun(path, "agent", "agent.py", endpoint, str(most))
 
 
 def said(node: NodeRun, word: str) -> list[object]:
@@ -63,7 +63,7 @@ def test_an_agent_and_torchrun_form_one_group(tmp_path: Path, endpoint: str) -> 
     on one of them restarts both, and success is told by the ranks that the workers really had."""
     with (
         agent(tmp_path, endpoint) as ours,
-        torchrun(tmp_path, "b", "c10d", endpoint, "2", "--max-restarts=1", "--local-addr=127.0.0.2") as theirs,
+        torchrun(tmp_path, "b", "c10d", endpoint, "2", "--max-restarts=1", "--local-addr=127.0.0.3") as theirs,
     ):
         assert ranks(ours, theirs, count=3)[0] == [(0, 3), (1, 3), (2, 3)]
         assert len({u.master for u in (*ours.ups(), *theirs.ups())}) == 1
@@ -76,12 +76,35 @@ def test_an_agent_and_torchrun_form_one_group(tmp_path: Path, endpoint: str) -> 
         assert said(ours, "result") == ["SUCCEEDED", mine, []]
 
 
+def test_a_torchrun_that_joins_gets_its_place(tmp_path: Path, endpoint: str) -> None:
+    """It waits at the rendezvous, and the agent ends the round for it like any other member.
+
+    The newcomer stands first in torch's order. One that stands later waits in vain in torch 2.13, also among torchruns
+    alone: group rank 0 publishes the address of its store only in its first round.
+    """
+    with (
+        agent(tmp_path, endpoint, most=3) as ours,
+        torchrun(tmp_path, "b", "c10d", endpoint, "2:3", "--local-addr=127.0.0.3") as theirs,
+    ):
+        assert ranks(ours, theirs, count=3)[0] == [(0, 3), (1, 3), (2, 3)]
+        with torchrun(tmp_path, "c", "c10d", endpoint, "2:3", "--local-addr=127.0.0.1") as newcomer:
+            assert [(u.rank, u.world, u.restart) for u in (newcomer.up(1), theirs.up(2))] == [(0, 4, 0), (3, 4, 0)]
+            until(lambda: len(ours.ups()) == 4)
+            assert sorted((u.rank, u.world, u.restart) for u in ours.ups()[2:]) == [(1, 4, 0), (2, 4, 0)]
+            for node in (ours, theirs, newcomer):
+                for up in node.ups():
+                    if up.world == 4:
+                        os.kill(up.pid, GOOD)
+            assert (ours.ends(), theirs.ends(), newcomer.ends()) == (0, 0, 0)
+            assert said(ours, "result") == ["SUCCEEDED", [1, 2], []]
+
+
 def test_a_rendezvous_that_another_agent_has_closed_is_torchs_error(tmp_path: Path, endpoint: str) -> None:
     """A torchrun whose budget is spent closes it. As with torch, the agent finds out when it wants another round: its
     workers may be done before."""
     with (
         agent(tmp_path, endpoint) as ours,
-        torchrun(tmp_path, "b", "c10d", endpoint, "2", "--local-addr=127.0.0.2") as theirs,
+        torchrun(tmp_path, "b", "c10d", endpoint, "2", "--local-addr=127.0.0.3") as theirs,
     ):
         ranks(ours, theirs, count=3)
         theirs.tell(BAD)

@@ -6,7 +6,9 @@ import os
 import re
 import signal
 import sys
+from contextlib import suppress
 from pathlib import Path
+from types import TracebackType
 from typing import NamedTuple
 
 from tests.command import Run
@@ -41,6 +43,14 @@ class NodeRun(Run):
         self.out_path, self.err_path = path / f"{name}.out", path / f"{name}.err"
         with self.out_path.open("wb") as out, self.err_path.open("wb") as err:
             super().__init__(path, sys.executable, *command, script=script, stdout=out, stderr=err)
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        if kind is not None or self.process.poll() is None:
+            self.process.kill()
+            for pid in self.left_over():  # workers outlive a torchrun that is killed
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+        super().__exit__(kind, error, tb)
 
     def ups(self) -> list[Up]:
         found = re.findall(r"^up (\d+) (\d+) (\d+) (\S+) (\d+) (\d+)$", self.out_path.read_text(), re.M)
