@@ -10,6 +10,7 @@ import subprocess
 import sys
 import textwrap
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -332,6 +333,45 @@ def test_further_signals_shorten_the_grace(tmp_path: Path) -> None:
         agent.run()
     thread.join()
     assert not any(is_alive(pid) for pid in read_pids(tmp_path / "pids", 1))
+
+
+def interrupted(agent: LocalElasticAgent, when: Callable[[], object]) -> None:
+    """Run the agent, and send SIGTERM to this process when the condition holds."""
+
+    def interrupt() -> None:
+        until(when)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    thread = threading.Thread(target=interrupt)
+    thread.start()
+    with pytest.raises(SignalException):
+        agent.run()
+    thread.join()
+
+
+def meets(folder: Path, name: str) -> ReknitRendezvousHandler:
+    params = RendezvousParameters("reknit", str(folder / "journal"), "job", 2, 2, node_id=name, last_call_timeout=1)
+    return ReknitRendezvousHandler(params)
+
+
+def test_a_signal_ends_the_wait_for_a_round(tmp_path: Path) -> None:
+    """The second node never comes. torch's agent cannot be ended while a call to its store waits."""
+    agent = LocalElasticAgent(python("pass", rdzv_handler=meets(tmp_path, "a")))
+    interrupted(agent, lambda: agent._course is not None and agent._course._running.loop.agent.has_joined)
+
+
+def test_a_signal_ends_the_wait_at_the_exit_barrier(tmp_path: Path) -> None:
+    """At once, and the other node goes on. torch notices the signal when the wait is over."""
+    script = "import os, sys, time\nwhile not os.path.exists(sys.argv[1]): time.sleep(0.01)"
+    other = LocalElasticAgent(python(script, tmp_path / "gone", rdzv_handler=meets(tmp_path, "b")))
+    results: list[RunResult] = []
+    thread = threading.Thread(target=lambda: results.append(other.run()))
+    thread.start()
+    agent = LocalElasticAgent(python("pass", rdzv_handler=meets(tmp_path, "a")), exit_barrier_timeout=3000)
+    interrupted(agent, lambda: agent._in_exit_barrier)
+    (tmp_path / "gone").touch()
+    thread.join()
+    assert results[0].state is WorkerState.SUCCEEDED
 
 
 def test_only_the_signals_that_the_launcher_names_are_taken() -> None:

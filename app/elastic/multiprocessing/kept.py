@@ -161,7 +161,7 @@ class KeptProcesses:
             while not (self._is_stopped or self._is_torn or clock.now() >= give_up):
                 self.look(give_up - clock.now())
                 if signals() > seen:
-                    give_up = min(give_up, self._tell(signum, 0.0 if seen else _HURRIED_S))
+                    give_up = min(give_up, self._tell(signum, _HURRIED_S if signals() == 1 else 0.0))
                     seen = signals()
             if not self._is_stopped:
                 self._shared.end()  # the keeper does not answer, or cannot be trusted
