@@ -118,6 +118,8 @@ def _wait_for_reader(console: Console, wired: Wired, result: Result) -> None:
     left_s = LAST_WORDS_S if isinstance(result.why, SignalReceived) else READER_S
     while left_s > 0 and not has_written(min(_LOOK_S, left_s)):
         left_s = min(left_s - _LOOK_S, LAST_WORDS_S) if wired.ports.requests.taken() else left_s - _LOOK_S
+    if left_s <= 0:
+        console.close(0.0)  # nobody reads: what is left is dropped, and nothing waits for it again
 
 
 def _sweep_adopted(own: set[int]) -> None:

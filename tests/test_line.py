@@ -11,7 +11,7 @@ import pytest
 from reknit.adapters.clock import Clock
 from reknit.adapters.keeper.line import Line
 from reknit.adapters.keeper.start import by_command
-from reknit.adapters.keeper.wire import Ended
+from reknit.adapters.keeper.stream import Ended
 from tests.waiting import PATIENCE_S, descriptors, until
 
 

@@ -267,6 +267,26 @@ console.Console.flush = noted
     assert b"rank 0 failed first" in said
 
 
+def test_nobody_waits_twice_for_a_console_that_nobody_reads(tmp_path: Path) -> None:
+    """A job that was asked to end drops after a second what nobody reads. Here later waits would never end."""
+    patch = """
+import reknit.adapters.keeper.process as keeper
+import reknit.app.verbs.run as command
+keeper.LAST_WORDS_S = command.LAST_WORDS_S = 10_000
+"""
+    ours, theirs = os.pipe()
+    os.set_blocking(theirs, False)
+    with open(ours, "rb"), open(theirs, "wb", buffering=0) as full:
+        while full.write(b"x" * 4096):
+            pass
+        os.set_blocking(theirs, True)
+        script = "open('up', 'w').close(); import time; time.sleep(600)  # it is ended"
+        with Run(tmp_path, *launcher(tmp_path, patch), "run", "w.py", script=script, stderr=full) as job:
+            until((tmp_path / "up").exists)
+            job.signal(signal.SIGTERM)
+            assert job.end() == 128 + signal.SIGTERM
+
+
 def test_own_lines_keep_their_order_although_two_processes_write_them(tmp_path: Path) -> None:
     """The console of the agent's own process may write the first lines late: here, when the last one was said."""
     patch = """

@@ -37,7 +37,8 @@ def main() -> None:
     close_all_but(source, sink, parcels_fd)
 
     from reknit.adapters.keeper.process import keep
-    from reknit.adapters.keeper.wire import Stream, ToKeeper
+    from reknit.adapters.keeper.stream import Stream
+    from reknit.adapters.keeper.wire import ToKeeper
 
     keep(Stream(source, sink, ToKeeper), int(agent), has_console=wire != "-", parcels=parcels_fd)
 

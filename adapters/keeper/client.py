@@ -36,6 +36,7 @@ from .line import Line
 from .staff import Staff, Told
 from .standing import NoKeeper, ReadyKeeper, StartingKeeper
 from .start import Start, cause
+from .stream import Broken, Ended, Limited
 
 if TYPE_CHECKING:
     from .functions import Function
@@ -230,9 +231,9 @@ class Keeper:
             messages = keeper.line.listen(now)
             for message in messages:
                 self._take(message, now)
-        except wire.Broken as error:
-            is_limit = isinstance(error, wire.Limited)
-            self._lost(keeper.line, str(error), has_ended=isinstance(error, wire.Ended), is_limit=is_limit)
+        except Broken as error:
+            is_limit = isinstance(error, Limited)
+            self._lost(keeper.line, str(error), has_ended=isinstance(error, Ended), is_limit=is_limit)
             return
         if messages:
             if isinstance(self._keeper, ReadyKeeper):
@@ -255,7 +256,7 @@ class Keeper:
                 pass  # the stream has checked the version, and that something came is noted by `_listen`
             case wire.Unusable(why, is_usage):
                 if self._has_started:
-                    raise wire.Limited(why)
+                    raise Limited(why)
                 raise CannotStart(why, is_usage=is_usage)
             case wire.Ready() if isinstance(keeper, StartingKeeper):
                 self._be_ready(keeper, message, now)

@@ -12,7 +12,8 @@ from reknit.adapters.ports import Clock
 
 from .parcels import Parcel, Sender
 from .start import Keeping, Start
-from .wire import Broken, Ended, Shutdown
+from .stream import Broken, Ended
+from .wire import Shutdown
 
 _END_S = 0.1
 _KILL_S = 10.0

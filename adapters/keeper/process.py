@@ -1,4 +1,4 @@
-"""The keeper: the process that holds one agent's workers. The agent is at the other end of a `wire.Stream`.
+"""The keeper: the process that holds one agent's workers. The agent is at the other end of a `stream.Stream`.
 
 1. One thread decides. It sleeps until a message comes, a worker ends, the agent dies or a deadline passes.
 2. When its agent is gone, the keeper ends everything that it has ever started, and then itself. It watches the stream
@@ -33,13 +33,13 @@ from .folder import LogFolder, NoFolder, remove_abandoned, working_folder
 from .guard import continue_on_news
 from .parcels import Receiver
 from .processes import Processes
+from .stream import Broken, Stream
 from .wire import (
     LARGEST_RECORD,
     PING_S,
     SILENCE_S,
     VERSION,
     WINDOW,
-    Broken,
     Configure,
     Credit,
     Exitcodes,
@@ -54,7 +54,6 @@ from .wire import (
     Say,
     Shutdown,
     StartProcesses,
-    Stream,
     Unusable,
 )
 
@@ -375,7 +374,8 @@ class Keeper:
                 self._workers.say(f"reknit: the agent is gone; its keeper has ended {count}")
             if stuck:
                 self._workers.say(f"reknit: these processes cannot be killed: {', '.join(map(str, stuck))}")
-            self._workers.flush(LAST_WORDS_S)
+            # If the agent has waited for the console in vain, waiting once more would only delay its end.
+            self._workers.flush(0.0 if self._is_over and self._owes_flush else LAST_WORDS_S)
         if self._folder is not None:
             self._folder.close()
 

@@ -24,7 +24,8 @@ from attrs import frozen
 from reknit.adapters.children import apart, pidfd_of
 
 from . import boot
-from .wire import Stream, ToAgent, ToKeeper
+from .stream import Stream
+from .wire import ToAgent, ToKeeper
 
 _WIRE, _PARCELS = 3, 4
 """The descriptors of the stream and of the socket for open files, in a keeper that is started by exec."""

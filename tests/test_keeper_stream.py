@@ -9,14 +9,13 @@ from collections.abc import Iterator
 
 import pytest
 
+from reknit.adapters.keeper.stream import Broken, Stream
 from reknit.adapters.keeper.wire import (
     VERSION,
-    Broken,
     Flushed,
     Hello,
     Output,
     Say,
-    Stream,
     ToAgent,
     ToKeeper,
 )
