@@ -164,8 +164,10 @@ def _settings(
     env: Mapping[str, str],
     grace_s: float,
 ) -> Settings:
-    if isinstance(args, str | bytes):
+    if isinstance(args, str | bytes) or not isinstance(args, Iterable):
         raise ValueError(f"args must be a tuple of the arguments, not {args!r:.100}")
+    if meeting is not None and not run_id:
+        raise ValueError("run_id must be given with a meeting: the name of the job, the same on all nodes")
     pair: object = (nodes, nodes) if isinstance(nodes, int) else nodes
     if not isinstance(pair, tuple) or len(pair) != 2:
         raise ValueError(f"nodes must be a number, or the least and the greatest number, not {nodes!r:.100}")
@@ -178,15 +180,29 @@ def _settings(
         fields |= {"function": entry, "args": tuple(args)}
     else:
         fields["command"] = _command(entry, tuple(args))
-    return Settings(
-        local_world_size=nproc,
-        terms=Terms(min_nodes=pair[0], max_nodes=pair[1], restarts=RestartPolicy(max_restarts=max_restarts)),
-        meeting=meeting,
-        start_method=start_method,
-        env={**given, **env},
-        grace_s=grace_s,
-        **fields,
-    )
+    try:
+        return Settings(
+            local_world_size=nproc,
+            terms=Terms(min_nodes=pair[0], max_nodes=pair[1], restarts=RestartPolicy(max_restarts=max_restarts)),
+            meeting=meeting,
+            start_method=start_method,
+            env={**given, **env},
+            grace_s=grace_s,
+            **fields,
+        )
+    except ValueError as error:
+        raise ValueError(_translated(str(error))) from None
+
+
+_PARAMETERS = {"local_world_size": "nproc", "min_nodes": "nodes", "max_nodes": "nodes"}
+"""By field of the settings: the parameter of `launch`, where it has another name."""
+
+
+def _translated(refusal: str) -> str:
+    """The error message `Class.field must be …` of a value, with the parameter in the place of the field."""
+    field, must, wanted = refusal.partition(" must be ")
+    name = field.rpartition(".")[2]
+    return f"{_PARAMETERS.get(name, name)}{must}{wanted}"
 
 
 def _command(entry: object, args: Sequence[object]) -> tuple[str, ...]:

@@ -139,7 +139,7 @@ def test_what_cannot_be_pickled_is_named(keep: Keep) -> None:
     kept = keep("unused")
     with nothing_left():
         for fn in (local, lambda: None, functools.partial(local)):
-            with pytest.raises(FunctionError, match=r"cannot be pickled, .* Define it at the top of a module: "):
+            with pytest.raises(FunctionError, match=r"cannot be pickled, .* Define it at the top of a module, or use "):
                 begin(kept, Function(fn))
         with pytest.raises(FunctionError, match="the arguments of give cannot be pickled: TypeError"):
             begin(kept, Function(called.give, (called.give_lock(),)))

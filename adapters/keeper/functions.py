@@ -305,7 +305,8 @@ def _why_not(function: Function, error: Exception) -> str:
     try:
         ForkingPickler.dumps(function.fn)
     except Exception:
-        return f"{name} cannot be pickled, so a worker cannot import it. Define it at the top of a module: {cause}"
+        remedy = 'Define it at the top of a module, or use start_method="fork"'
+        return f"{name} cannot be pickled, so a worker cannot import it. {remedy}: {cause}"
     return f"the arguments of {name} cannot be pickled: {cause}"
 
 

@@ -202,3 +202,27 @@ def test_events_name_the_job_and_the_backend(job: Together) -> None:
     agent = job.agent("a", "pass", nodes=(1, 1))
     event = agent.get_event_succeeded()
     assert (event.metadata["run_id"], event.metadata["rdzv_backend"]) == ("job", "reknit")
+
+
+class Watchful(PlainAgent):
+    """Notes whether it was asked how its workers are while it had none."""
+
+    def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
+        if not self.processes:
+            self.calls.append("looked at nobody")
+        return super()._monitor_workers(worker_group)
+
+
+@pytest.mark.parametrize("attempt", range(3))
+def test_workers_that_were_stopped_are_not_looked_at(job: Together, tmp_path: Path, attempt: int) -> None:
+    """Between the stop and the end of the job, a look would find workers that this agent itself has ended."""
+    script = """
+        import os, signal
+        if os.environ["RANK"] == "1":
+            raise SystemExit(3)
+        signal.pause()
+    """
+    agents = [job.agent(name, script, kind=Watchful, max_restarts=0, monitor_interval=0.001) for name in ("a", "b")]
+    job.run(*agents)
+    assert all("looked at nobody" not in agent.calls for agent in agents)
+    assert [job.result(name).is_failed() for name in ("a", "b")] == [True, True]

@@ -165,6 +165,11 @@ class Course:
             self._workers_clock.wake()
 
     @property
+    def has_round(self) -> bool:
+        """A round was begun on this node, and its workers were not stopped yet."""
+        return self._round is not None
+
+    @property
     def assignment(self) -> Assignment:
         """The ranks of this node in the present round."""
         if self._round is None:

@@ -44,14 +44,15 @@ class Turns:
         self._looks_at = self._course.now() + self._group.spec.monitor_interval
 
     def _turn(self) -> None:
-        has_ended = self._course.last is not None
-        command = self._course.wait(None if has_ended else self._looks_at)
+        # Workers that have ended or were stopped are not looked at: what follows is for the other nodes to say, too.
+        is_idle = self._course.last is not None or not self._course.has_round
+        command = self._course.wait(None if is_idle else self._looks_at)
         if isinstance(command, StartWorkers):
             self._course.give_back(command)
             self._form(self._agent._initialize_workers)
         elif isinstance(command, StopWorkers):
             self._obey(command)
-        elif not has_ended:
+        elif not is_idle:
             self._looks_at = self._course.now() + self._group.spec.monitor_interval
             self._look()
 
