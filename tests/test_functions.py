@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import functools
 import multiprocessing
 import os
@@ -143,6 +144,22 @@ def test_what_cannot_be_pickled_is_named(keep: Keep) -> None:
                 begin(kept, Function(fn))
         with pytest.raises(FunctionError, match="the arguments of give cannot be pickled: TypeError"):
             begin(kept, Function(called.give, (called.give_lock(),)))
+        with pytest.raises(FunctionError, match="the arguments of give cannot be pickled: FileNotFoundError"):
+            begin(kept, Function(called.give, (called.Lost(),)))
+
+
+def test_a_limit_on_descriptors_is_no_mistake_of_the_caller(keep: Keep, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A queue is pickled by duplicating its descriptors."""
+
+    def dup(fd: int) -> int:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    queue = multiprocessing.get_context("spawn").SimpleQueue()
+    kept = keep("unused")
+    monkeypatch.setattr(os, "dup", dup)
+    with pytest.raises(OSError, match="Too many open files"):
+        begin(kept, Function(called.give, (queue,)))
+    queue.close()
 
 
 @pytest.mark.parametrize("fn", [called.generate, functools.partial(called.generate), called.wait])
