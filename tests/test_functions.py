@@ -128,6 +128,14 @@ def test_nothing_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
         kept.close()
 
 
+def test_equal_arguments_are_not_mixed_up(keep: Keep) -> None:
+    """Each worker gets its own, also if Python takes them for equal."""
+    kept = keep("unused")
+    begin(kept, *(Function(called.give, (value,)) for value in (0.0, -0.0, 0, False)))
+    assert failures(drive_exits(kept.keeper, kept.clock, 4)) == []  # type: ignore[arg-type]
+    assert [repr(value) for value in kept.keeper.values(0).values()] == ["0.0", "-0.0", "0", "False"]
+
+
 # ---- what cannot be ----
 
 

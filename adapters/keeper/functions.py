@@ -41,7 +41,8 @@ _TOLD, _FILE, _PAYLOAD, _TRACKER, _FIRST = 10, 11, 12, 13, 14
 """Descriptors of a worker: what it is told, the file for its value (the same one), the pickled function, the resource
 tracker, and the first one of its arguments."""
 _ENDED_EARLY = 1
-_NAMED = (str, bytes, int, float, bool, type(None))
+_NAMED = (str, bytes, int, bool, type(None))
+"""Types of arguments that are the same if they are equal. A float is none: 0.0 equals -0.0."""
 _LIMITS = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOSPC)
 """Errors while something is pickled that are not the caller's mistake."""
 
