@@ -35,6 +35,7 @@ class LoopThread:
         self._loop = loop
         self._on_end = on_end
         self._error: BaseException | None = None
+        self._has_ended = threading.Event()
         # A daemon thread: a program that ends does not wait for its job. The keeper then ends the workers.
         self._thread = threading.Thread(target=self._run, name=f"reknit {loop.agent.spec.node_id}", daemon=True)
 
@@ -45,20 +46,28 @@ class LoopThread:
     def join(self, timeout_s: float | None = None) -> Result | None:
         """Wait until the agent has ended. None: it has not ended within `timeout_s` seconds. Raises what the loop has
         raised."""
-        self._thread.join(timeout_s)
+        self._wait(timeout_s)
         if self._error is not None:
             raise self._error
-        return None if self._thread.is_alive() else self._loop.result
+        return self._loop.result if self._has_ended.is_set() else None
 
     def wait(self, timeout_s: float) -> None:
         """Wait for the end of the thread, and leave what it has raised to `join`."""
-        self._thread.join(timeout_s)
+        self._wait(timeout_s)
+
+    def _wait(self, timeout_s: float | None) -> None:
+        # `Thread.join` alone will not do. When a signal's handler raises an error in it, Python 3.11 takes the thread
+        # for ended, and later calls return at once.
+        if self._has_ended.wait(timeout_s):
+            self._thread.join()
 
     def _run(self) -> None:
         try:
             run(self._loop)
         except BaseException as error:
             self._error = error  # `join` raises it
+        finally:
+            self._has_ended.set()
         self._on_end()
 
 

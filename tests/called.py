@@ -33,6 +33,13 @@ class Unreadable:
         return _refuse, ()
 
 
+class Lost:
+    """A value that cannot be pickled, because its file is gone."""
+
+    def __reduce__(self) -> Any:
+        raise FileNotFoundError("its file is gone")
+
+
 def _refuse() -> NoReturn:
     raise ValueError("not here")
 

@@ -23,7 +23,7 @@ from tests.alone import run_alone
 from tests.calling import begin, call
 from tests.keepers import Kept, wait_gone
 from tests.leaks import nothing_left
-from tests.processes import drive_exits, failures
+from tests.processes import drive, drive_exits, failures
 from tests.waiting import is_alive, until
 
 Keep = Callable[..., Kept]
@@ -107,6 +107,27 @@ def test_several_workers_share_one_group_of_nothing(kept: Kept) -> None:
     (pid,) = [pid for pid in kept.keeper.pids(0).values() if is_alive(pid)]
     kept.stop()
     wait_gone([pid])
+
+
+def test_a_signal_is_not_lost_on_a_worker_that_was_forked_just_now(kept: Kept, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The keeper ignores SIGTERM. A worker that did so as well would run on for its whole grace."""
+    held, released = os.pipe()
+    forget = forking.Forks._forget_keeper
+
+    def forget_late(self: forking.Forks, given_back: Any) -> None:
+        os.read(held, 1)
+        forget(self, given_back)
+
+    monkeypatch.setattr(forking.Forks, "_forget_keeper", forget_late)
+    begin(kept, Function(called.give))
+    drive(kept.keeper, kept.clock, WorkersStarted)  # type: ignore[arg-type]
+    (pid,) = kept.keeper.pids(0).values()
+    os.kill(pid, signal.SIGTERM)
+    os.write(released, b"!")
+    (failure,) = failures(drive_exits(kept.keeper, kept.clock, 1))  # type: ignore[arg-type]
+    assert failure.exitcode == -signal.SIGTERM
+    os.close(held)
+    os.close(released)
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import functools
 import multiprocessing
 import os
@@ -127,6 +128,14 @@ def test_nothing_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
         kept.close()
 
 
+def test_equal_arguments_are_not_mixed_up(keep: Keep) -> None:
+    """Each worker gets its own, also if Python takes them for equal."""
+    kept = keep("unused")
+    begin(kept, *(Function(called.give, (value,)) for value in (0.0, -0.0, 0, False)))
+    assert failures(drive_exits(kept.keeper, kept.clock, 4)) == []  # type: ignore[arg-type]
+    assert [repr(value) for value in kept.keeper.values(0).values()] == ["0.0", "-0.0", "0", "False"]
+
+
 # ---- what cannot be ----
 
 
@@ -143,6 +152,22 @@ def test_what_cannot_be_pickled_is_named(keep: Keep) -> None:
                 begin(kept, Function(fn))
         with pytest.raises(FunctionError, match="the arguments of give cannot be pickled: TypeError"):
             begin(kept, Function(called.give, (called.give_lock(),)))
+        with pytest.raises(FunctionError, match="the arguments of give cannot be pickled: FileNotFoundError"):
+            begin(kept, Function(called.give, (called.Lost(),)))
+
+
+def test_a_limit_on_descriptors_is_no_mistake_of_the_caller(keep: Keep, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A queue is pickled by duplicating its descriptors."""
+
+    def dup(fd: int) -> int:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    queue = multiprocessing.get_context("spawn").SimpleQueue()
+    kept = keep("unused")
+    monkeypatch.setattr(os, "dup", dup)
+    with pytest.raises(OSError, match="Too many open files"):
+        begin(kept, Function(called.give, (queue,)))
+    queue.close()
 
 
 @pytest.mark.parametrize("fn", [called.generate, functools.partial(called.generate), called.wait])

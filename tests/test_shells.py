@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 import threading
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from typing import Any
@@ -151,6 +153,33 @@ def test_a_thread_runs_it_and_join_gives_the_result(make: Make) -> None:
     result = thread.join(PATIENCE_S)
     assert result is not None
     assert (result.state, result.why) == (WorkerState.STOPPED, SignalReceived(SIGTERM))
+
+
+def test_a_wait_that_was_interrupted_can_be_repeated(make: Make) -> None:
+    """Ctrl-C. In Python 3.11 an interrupted `Thread.join` takes a thread that runs for one that has ended. Whoever
+    waits again, to close the ports, would close them under the loop."""
+
+    def interrupt(signum: int, frame: object) -> None:
+        raise KeyboardInterrupt
+
+    node = make("a")
+    thread = LoopThread(node.loop)
+    thread.start()
+    assert node.staff.is_running.wait(PATIENCE_S)
+    before = signal.signal(signal.SIGUSR1, interrupt)
+    timer = threading.Timer(0.05, os.kill, (os.getpid(), signal.SIGUSR1))
+
+    def wait() -> None:
+        timer.start()
+        thread.join(PATIENCE_S)
+
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            wait()
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    node.wishes.ask()
+    assert thread.join(PATIENCE_S) is not None
 
 
 def test_what_a_loop_raises_in_its_thread_is_raised_to_whoever_joins(make: Make) -> None:

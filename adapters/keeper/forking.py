@@ -102,9 +102,12 @@ class Forks:
         Returns its pid. Raises `OSError`."""
         worker = self._workers[local_rank]
         ticket = guard.ticket(above=max(ends, default=2))
+        # The keeper ignores these signals. A worker that has no handlers of its own yet would lose them.
+        signal.pthread_sigmask(signal.SIG_BLOCK, given_back)
         try:
             pid = os.fork()
         except OSError:
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, given_back)
             if ticket >= 0:
                 os.close(ticket)
             raise
@@ -119,6 +122,7 @@ class Forks:
                 _show()
             finally:
                 os._exit(status)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, given_back)
         try:
             os.setpgid(pid, pid)  # the worker does the same. One of the two is first
         except OSError:
@@ -133,6 +137,7 @@ class Forks:
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         for signum in given_back:
             signal.signal(signum, signal.default_int_handler if signum == signal.SIGINT else signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, given_back)
         # The program may have forked from a thread of an executor. At the end of this process the executor's module
         # would wait for this thread, which is now the main thread.
         executors = sys.modules.get("concurrent.futures.thread")

@@ -11,6 +11,7 @@
 
 from __future__ import annotations
 
+import errno
 import inspect
 import io
 import mmap
@@ -40,7 +41,10 @@ _TOLD, _FILE, _PAYLOAD, _TRACKER, _FIRST = 10, 11, 12, 13, 14
 """Descriptors of a worker: what it is told, the file for its value (the same one), the pickled function, the resource
 tracker, and the first one of its arguments."""
 _ENDED_EARLY = 1
-_NAMED = (str, bytes, int, float, bool, type(None))
+_NAMED = (str, bytes, int, bool, type(None))
+"""Types of arguments that are the same if they are equal. A float is none: 0.0 equals -0.0."""
+_LIMITS = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOSPC)
+"""Errors while something is pickled that are not the caller's mistake."""
 
 
 class FunctionError(ValueError):
@@ -261,9 +265,9 @@ def _pickled(function: Function, spawning: _Spawning) -> memoryview:
     try:
         with _as_spawning(spawning):
             ForkingPickler(buffer, pickle.HIGHEST_PROTOCOL).dump((function.fn, function.args))
-    except OSError:
-        raise
     except Exception as error:
+        if isinstance(error, OSError) and error.errno in _LIMITS:
+            raise
         raise FunctionError(_why_not(function, error)) from error
     if b"__main__" in buffer.getvalue() and not _has_main_file():
         return _by_value(function, spawning)
@@ -293,9 +297,9 @@ def _by_value(function: Function, spawning: _Spawning) -> memoryview:
     try:
         with _as_spawning(spawning):
             Pickler(buffer).dump((function.fn, function.args))
-    except OSError:
-        raise
     except Exception as error:
+        if isinstance(error, OSError) and error.errno in _LIMITS:
+            raise
         raise FunctionError(_why_not(function, error)) from error
     return buffer.getbuffer()
 

@@ -119,6 +119,7 @@ def test_unhealthy_workers_are_a_failure() -> None:
     result = agent.run()
     assert result.is_failed()
     assert "UNHEALTHY" in str(result.failures[0].message)
+    assert agent.get_worker_group().state is WorkerState.FAILED
 
 
 def test_a_failure_without_a_worker_is_a_failure() -> None:

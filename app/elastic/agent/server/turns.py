@@ -64,8 +64,7 @@ class Turns:
             self._form(agent._restart_workers)
             return
         called(agent._stop_workers, self._group)
-        if self._group.state is not WorkerState.FAILED:
-            self._group.state = WorkerState.STOPPED
+        self._group.state = WorkerState.FAILED if self._group.state in BAD else WorkerState.STOPPED
         self._course.be_stopped()
 
     def _look(self) -> None:
