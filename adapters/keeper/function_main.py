@@ -25,6 +25,9 @@ from typing import Any, BinaryIO
 
 RETURNED = b"returned"
 """The first bytes of the file of a function that has returned. The pickled value follows."""
+_LONGEST = 100_000
+"""Upper bound on the text of an exception and on its traceback, in characters. Readers take no error file of more than
+4 MiB, and a character may take twelve bytes there."""
 
 
 class Passed:
@@ -112,12 +115,18 @@ class Worker(Started):
         said = _text(error)
         if not isinstance(error, Exception):
             said = f"the function has ended without returning: {said}"
-        extra = {"py_callstack": _traceback(error), "timestamp": str(int(time.time()))}
+        extra = {"py_callstack": _cut(_traceback(error)), "timestamp": str(int(time.time()))}
         try:
             with open(path, "w") as file:
-                json.dump({"message": {"message": said, "extraInfo": extra}}, file)
+                json.dump({"message": {"message": _cut(said), "extraInfo": extra}}, file)
         except OSError:
             pass  # a full disk, for example: the traceback on stderr says the same
+
+
+def _cut(text: str) -> str:
+    """The text, without its middle if it is too long for an error file."""
+    half = _LONGEST // 2
+    return text if len(text) <= _LONGEST else f"{text[:half]} … {text[-half:]}"
 
 
 class Held:

@@ -88,6 +88,23 @@ def test_a_failure_names_the_rank_and_its_exception(tmp_path: Path) -> None:
     assert ran(tmp_path, FAILS) == "train [1] 1 1 1\nTrue True\n"
 
 
+SPEAKS_TOO_MUCH = """
+def train():
+    raise ValueError("begin" + "x" * 10_000_000)
+
+if __name__ == "__main__":
+    try:
+        elastic_launch(config(nproc_per_node=1), train)()
+    except ChildFailedError as error:
+        print("ValueError: begin" in str(error), len(str(error)) < 1_000_000)
+"""
+
+
+def test_a_message_that_is_too_large_is_shortened(tmp_path: Path) -> None:
+    """Its beginning says what went wrong. An error file of its size would not be read at all."""
+    assert ran(tmp_path, SPEAKS_TOO_MUCH) == "True True\n"
+
+
 RESTARTS = """
 def train(folder):
     count = os.environ["TORCHELASTIC_RESTART_COUNT"]
