@@ -239,8 +239,8 @@ class Console:
     def _take(self, is_line_start: bool) -> bytes:
         batch, size = [], 0
         if self._missing:
-            lines = f"{self._missing} line{'s' * (self._missing != 1)}"
-            note = f"reknit: {lines} could not be written to this console and are missing here\n".encode()
+            lines, are = ("1 line", "is") if self._missing == 1 else (f"{self._missing} lines", "are")
+            note = f"reknit: {lines} could not be written to this console and {are} missing here\n".encode()
             batch.append(note if is_line_start else b"\n" + note)
             self._missing = 0
         while self._queue and size < _BATCH:
