@@ -9,11 +9,14 @@ from __future__ import annotations
 
 import ipaddress
 import socket
+import threading
 from collections.abc import Iterator, Sequence
+from functools import cache
 
 _ELSEWHERE = ("203.0.113.1", "2001:db8::1")
 """Addresses that belong to nobody (RFC 5737, RFC 3849). Only the default route leads there."""
 _ANY_PORT = 9
+_LOOKUP_S = 1.0
 
 
 def own_address(endpoints: Sequence[tuple[str, int]]) -> str:
@@ -28,6 +31,21 @@ def own_address(endpoints: Sequence[tuple[str, int]]) -> str:
             if not (must_leave and _is_loopback(source)):
                 return source
     return next((source for host in _ELSEWHERE for source in _sources(host, _ANY_PORT)), "127.0.0.1")
+
+
+@cache
+def full_host_name() -> str:
+    """The name of this host with its domain, for people and for records. A lookup that takes longer than a second is
+    not waited for. Then, and if nothing is found, it is the name without the domain. Looked up once in a process."""
+    short = socket.gethostname()
+    found: list[str] = []
+    lookup = threading.Thread(target=lambda: found.append(socket.getfqdn(short)), name="host name", daemon=True)
+    try:
+        lookup.start()
+    except RuntimeError:  # this is what Python raises if the system allows no further thread
+        return short
+    lookup.join(_LOOKUP_S)
+    return found[0] if found else short
 
 
 def _sources(host: str, port: int) -> Iterator[str]:

@@ -93,6 +93,15 @@ class Children:
             self._fd = -1
 
 
+def stat_of(process: str) -> list[bytes]:
+    """What the kernel says of a process in /proc/<pid>/stat, beginning with its state (proc_pid_stat(5)).
+
+    `process`: the pid, or `<pid>/task/<tid>` for a thread. Raises `OSError` if there is no such process, or no /proc.
+    """
+    with open(f"/proc/{process}/stat", "rb") as file:
+        return file.read().rpartition(b")")[2].split()  # the name of the program may hold anything
+
+
 def descendants(pid: int) -> list[int]:
     """The children of a child of this process, their children, and so on. Empty where there is no /proc."""
     found: list[int] = []

@@ -29,6 +29,8 @@ from collections import OrderedDict, deque
 from collections.abc import Callable
 from errno import EAGAIN
 
+from .threads import Thread
+
 WORDS = 1 << 18
 """Bytes of reknit's own lines that wait, at most."""
 
@@ -81,11 +83,11 @@ class Console:
         self._unfinished: object = None
         """The source whose last line has no end yet. None: the next byte begins a line."""
         self._is_writing = False
-        self._thread: threading.Thread | None = None
+        self._thread: Thread | None = None
         self._stop_end = -1
-        self._is_leaving = False
-        """The thread was told to end and has not ended. What comes meanwhile is dropped, because no second thread may
-        write beside one that blocks."""
+        self._leaving: Thread | None = None
+        """The thread that was told to end and has not ended. What comes meanwhile is dropped, because no second thread
+        may write beside one that blocks."""
 
     # ---- what others call ----
 
@@ -93,7 +95,7 @@ class Console:
         """Write a line of reknit's own after everything that came before. Never waits, never raises."""
         data = f"{escaped(line)}\n".encode(errors="backslashreplace")
         with self._changed:
-            if self._is_leaving:
+            if self._leaving is not None:
                 self._missing += 1
                 return
             try:
@@ -113,7 +115,7 @@ class Console:
         if not data:
             return
         with self._changed:
-            if self._is_leaving:
+            if self._leaving is not None:
                 self._missing += data.count(b"\n")
                 return
             self._start()
@@ -148,18 +150,18 @@ class Console:
         """Like `flush`. Then drop what is left, and end the thread. A later line starts another thread."""
         is_flushed = self.flush(deadline_s)
         with self._changed:
-            thread, self._thread = self._thread, None
-            if thread is None:
-                return is_flushed
-            self._is_leaving = True
-            self._queue.clear()
-            self._own.clear()
-            self._own_size = self._output_size = 0
-            self._unfinished = None
-            os.write(self._stop_end, b"!")
-            os.close(self._stop_end)
-            self._changed.notify_all()
-        thread.join(_LEAVES_S)
+            if self._thread is not None:
+                self._leaving, self._thread = self._thread, None
+                self._queue.clear()
+                self._own.clear()
+                self._own_size = self._output_size = 0
+                self._unfinished = None
+                os.write(self._stop_end, b"!")
+                os.close(self._stop_end)
+                self._changed.notify_all()
+            leaving = self._leaving
+        if leaving is not None:
+            leaving.wait(_LEAVES_S)
         return is_flushed
 
     # ---- under the lock ----
@@ -168,7 +170,7 @@ class Console:
         if self._thread is not None:
             return
         stopped, self._stop_end = os.pipe()
-        thread = threading.Thread(target=self._run, args=(stopped,), name=f"console {self.fd}", daemon=True)
+        thread = Thread(self._run, stopped, name=f"console {self.fd}")
         try:
             thread.start()
         except RuntimeError:  # this is what Python raises if the system allows no further thread
@@ -218,15 +220,15 @@ class Console:
         if fd != self.fd:
             os.close(fd)
         with self._changed:
-            self._is_leaving = False
+            self._leaving = None
 
     def _next(self, is_line_start: bool) -> bytes:
         """Wait for something to write, and return it. Empty: the thread is to end."""
         with self._changed:
             self._is_writing = False
             self._changed.notify_all()
-            self._changed.wait_for(lambda: self._queue or self._is_leaving)
-            if self._is_leaving:
+            self._changed.wait_for(lambda: self._queue or self._leaving)
+            if self._leaving is not None:
                 return b""
             self._is_writing = True
             batch = self._take(is_line_start)

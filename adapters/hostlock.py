@@ -1,34 +1,48 @@
 """One agent per job and node on a host, and the end of what a killed agent has left behind.
 
+The files of the locks are in one folder per host and user (`hostplace.py`).
+
 A job with several nodes:
 
-1. The lock is `flock` on a file that is named by job, endpoint and node. It ends with the process.
+1. The lock is `flock` on a file that is named by job, endpoint and node. It ends with the process. A socket shows it to
+   agents that have another /tmp (`hostsocket.py`).
 2. An agent that ends in order removes the file while it holds the lock. A file that is found unlocked was left by an
    agent that was killed, whose workers may still run. The agent that takes such a lock looks for them.
-3. Workers carry a mark in their environment, by which they are found (`orphans`).
+3. Workers carry a mark in their environment. Besides, the agent writes its keeper and its workers into the file
+   (`hostrecord.py`). `orphans.py` finds what is left by both.
 
 A job with one node has no name that another agent could take. Its mark is the nonce of its agent:
 
 1. The agent holds a lock on a file that is named by its nonce. The file gets this name when it is locked already. So a
    file with such a name and without a lock has a dead agent, and is never locked again.
-2. Each agent that starts looks for such files. It first ends every process that carries their nonces, and then removes
-   the files. Two agents that start together both do so, and neither starts a worker before the processes have ended.
+2. Each agent that starts looks for such files. It first ends every process that their agents have left, and then
+   removes the files. Two agents that start together both do so, and neither starts a worker before the processes have
+   ended.
 3. A keeper that dies alone changes nothing: its agent lives and holds the lock. A keeper that lives longer than its
    agent is about to end its workers, so nothing is lost if another agent is faster.
-4. Containers may share the folder of the locks and not their processes. So the name of the file also names the
-   namespace of the pids. Files of other namespaces are left to the agents there.
+4. Containers may share the folder of the locks and not their processes, and so may hosts. So the name of the file also
+   names the boot of the host and the namespace of the pids. Files of others are left to the agents there. If no agent
+   has cleared such a file for a day and it is not locked, any agent removes it.
 """
 
 from __future__ import annotations
 
 import fcntl
 import os
+import stat
 import time
+from collections.abc import Collection
+from typing import TYPE_CHECKING
 
 from reknit.core.job.reasons import Refusal
 
 from .children import abandon_in_forks
+from .hostplace import boot, open_folder, pid_namespace
+from .hostsocket import Busy, listen
 from .ports import Refused
+
+if TYPE_CHECKING:
+    from .hostrecord import ProcessId
 
 _MOST_AGENTS = 10_000
 _END_S = 5.0
@@ -36,23 +50,84 @@ _NEW = "new-"
 """How the name of a file begins that is not locked yet."""
 _NEW_S = 60.0
 """A file that has had such a name for longer than this was left by a killed agent. Seconds."""
+_ALONE = "alone-"
+"""How the name of a file begins that an agent of a job with one node has locked."""
+_FOREIGN_S = 86400.0
+"""A file without a lock that an agent of another boot or container has made is removed when it is older. Seconds."""
+_TRIES = 1000
+"""How often an agent tries to make a file that others remove at the same time."""
 
 
 class Taken(Exception):
     """Another agent of the job runs on this host under this name. The text is one line."""
 
 
+class _Held(Exception):
+    """Another agent holds the lock. The text says which."""
+
+
 class HostLock:
     """Held until `release`, or the end of the process."""
 
-    def __init__(self, fd: int, path: str, node: str, mark: str, *, was_left: bool) -> None:
+    def __init__(self, fd: int, folder: int, name: str, node: str, mark: str) -> None:
+        """`fd`: the locked file. `folder`: the folder in which it is `name`. The lock owns both descriptors."""
         self._fd = fd
-        self._path = path
-        self._was_left = was_left
-        abandon_in_forks(self)
+        self._folder = folder
+        self._socket = -1
+        """The second sign of this lock (`hostsocket.py`). -1: there is none."""
+        self._name = name
+        self._was_left = False
+        self._left: tuple[ProcessId, ...] = ()
+        """Processes that earlier agents have left, and that were not ended yet."""
+        self._processes: tuple[ProcessId, ...] = ()
+        """The keeper and the workers of this agent, as it has written them down."""
+        self._note = ""
         self.node = node
         self.mark = mark
-        """The value of `orphans.MARK` in the environment of this node's workers."""
+        """The value of `orphans.MARK` in the environment of this node's workers, or its beginning up to a slash."""
+        self.left_note = ""
+        """The note of an agent with the same job and node on this host that has not ended in order. Empty: there was no
+        such agent, or it had made no note."""
+        abandon_in_forks(self)
+        _of_this_process[mark] = self
+
+    def listen(self, base: str) -> None:
+        """Keep out agents that have another folder below a base of the same name. Raises `Busy`."""
+        self._socket = listen(f"{base}-{self.mark}")
+
+    def take_over(self, *, was_left: bool) -> None:
+        """Read what an earlier agent has left in the file, and write down who holds the lock now."""
+        from .hostrecord import read
+
+        self._was_left = was_left
+        if was_left and (left := read(self._fd)) is not None:
+            self._left, self._note = left.processes, left.note
+            self.left_note = left.note
+        self._write()
+
+    def note(self, text: str) -> None:
+        """Leave a text for the next agent of this job and node on this host, in case that this one does not end in
+        order: see `left_note`. The note is gone after `release`. Empty: there is no note.
+
+        At most 256 characters, otherwise it raises `ValueError`. A note is lost if the disk is full.
+        """
+        from .hostrecord import LONGEST_NOTE
+
+        if len(text) > LONGEST_NOTE:
+            raise ValueError(f"a note of at most {LONGEST_NOTE} characters, not {len(text)}")
+        self._note = text
+        self._write()
+
+    def remember(self, processes: tuple[ProcessId, ...]) -> None:
+        """Write down the keeper and the workers of this agent, for the case that all are killed at once."""
+        self._processes = processes
+        self._write()
+
+    def _write(self) -> None:
+        from .hostrecord import Record, identified, write
+
+        if self._fd >= 0:
+            write(self._fd, Record(identified(os.getpid()), (*self._left, *self._processes), self._note))
 
     def end_orphans(self, deadline_s: float = _END_S) -> int:
         """Kill the processes that an earlier agent has left behind and wait until they have ended; how many there were.
@@ -61,27 +136,38 @@ class HostLock:
         """
         if not self._was_left:
             return 0
-        from .orphans import end_marked_counting  # slow to import, and rarely needed
+        from .orphans import end_marked  # slow to import, and rarely needed
 
-        ended, left = end_marked_counting(self.mark, deadline_s)
+        ended, left = end_marked(self.mark, deadline_s, self._left)
         if left:
             pids = ", ".join(map(str, left))
             raise Refused(Refusal.SETUP, f"processes {pids}, which an earlier agent left here, survive SIGKILL")
+        self._left = ()
         return ended
 
     def release(self) -> None:
         """May be repeated. A forked child of the agent lets go of its copy at once, and has nothing to release."""
-        if self._fd < 0:
-            return
-        _remove(self._path)
-        os.close(self._fd)
-        self._fd = -1
+        if self._fd >= 0:
+            _remove(self._folder, self._name)
+        self.abandon()
 
     def abandon(self) -> None:
         """In a forked child: the lock is its parent's, and must end with the parent."""
+        _of_this_process.pop(self.mark, None)
         if self._fd >= 0:
-            os.close(self._fd)
-            self._fd = -1
+            _close(self._socket, self._fd, self._folder)
+            self._fd = self._folder = self._socket = -1
+
+
+_of_this_process: dict[str, HostLock] = {}
+"""The locks that this process holds, by mark."""
+
+
+def remember(mark: str, processes: tuple[ProcessId, ...]) -> None:
+    """Write down the keeper and the workers that carry this mark, if this process holds a lock for the mark."""
+    lock = _of_this_process.get(mark) or _of_this_process.get(mark.partition("/")[0])
+    if lock is not None:
+        lock.remember(processes)
 
 
 def take(job: str, endpoint: str, node: str) -> HostLock:
@@ -92,20 +178,24 @@ def take(job: str, endpoint: str, node: str) -> HostLock:
     import hashlib  # slow to import, and not needed for a job with one node
 
     digest = hashlib.sha256(f"{job}\0{endpoint}\0{node}".encode(errors="surrogateescape")).hexdigest()[:32]
-    path = os.path.join(_folder(), digest)
     try:
-        fd, was_left = _locked(path)
-    except BlockingIOError:
-        pid = _read(path)
-        whose = f" (pid {pid})" if pid else ""
-        raise Taken(f"another agent of job {job} runs on this host as {node}{whose}") from None
+        fd, folder, path, was_left = _locked(digest)
+    except _Held as held:
+        raise Taken(f"another agent of job {job} runs on this host as {node}{held}") from None
     except OSError as e:
-        raise Refused(Refusal.SETUP, f"the lock of this node, {path}: {e.strerror}") from None
+        raise Refused(Refusal.SETUP, f"the lock of this node, {e.filename}: {e.strerror}") from e
+    lock = HostLock(fd, folder, digest, node, digest)
     try:
-        os.pwrite(fd, f"{os.getpid():<20}".encode(), 0)
-    except OSError:
-        pass  # a full disk: an agent that finds the lock taken cannot say by which process
-    return HostLock(fd, path, node, f"{job}/{node}/{digest}", was_left=was_left)
+        lock.listen(os.path.dirname(path))
+    except Busy as other:
+        if was_left:
+            lock.abandon()  # the file still tells of an agent that was killed here
+        else:
+            lock.release()
+        where = f"pid {other.pid}, which has another {os.path.dirname(path)}" if other.pid else "in another container"
+        raise Taken(f"another agent of job {job} runs on this host as {node} ({where})") from None
+    lock.take_over(was_left=was_left)
+    return lock
 
 
 def take_free(job: str, endpoint: str, name: str) -> HostLock:
@@ -130,20 +220,24 @@ def take_alone(nonce: str) -> HostLock | None:
     None: no lock can be had here, for example because the disk is full. The job can run without one. If agent and
     keeper are killed together, what has left the workers' groups then stays.
     """
+    new, name = _NEW + nonce, _alone() + nonce
     try:
-        folder = _folder()
-        path, new = os.path.join(folder, _alone() + nonce), os.path.join(folder, _NEW + nonce)
-        fd = os.open(new, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
+        folder, _ = open_folder()
     except (OSError, Refused):
         return None
     try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        os.rename(new, path)
-    except OSError:  # a file system without locks
-        _remove(new)
-        os.close(fd)
+        fd = os.open(new, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600, dir_fd=folder)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            os.rename(new, name, src_dir_fd=folder, dst_dir_fd=folder)
+        except OSError:  # a file system without locks
+            _remove(folder, new)
+            os.close(fd)
+            raise
+    except OSError:
+        os.close(folder)
         return None
-    return HostLock(fd, path, "", nonce, was_left=False)
+    return HostLock(fd, folder, name, "", nonce)
 
 
 def end_left_alone(deadline_s: float = _END_S) -> tuple[int, tuple[int, ...]]:
@@ -153,61 +247,87 @@ def end_left_alone(deadline_s: float = _END_S) -> tuple[int, tuple[int, ...]]:
     tries these again.
     """
     try:
-        folder, prefix = _folder(), _alone()
-        names = os.listdir(folder)
-        for name in names:
-            if name.startswith(_NEW) and _is_old(f"{folder}/{name}"):
-                _remove(f"{folder}/{name}")
-        left = [name for name in names if name.startswith(prefix) and _is_left(f"{folder}/{name}")]
-        if not left:
-            return 0, ()
-        from .orphans import end_marked_counting  # slow to import, and rarely needed
-
-        ended, stuck = end_marked_counting(frozenset(name.removeprefix(prefix) for name in left), deadline_s)
-    except (OSError, ImportError, Refused):
+        folder, _ = open_folder()
+    except (OSError, Refused):
+        return 0, ()
+    try:
+        return _end_left_alone(folder, deadline_s)
+    except (OSError, ImportError):
         return 0, ()  # no descriptor is free, or the folder cannot be used: the files stay for the next agent
+    finally:
+        os.close(folder)
+
+
+def _end_left_alone(folder: int, deadline_s: float) -> tuple[int, tuple[int, ...]]:
+    left, prefix = [], _alone()
+    for name in os.listdir(folder):
+        if name.startswith(prefix):
+            if _is_left(folder, name):
+                left.append(name)
+        elif name.startswith(_NEW):
+            if _is_older(folder, name, _NEW_S):
+                _remove(folder, name)
+        elif name.startswith(_ALONE) and _is_older(folder, name, _FOREIGN_S) and _is_left(folder, name):
+            _remove(folder, name)
+    if not left:
+        return 0, ()
+    from .orphans import end_marked  # slow to import, and rarely needed
+
+    known = [process for name in left for process in _written(folder, name)]
+    ended, stuck = end_marked([name.removeprefix(prefix) for name in left], deadline_s, known)
     if not stuck:
         for name in left:
-            _remove(f"{folder}/{name}")
+            _remove(folder, name)
     return ended, stuck
 
 
-def _alone() -> str:
-    """How the names of the files begin that agents in this namespace of pids lock."""
-    try:
-        namespace = os.stat("/proc/self/ns/pid").st_ino
-    except OSError:
-        namespace = 0  # no Linux, or no /proc
-    return f"alone-{namespace}-"
+def _written(folder: int, name: str) -> Collection[ProcessId]:
+    """The processes that a killed agent has written down."""
+    from .hostrecord import read
 
-
-def _is_old(path: str) -> bool:
-    """Whether the agent that was about to give this file its name is dead. It needs a moment for that."""
     try:
-        return time.time() - os.lstat(path).st_mtime > _NEW_S
+        fd = os.open(name, os.O_RDONLY | os.O_NOFOLLOW, dir_fd=folder)
     except FileNotFoundError:
-        return False  # it has its name now
+        return ()  # another agent has cleared it
+    try:
+        found = read(fd)
+        return () if found is None else found.processes
+    finally:
+        os.close(fd)
 
 
-def _is_left(path: str) -> bool:
+def _alone() -> str:
+    """How the names of the files begin that agents of this boot and this namespace of pids lock."""
+    return f"{_ALONE}{boot()[:8]}-{pid_namespace()}-"
+
+
+def _is_older(folder: int, name: str, age_s: float) -> bool:
+    """Whether nobody has changed this file for so long."""
+    try:
+        return time.time() - os.stat(name, dir_fd=folder, follow_symlinks=False).st_mtime > age_s
+    except FileNotFoundError:
+        return False  # its agent has just ended, or has given it another name
+
+
+def _is_left(folder: int, name: str) -> bool:
     """Whether the agent that has locked this file is dead."""
     try:
-        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
+        fd = os.open(name, os.O_RDONLY | os.O_NOFOLLOW, dir_fd=folder)
     except FileNotFoundError:
         return False  # its agent has just ended, or another one has cleared it
     try:
         # Shared: with an exclusive lock, an agent that looks at the same moment would take this one for the owner.
         fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        return _is_same_file(fd, path)
+        return _is_same_file(fd, folder, name)
     except BlockingIOError:
         return False
     finally:
         os.close(fd)
 
 
-def _remove(path: str) -> None:
+def _remove(folder: int, name: str) -> None:
     try:
-        os.unlink(path)
+        os.unlink(name, dir_fd=folder)
     except OSError:
         pass  # another agent has removed it. A file that stays makes the next agent look for processes in vain
 
@@ -215,54 +335,61 @@ def _remove(path: str) -> None:
 # ---- the file ----
 
 
-def _folder() -> str:
-    """A folder that only this user can write to, the same for all agents of the user. Raises `Refused`."""
-    base = os.environ.get("XDG_RUNTIME_DIR", "")
-    # Schedulers hand down the variable of another host, where the folder exists.
-    is_usable = os.path.isabs(base) and os.access(base, os.W_OK | os.X_OK) and os.stat(base).st_uid == os.getuid()
-    path = os.path.join(base, "reknit") if is_usable else f"/tmp/reknit-{os.getuid()}"
-    try:
-        try:
-            os.mkdir(path, 0o700)
-        except FileExistsError:
-            pass
-        found = os.lstat(path)
-    except OSError as e:
-        raise Refused(Refusal.SETUP, f"the folder for this node's lock, {path}: {e.strerror}") from None
-    # Everybody can write to /tmp: another user may have made the folder first, with files of theirs in it.
-    if not os.path.isdir(path) or os.path.islink(path) or found.st_uid != os.getuid() or found.st_mode & 0o022:
-        raise Refused(Refusal.SETUP, f"the folder for this node's lock, {path}, is not a folder of this user alone")
-    return path
+def _locked(name: str) -> tuple[int, int, str, bool]:
+    """Descriptors of the locked file and of its folder, the path of the folder, and whether the file was there before.
 
-
-def _locked(path: str) -> tuple[int, bool]:
-    """A descriptor of the locked file, and whether the file was there before.
-
-    Raises `BlockingIOError` if another agent holds the lock.
+    Raises `_Held`, `Refused` and `OSError`.
     """
-    while True:
-        was_there = os.path.exists(path)
-        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
+    for _ in range(_TRIES):
+        folder, path = open_folder()
+        fd = -1
         try:
+            was_there = _exists(folder, name)
+            fd = os.open(name, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600, dir_fd=folder)
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if _is_same_file(fd, path):
-                return fd, was_there
-        except OSError:
-            os.close(fd)
+            if _is_same_file(fd, folder, name):
+                return fd, folder, path, was_there
+        except FileNotFoundError:
+            pass  # the folder was cleaned away
+        except BlockingIOError:
+            holder = _holder(fd)
+            _close(fd, folder)
+            raise _Held(holder) from None
+        except OSError as error:
+            _close(fd, folder)
+            error.filename = f"{path}/{name}"
             raise
-        os.close(fd)  # its holder has just removed the file: make a new one
+        _close(fd, folder)  # its holder has just removed the file: make a new one
+    raise Refused(Refusal.SETUP, f"another program removed the lock of this node {_TRIES} times while it was taken")
 
 
-def _is_same_file(fd: int, path: str) -> bool:
+def _close(*fds: int) -> None:
+    for fd in fds:
+        if fd >= 0:
+            os.close(fd)
+
+
+def _holder(fd: int) -> str:
+    """Who holds the lock, for people. Empty: this is not known."""
+    from .hostrecord import is_alive, read, shown
+
+    found = read(fd)
+    if found is None:
+        return ""
+    if found.agent is None:
+        return " (in another container)"
+    return f" ({shown(found.agent)})" if is_alive(found.agent) else ""
+
+
+def _exists(folder: int, name: str) -> bool:
     try:
-        return os.path.samestat(os.fstat(fd), os.stat(path))
+        return stat.S_ISREG(os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode)
     except FileNotFoundError:
         return False
 
 
-def _read(path: str) -> str:
+def _is_same_file(fd: int, folder: int, name: str) -> bool:
     try:
-        with open(path) as file:
-            return file.read(32).strip()
-    except OSError:
-        return ""  # its holder has just removed the file
+        return os.path.samestat(os.fstat(fd), os.stat(name, dir_fd=folder, follow_symlinks=False))
+    except FileNotFoundError:
+        return False

@@ -18,11 +18,12 @@ from typing import TYPE_CHECKING, assert_never
 from attrs import evolve, frozen
 
 from reknit.core.agent.agent import Agent
-from reknit.core.agent.commands import Append, Beat, Command, Finish, ReservePort, Result, StartWorkers, StopWorkers
+from reknit.core.agent.commands import Append, Beat, Command, Finish, Result, StopWorkers
 from reknit.core.agent.events import EntriesRead, Event, StopRequested, Woken
 from reknit.core.agent.reasons import SignalReceived
 from reknit.core.agent.states import WorkerState
 from reknit.core.agent.step import step
+from reknit.core.agent.workers import ReservePort, StartWorkers
 
 if TYPE_CHECKING:
     from reknit.adapters.ports import Clock, Link, Requests, Workers
@@ -118,8 +119,8 @@ class Loop:
         match command:
             case Append(entry):
                 self.ports.link.append(entry)
-            case Beat(node, watch):
-                self.ports.link.beat(node, watch)
+            case Beat(node, count, watch):
+                self.ports.link.beat(node, count, watch)
             case StartWorkers():
                 self.ports.workers.start(command)
             case StopWorkers():

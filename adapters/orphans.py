@@ -1,16 +1,19 @@
-"""Processes that carry a mark in their environment: finding them and ending them.
+"""What killed agents have left behind: finding these processes and ending them.
 
 Workers get a variable with the mark of their node. Whatever a worker starts inherits it, and keeps it when it makes a
-session of its own or when its parent dies.
+session of its own or when its parent dies. Agents also write down which processes they have (`hostrecord.py`).
 
-1. A process that overwrites its own environment, as some programs do to change their title, is not found.
-2. The number of a process that has ended may be given to another process at any time. So a process is held by a pidfd
-   before its environment is read, and the signal goes through the pidfd. Where there are no pidfds, psutil compares
-   the time at which the process was started.
-3. A process that vanishes during the look, or that this user must not read, is not an error.
-4. While a program takes the place of another one in a process (exec), the kernel shows an empty environment. So a
+1. A process is found by its mark, or because its agent has written it down. So are its descendants, and, if it leads a
+   process group, the members of the group. A process that has cleared its environment is found in these ways only.
+2. A forked process shows the environment of the program that has forked. A worker that is one carries the mark as the
+   name of a mapping (`carry`), which its own forks inherit.
+3. The number of a process that has ended may be given to another process at any time. So a process is held by a pidfd
+   before its environment or its start time is read, and the signal goes through the pidfd. Where there are no pidfds,
+   psutil compares the time at which the process was started.
+4. A process that vanishes during the look, or that this user must not read, is not an error.
+5. While a program takes the place of another one in a process (exec), the kernel shows an empty environment. So a
    process without any variable is looked at again a moment later.
-5. Between fork and exec a process shows the environment of its parent. Whoever starts marked processes carries the
+6. Between fork and exec a process shows the environment of its parent. Whoever starts marked processes carries the
    mark itself, or these are not found in that moment.
 """
 
@@ -19,20 +22,26 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING
 
 from attrs import frozen
 
+from .children import stat_of
 from .clock import is_readable
 
 if TYPE_CHECKING:
     from psutil import Process
 
+    from .hostrecord import ProcessId
+
+_MAP_SHARED = 1
 MARK = "REKNIT_NODE"
-"""The environment variable that marks the workers of a node."""
+"""The environment variable that marks the workers of a node. A mark has at most 200 characters, without spaces."""
 _NAP_S = 0.005
 """Between two looks at a process."""
+_NAME = f"reknit-{MARK}="
+"""How the name of a mapping begins that shows a mark."""
 
 
 @frozen
@@ -67,25 +76,38 @@ class _Held:
             os.close(self.pidfd)
 
 
-def end_marked(mark: str, give_up_s: float, spared: Collection[int] = (), *, name: str = MARK) -> int:
-    """SIGKILL every process of this user whose environment variable `name` is `mark`, or begins with `mark` and a
-    slash; how many processes ended.
+def carry(mark: str) -> None:
+    """Make this process and its later forks carry a mark that is not in the environment with which it was started. To
+    be called after a fork. Does nothing where the kernel cannot show it.
 
-    Not this process, its ancestors, and the `spared` pids. Looks again until none is left, as a process may fork
-    before it dies, or until `give_up_s` seconds have passed."""
-    return end_marked_counting(mark, give_up_s, spared, name=name)[0]
+    It is a mapping and not an open file, because a daemon closes its files."""
+    import ctypes
+
+    try:
+        fd = os.memfd_create(f"{_NAME}{mark}")
+        try:
+            mmap = ctypes.CDLL(None).mmap
+            mmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long)
+            mmap(None, 1, 0, _MAP_SHARED, fd, 0)  # without any access: the mapping is there for its name
+        finally:
+            os.close(fd)
+    except (AttributeError, OSError):
+        pass  # no Linux, no descriptor is free, or the mark is too long
 
 
-def end_marked_counting(
-    mark: str | frozenset[str], give_up_s: float, spared: Collection[int] = (), *, name: str = MARK
+def end_marked(
+    marks: str | Collection[str], give_up_s: float, known: Collection[ProcessId] = ()
 ) -> tuple[int, tuple[int, ...]]:
-    """Like `end_marked`, and names the processes that are still there when the time is over. `mark`: one mark or
-    several, for which the process table is read once."""
+    """SIGKILL what killed agents have left: (1) every process of this user whose variable `MARK` is one of the marks,
+    or begins with one and a slash, (2) the `known` processes, (3) the descendants and the process groups of both.
+
+    Not this process and its ancestors. Looks again until none is left, as a process may fork before it dies, or until
+    `give_up_s` seconds have passed. Returns how many processes ended, and the pids of those that are still there.
+    """
     give_up = time.monotonic() + give_up_s
-    # psutil reads environments as text files, in which every kind of line end becomes a newline.
-    wanted = {each.replace("\r\n", "\n").replace("\r", "\n") for each in ({mark} if isinstance(mark, str) else mark)}
+    wanted = {marks} if isinstance(marks, str) else {*marks}
     ended: set[int] = set()
-    while found := _marked(wanted, name, spared):
+    while found := _found(wanted, known):
         try:
             for held in found:
                 held.kill()
@@ -101,29 +123,49 @@ def end_marked_counting(
     return len(ended), ()
 
 
-def _marked(wanted: Collection[str], name: str, spared: Collection[int]) -> list[_Held]:
-    import psutil
+def processes_of(pairs: Collection[tuple[int, int]]) -> tuple[ProcessId, ...]:
+    """Processes by pid and start time."""
+    from .hostrecord import ProcessId
 
-    passed = {*spared, *_ancestors()}
+    return tuple(ProcessId(pid, start) for pid, start in pairs)
+
+
+def _found(wanted: Collection[str], known: Collection[ProcessId]) -> list[_Held]:
+    """Each process once."""
+    passed = _ancestors()
+    found = {held.process.pid: held for held in _marked(wanted, passed)}
+    try:
+        # The look for mappings takes long. It comes last, because what forks must be killed faster than it forks.
+        more = [pid for pid in known if pid.pid not in found and pid.pid not in passed]
+        for held in _held_known(more) or ([] if found else _carrying(wanted, passed)):
+            found[held.process.pid] = held
+        if found:
+            for held in _held_known(_belonging({*found}, passed)):
+                found[held.process.pid] = held
+    except BaseException:
+        for held in found.values():
+            held.close()
+        raise
+    return [*found.values()]
+
+
+def _marked(wanted: Collection[str], passed: Collection[int]) -> list[_Held]:
+    """`passed`: pids that are not looked at."""
     found: list[_Held] = []
     unclear: list[_Held] = []
     try:
-        pids = psutil.pids()
-    except OSError:
-        return []  # a sandbox hides the process table, or no descriptor is free
-    try:
-        for pid in pids:
+        for pid in _pids():
             if pid not in passed and (held := _held(pid)):
                 environ = _environ(held.process)
                 if environ == {}:
                     unclear.append(held)
                 else:
-                    _keep(held, found, environ, name, wanted)
+                    _keep(held, found, environ, wanted)
         if unclear:
-            time.sleep(_NAP_S)  # rule 4 above
+            time.sleep(_NAP_S)  # rule 5 above
         while unclear:
             held = unclear.pop()
-            _keep(held, found, _environ(held.process), name, wanted)
+            _keep(held, found, _environ(held.process), wanted)
     except BaseException:
         for held in (*found, *unclear):
             held.close()
@@ -131,13 +173,89 @@ def _marked(wanted: Collection[str], name: str, spared: Collection[int]) -> list
     return found
 
 
-def _keep(held: _Held, found: list[_Held], environ: dict[str, str] | None, name: str, wanted: Collection[str]) -> None:
+def _keep(held: _Held, found: list[_Held], environ: dict[str, str] | None, wanted: Collection[str]) -> None:
     """Put the process among those that were found, or let go of it."""
-    value = "" if environ is None else environ.get(name, "")
-    if any(value == mark or value.startswith(mark + "/") for mark in wanted):
+    if environ is not None and _is_wanted(environ.get(MARK, ""), wanted):
         found.append(held)
     else:
         held.close()
+
+
+def _is_wanted(mark: str, wanted: Collection[str]) -> bool:
+    return any(mark == each or mark.startswith(each + "/") for each in wanted)
+
+
+def _carrying(wanted: Collection[str], passed: Collection[int]) -> list[_Held]:
+    """The processes that carry one of the marks (`carry`)."""
+    found: list[_Held] = []
+    for pid in _pids():
+        if pid not in passed and _carries(pid, wanted) and (held := _held(pid)):
+            if _carries(pid, wanted):  # rule 3 above
+                found.append(held)
+            else:
+                held.close()
+    return found
+
+
+def _carries(pid: int, wanted: Collection[str]) -> bool:
+    """Whether the process has a mapping (`carry`) with one of these marks."""
+    try:
+        with open(f"/proc/{pid}/maps", errors="replace") as mappings:
+            marks = [line.partition(_NAME)[2].partition(" ")[0].strip() for line in mappings if _NAME in line]
+    except OSError:
+        return False  # it has just ended, or there is no /proc
+    return any(_is_wanted(mark, wanted) for mark in marks)
+
+
+def _held_known(known: Collection[ProcessId]) -> list[_Held]:
+    """Those of these processes that are there and belong to this user."""
+    from .hostrecord import identified
+
+    found: list[_Held] = []
+    for process in known:
+        if held := _held(process.pid):
+            if identified(process.pid) == process and _is_ours(held.process) and _is_alive(held.process):
+                found.append(held)
+            else:
+                held.close()
+    return found
+
+
+def _belonging(pids: Collection[int], passed: Collection[int]) -> list[ProcessId]:
+    """The descendants of these living processes, and the members of the groups that they lead, with their descendants.
+    Empty where there is no /proc."""
+    from .hostrecord import ProcessId
+
+    parents: dict[int, int] = {}
+    groups: dict[int, int] = {}
+    starts: dict[int, int] = {}
+    for pid in _pids():
+        try:
+            fields = stat_of(str(pid))
+            parents[pid], groups[pid], starts[pid] = int(fields[1]), int(fields[2]), int(fields[19])
+        except (OSError, IndexError, ValueError):
+            continue  # it has just ended
+    found = _with_descendants(pids, parents, passed)
+    # This process may be a member of such a group, and so may what it has started.
+    spared = {*passed, *_with_descendants({os.getpid()}, parents, ())} - found
+    found |= _with_descendants({pid for pid, group in groups.items() if group in pids} - spared, parents, spared)
+    return [ProcessId(pid, starts[pid]) for pid in found - {*pids} if pid in starts]
+
+
+def _with_descendants(pids: Collection[int], parents: Mapping[int, int], passed: Collection[int]) -> set[int]:
+    found = {*pids}
+    while more := {pid for pid, parent in parents.items() if parent in found} - found - {*passed}:
+        found |= more
+    return found
+
+
+def _pids() -> list[int]:
+    import psutil
+
+    try:
+        return list(psutil.pids())
+    except OSError:
+        return []  # a sandbox hides the process table, or no descriptor is free
 
 
 def _held(pid: int) -> _Held | None:
@@ -157,6 +275,15 @@ def _held(pid: int) -> _Held | None:
         if pidfd >= 0:
             os.close(pidfd)
         return None
+
+
+def _is_ours(process: Process) -> bool:
+    import psutil
+
+    try:
+        return bool(process.uids().real == os.getuid())
+    except (psutil.Error, OSError):
+        return False
 
 
 def _environ(process: Process) -> dict[str, str] | None:

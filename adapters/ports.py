@@ -11,15 +11,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from attrs import frozen
 
-from reknit.core.agent.commands import StartWorkers, StopWorkers
+from reknit.core.agent.commands import StopWorkers
 from reknit.core.agent.events import Event
+from reknit.core.agent.workers import StartWorkers
 from reknit.core.job.entries import Entry, Node
-from reknit.core.job.job import Job
+from reknit.core.job.job import Job, Verdict
 from reknit.core.job.reasons import Refusal
+
+if TYPE_CHECKING:
+    from .journals.envelope import Record
 
 
 class Unavailable(Exception):
@@ -64,8 +68,9 @@ class Batch:
 class Journal(Protocol):
     """A store that holds an append-only, totally ordered sequence of entries, and one counter per node.
 
-    Every call returns or raises within a bounded time. Two threads may use a journal: one reads, the other makes all
-    other calls. A journal in a file may have a third thread, which beats.
+    Every call returns or raises within a bounded time. Three threads may use a journal: one reads, one beats, and one
+    makes all other calls. No call waits for a call of another thread: a node that does not beat in time is taken for
+    dead.
     """
 
     def append(self, token: str, entry: Entry) -> None:
@@ -83,9 +88,11 @@ class Journal(Protocol):
         Empty only if the store has answered, during this call, that there is nothing new."""
         ...
 
-    def beat(self, node: Node, watch: Sequence[Node]) -> Mapping[Node, int]:
-        """Raise the counter of `node` by one. Returns the counters of `node` and of the nodes in `watch`. A node that
-        never beat is missing, or has 0."""
+    def beat(self, node: Node, count: int, watch: Sequence[Node]) -> Mapping[Node, int]:
+        """Set the counter of `node` to `count`, which is above 0. The same call again changes nothing.
+
+        Returns the counters of `node` and of the nodes in `watch`. A node that never beat is missing, or has 0. So has
+        a counter that holds no number, because counters are not signed and anybody may have written there."""
         ...
 
     def publish(self, position: int, job: Job) -> None:
@@ -97,6 +104,79 @@ class Journal(Protocol):
         ...
 
 
+class Readable(Protocol):
+    """A journal that was opened for reading alone (`reads_only=True`). It creates nothing and changes nothing in the
+    store. A store that allows only reading will do. `append`, `beat` and `publish` raise `Refused`."""
+
+    def records(self, after: int) -> tuple[int, Sequence[tuple[str, Record]]]:
+        """The records after position `after` (0: the start), each with its place. For people and tools.
+
+        A record that no agent of the job has written is a `Filler` without an author.
+
+        The first value is the position at which the next call goes on. If it is `after`, there is nothing new. Raises
+        `Unavailable`, and `Refused` if there is no journal."""
+        ...
+
+    def close(self) -> None: ...
+
+
+@frozen
+class Finished:
+    """A job that has ended, as its journal says. Its journal may be removed."""
+
+    job: str
+    """The job's id."""
+    ended_at: float
+    """When the last entry was written, in seconds of Unix time. For people."""
+    verdict: Verdict
+
+
+@frozen
+class Stored:
+    """A journal that lies in a store, and what can be known of its job without taking part."""
+
+    job: str
+    """The job's id."""
+    verdict: Verdict | None = None
+    """How the job has ended. None: it has not, or `why` says why this cannot be known."""
+    at: float | None = None
+    """When the last entry was written, in seconds of Unix time by the clock of its writer. None: no entry says it. For
+    people, and to find journals that are old. The removal itself does not depend on it."""
+    silence_s: float = 0.0
+    """Agents of the job that live have written something after so many seconds."""
+    why: str = ""
+    """Why nothing is known of the job. Empty: it is known."""
+
+
+class Shelf(Protocol):
+    """All journals in a store, for `reknit prune`. Every call raises `Unavailable` or `Refused`."""
+
+    def jobs(self) -> Sequence[str]:
+        """The ids of the jobs."""
+        ...
+
+    def look(self, job: str) -> Stored: ...
+
+    def is_quiet(self, job: str) -> bool:
+        """Whether nothing was written into the journal since `look`, not even a beat."""
+        ...
+
+    def remove(self, job: str) -> bool:
+        """Remove the journal if it is quiet. False: it is not, and nothing was removed."""
+        ...
+
+    def close(self) -> None: ...
+
+
+@runtime_checkable
+class Remembers(Protocol):
+    """A journal that outlives its store. Should the store lose it, it is founded again with what agents remember."""
+
+    def remember(self, position: int, job: Job) -> None:
+        """The agent has folded everything before `position`: the fold is `job`. Never waits."""
+        ...
+
+
 class Link(Protocol):
     """This agent's connection to the journal."""
 
@@ -104,8 +184,10 @@ class Link(Protocol):
         """Say this in the journal. May be lost or doubled."""
         ...
 
-    def beat(self, node: Node, watch: Sequence[Node]) -> None:
-        """Answered by `Counters`, and then, except for the first beat, by an `EntriesRead`, which may be empty."""
+    def beat(self, node: Node, count: int, watch: Sequence[Node]) -> None:
+        """Set the node's counter. Nothing is done while an earlier beat is on its way.
+
+        Answered by `Counters`, and then, except for the first beat, by an `EntriesRead`, which may be empty."""
         ...
 
     def events(self, now: float) -> list[Event]:

@@ -16,12 +16,12 @@ from __future__ import annotations
 import codecs
 import os
 import sys
-import threading
 from typing import Any
 
 from .children import abandon_in_forks
 from .clock import Poller
 from .ports import CannotStart
+from .threads import Thread
 
 _CHUNK = 1 << 16
 _LAST_S = 10.0
@@ -37,7 +37,7 @@ class Printing:
         """By read end of a pipe."""
         self._ends: list[int] = []
         """The write ends of the pipes, and the pipe that ends the thread."""
-        self._thread: threading.Thread | None = None
+        self._thread: Thread | None = None
         self._stop, self._stopped = -1, -1
         try:
             out = self._end_for(sys.stdout, 1)
@@ -46,9 +46,12 @@ class Printing:
             """The descriptors that become the keeper's stdout and stderr."""
             if self._targets:
                 self._start()
-        except (OSError, RuntimeError) as error:  # Python raises RuntimeError if there is no thread to be had
+        except BaseException as error:
+            self.close()
             self._let_go()
-            raise CannotStart(f"the workers' output cannot be shown: {error}") from None
+            if isinstance(error, OSError | RuntimeError):  # Python raises RuntimeError if there is no thread to be had
+                raise CannotStart(f"the workers' output cannot be shown: {error}") from None
+            raise
         abandon_in_forks(self)
 
     def _end_for(self, stream: Any, number: int) -> int:
@@ -62,20 +65,18 @@ class Printing:
 
     def _start(self) -> None:
         self._stopped, self._stop = os.pipe()
-        thread = threading.Thread(target=self._run, name="reknit output", daemon=True)
-        thread.start()
-        self._thread = thread
+        self._thread = Thread(self._run, name="reknit output")
+        self._thread.start()
 
     def close(self) -> None:
         """To be called when the keeper has ended: hand over what it has written, and close everything. Waits for the
         objects, but not without a limit. May be repeated."""
-        thread, self._thread = self._thread, None
-        if thread is None:
+        if self._thread is None:
             return
         os.write(self._stop, b"!")
-        thread.join(_LAST_S)
-        if not thread.is_alive():
+        if self._thread.wait(_LAST_S):
             self._let_go()
+        self._thread = None
 
     def abandon(self) -> None:
         """In a forked child: close its copies of the descriptors."""

@@ -6,10 +6,11 @@ A shell closes nothing: the caller that made the ports closes them.
 
 from __future__ import annotations
 
-import threading
 from collections import deque
 from signal import SIGTERM
 from typing import TYPE_CHECKING
+
+from .threads import Thread
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -35,9 +36,8 @@ class LoopThread:
         self._loop = loop
         self._on_end = on_end
         self._error: BaseException | None = None
-        self._has_ended = threading.Event()
         # A daemon thread: a program that ends does not wait for its job. The keeper then ends the workers.
-        self._thread = threading.Thread(target=self._run, name=f"reknit {loop.agent.spec.node_id}", daemon=True)
+        self._thread = Thread(self._run, name=f"reknit {loop.agent.spec.node_id}")
 
     def start(self) -> None:
         """To be called once. From now on only the thread may call the loop. Other threads may read `loop.result`."""
@@ -46,28 +46,20 @@ class LoopThread:
     def join(self, timeout_s: float | None = None) -> Result | None:
         """Wait until the agent has ended. None: it has not ended within `timeout_s` seconds. Raises what the loop has
         raised."""
-        self._wait(timeout_s)
+        has_ended = self._thread.wait(timeout_s)
         if self._error is not None:
             raise self._error
-        return self._loop.result if self._has_ended.is_set() else None
+        return self._loop.result if has_ended else None
 
     def wait(self, timeout_s: float) -> None:
         """Wait for the end of the thread, and leave what it has raised to `join`."""
-        self._wait(timeout_s)
-
-    def _wait(self, timeout_s: float | None) -> None:
-        # `Thread.join` alone will not do. When a signal's handler raises an error in it, Python 3.11 takes the thread
-        # for ended, and later calls return at once.
-        if self._has_ended.wait(timeout_s):
-            self._thread.join()
+        self._thread.wait(timeout_s)
 
     def _run(self) -> None:
         try:
             run(self._loop)
         except BaseException as error:
             self._error = error  # `join` raises it
-        finally:
-            self._has_ended.set()
         self._on_end()
 
 

@@ -9,10 +9,19 @@ from typing import NoReturn
 _HELP = """\
 usage: reknit run [options] SCRIPT [script arguments]
        reknit run --help
+       reknit prune [options]
+       reknit prune --help
        reknit --version
 
 reknit starts the worker processes of a PyTorch job, watches them, and starts all of them again when one fails.
 It takes torchrun's options. If it is called by the name torchrun, it does what `reknit run` does.
+`reknit prune` removes what jobs with several nodes have left in etcd or in a shared folder.
+"""
+_KEEPER_HELP = """\
+usage: reknit keeper
+
+Not for people. It starts and ends the workers of an agent on another host, which gives orders over stdin and stdout.
+See docs/embedding.md#keeper.
 """
 
 
@@ -24,9 +33,12 @@ def main() -> int:
     if os.path.basename(sys.argv[0]) == "torchrun":
         argv = ["run", *argv]  # a link with that name serves scripts that call torchrun and cannot be changed
     verb = argv[0] if argv else "--help"
-    if verb == "run":
-        _run(argv[1:])
+    if verb in ("run", "prune"):
+        _run(verb, argv[1:])
     elif verb == "keeper":  # not for users: `by_command` in adapters/keeper/start.py calls it on another host
+        if len(argv) > 1:
+            _show(_KEEPER_HELP)
+            return 0 if argv[1] in ("--help", "-h") else 2
         from reknit.adapters.keeper.start import be_one
 
         be_one()
@@ -50,10 +62,10 @@ def _show(text: str) -> None:
         pass  # nobody reads stdout
 
 
-def _run(argv: list[str]) -> NoReturn:
+def _run(verb: str, argv: list[str]) -> NoReturn:
     """Run the verb, and end the process. Only an import of the verb can raise an error here."""
     try:
-        status = _status(argv)
+        status = _status(verb, argv)
     except Exception as error:
         status = _give_up(error)
     # `os._exit` leaves out what the interpreter does at its end. That takes 4 to 7 ms, and may wait for a thread that
@@ -78,7 +90,7 @@ def _give_up(error: Exception) -> int:
     return 71
 
 
-def _status(argv: list[str]) -> int:
+def _status(verb: str, argv: list[str]) -> int:
     import gc
     import signal
 
@@ -90,6 +102,10 @@ def _status(argv: list[str]) -> int:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
     # Imported modules stay in use. The collector would look through them again and again and find no garbage.
     gc.disable()
+    if verb == "prune":
+        from .verbs.prune import prune
+
+        return prune(argv)
     from .verbs.run import run
 
     return run(argv)

@@ -27,6 +27,7 @@ from reknit.core.job.entries import RestartPolicy, Terms
 from reknit.core.job.job import EMPTY
 
 from .launch import Running, opened_async, start
+from .readers import timer_file
 from .report import final_lines
 from .settings import Meeting, Settings
 from .wire import Prevented
@@ -52,12 +53,13 @@ class JobFailed(Exception):
 
 
 def report_lines(result: Result, *, restarts: int = 0, is_alone: bool = True) -> list[str]:
-    """The report that `reknit run` prints at the end of a job, without the prefix `reknit: ` of its lines.
+    """The report that `reknit run` prints at the end of a job, without the prefix `reknit: ` of its lines. It names no
+    options.
 
-    `restarts`: number of restarts that the job has spent (`running.loop.agent.job.spent`). Only the line of a job that
-    has succeeded shows it. `is_alone`: the job has one node, so it ends with this agent.
+    `restarts`: number of restarts that the job has had (`running.loop.agent.job.restarts`). Only the line of a job
+    that has succeeded shows it. `is_alone`: the job has one node, so it ends with this agent.
     """
-    return [escaped(line) for line in final_lines(result, restarts, is_alone=is_alone)]
+    return [escaped(line) for line in final_lines(result, restarts, is_alone=is_alone, names_options=False)]
 
 
 def launch(
@@ -72,6 +74,7 @@ def launch(
     start_method: str = "spawn",
     env: Mapping[str, str] = EMPTY,
     grace_s: float = 30.0,
+    hang_after_s: float | None = None,
     say: Callable[[str], None] | None = None,
 ) -> dict[int, object]:
     """Run a function or a program on several workers, and wait until they have ended.
@@ -90,6 +93,8 @@ def launch(
     `env`: variables for the workers besides those of this process. With more than one worker, OMP_NUM_THREADS is 1
     unless it is set, as with `reknit run`.
     `grace_s`: seconds between the signal that stops workers and SIGKILL.
+    `hang_after_s`: a worker that has not called `reknit.progress` for so many seconds has failed (docs/watchdog.md).
+    None: progress is not watched.
     `say`: called with each line of reknit's own, in another thread. None: the lines go to stderr.
 
     Returns what the workers of this node have returned, by global rank. It is None for a worker that is a program. The
@@ -100,7 +105,9 @@ def launch(
     `CannotStart` if a limit of the machine is met. An exception in the calling thread, for example KeyboardInterrupt,
     kills the workers and is raised.
     """
-    settings = _settings(entry, args, nproc, max_restarts, nodes, meeting, run_id, start_method, env, grace_s)
+    settings = _settings(
+        entry, args, nproc, max_restarts, nodes, meeting, run_id, start_method, env, grace_s, hang_after_s
+    )
     try:
         with start(settings, say=say) as running:
             running.join()
@@ -121,6 +128,7 @@ async def launch_async(
     start_method: str = "spawn",
     env: Mapping[str, str] = EMPTY,
     grace_s: float = 30.0,
+    hang_after_s: float | None = None,
     say: Callable[[str], None] | None = None,
 ) -> dict[int, object]:
     """`launch` as a coroutine. Arguments, value and errors are the same. If it is cancelled, the workers are killed.
@@ -128,7 +136,9 @@ async def launch_async(
     The event loop is not blocked, except while a function and its arguments are pickled for a start, and while the
     values are read.
     """
-    settings = _settings(entry, args, nproc, max_restarts, nodes, meeting, run_id, start_method, env, grace_s)
+    settings = _settings(
+        entry, args, nproc, max_restarts, nodes, meeting, run_id, start_method, env, grace_s, hang_after_s
+    )
     try:
         async with opened_async(settings, say=say) as running:
             await running.run_async()
@@ -144,7 +154,7 @@ def _outcome(running: Running, settings: Settings) -> dict[int, object]:
         raise AssertionError("the agent has ended without a result")
     if result.state is WorkerState.SUCCEEDED:
         return running.values()
-    lines = report_lines(result, restarts=running.loop.agent.job.spent, is_alone=settings.meeting is None)
+    lines = report_lines(result, restarts=running.loop.agent.job.restarts, is_alone=settings.meeting is None)
     raise JobFailed("\n".join(lines), result)
 
 
@@ -161,8 +171,9 @@ def _settings(
     meeting: Meeting | None,
     run_id: str,
     start_method: str,
-    env: Mapping[str, str],
+    env: Any,
     grace_s: float,
+    hang_after_s: float | None,
 ) -> Settings:
     if isinstance(args, str | bytes) or not isinstance(args, Iterable):
         raise ValueError(f"args must be a tuple of the arguments, not {args!r:.100}")
@@ -171,6 +182,8 @@ def _settings(
     pair: object = (nodes, nodes) if isinstance(nodes, int) else nodes
     if not isinstance(pair, tuple) or len(pair) != 2:
         raise ValueError(f"nodes must be a number, or the least and the greatest number, not {nodes!r:.100}")
+    if isinstance(pair[0], int) and isinstance(pair[1], int) and pair[0] > pair[1]:
+        raise ValueError(f"nodes must be the least number and then the greatest, not {nodes!r:.100}")
     given = {}
     if nproc != 1 and "OMP_NUM_THREADS" not in os.environ:
         given["OMP_NUM_THREADS"] = "1"  # as in `reknit run`: torch would start a thread per core in every worker
@@ -186,8 +199,10 @@ def _settings(
             terms=Terms(min_nodes=pair[0], max_nodes=pair[1], restarts=RestartPolicy(max_restarts=max_restarts)),
             meeting=meeting,
             start_method=start_method,
-            env={**given, **env},
+            env={**given, **env} if isinstance(env, Mapping) else env,
+            timer_file=timer_file(os.environ),
             grace_s=grace_s,
+            hang_after_s=hang_after_s,
             **fields,
         )
     except ValueError as error:
@@ -206,7 +221,8 @@ def _translated(refusal: str) -> str:
 
 
 def _command(entry: object, args: Sequence[object]) -> tuple[str, ...]:
-    """The command line of a script or another program. Raises `ValueError` if there is no such script."""
+    """The command line of a script or another program. Raises `ValueError` if there is no such script, or if the entry
+    is a whole command line."""
     if not isinstance(entry, str | os.PathLike) or not os.fspath(entry):
         raise ValueError(f"entry must be a function, the path of a script or the name of a program, not {entry!r:.100}")
     for arg in args:
@@ -215,7 +231,16 @@ def _command(entry: object, args: Sequence[object]) -> tuple[str, ...]:
     texts = tuple(str(os.fspath(arg) if isinstance(arg, os.PathLike) else arg) for arg in args)
     path = os.fspath(entry)
     if not path.endswith(".py"):
+        if " " in path and _is_command_line(path):
+            wanted = "the name of a program alone, with its arguments in args"
+            raise ValueError(f"entry must be {wanted}, not {path!r:.100}")
         return (path, *texts)
     if not os.path.isfile(path):
         raise ValueError(f"entry must be the path of a script that exists, not {path!r:.100}")
     return (sys.executable, "-u", path, *texts)
+
+
+def _is_command_line(text: str) -> bool:
+    from shutil import which  # slow to import, and rarely needed
+
+    return which(text) is None and which(text.partition(" ")[0]) is not None

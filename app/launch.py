@@ -36,15 +36,18 @@ from reknit.adapters.keeper.boot import open_standard
 from reknit.adapters.loop import Loop, Observer
 from reknit.adapters.ports import CannotStart, Workers
 from reknit.adapters.printing import Printing
+from reknit.adapters.threads import sheltered
 from reknit.core.agent.agent import Agent
 from reknit.core.agent.commands import Result
 
 from .report import PREFIX, Reporter
-from .settings import Settings
+from .settings import NO_EVENTS, Settings
 from .wire import Wired, World, wire
 
 if TYPE_CHECKING:
     from asyncio import Future
+
+    from .recording import Recording
 
 OpenWorkersHere = Callable[[Clock, str, str], Workers]
 
@@ -76,19 +79,22 @@ class Running:
         `on_end`: called in the agent's thread when the agent has ended.
 
         For a job with several nodes, this may wait some seconds for the store. Raises `Prevented` if the agent cannot
-        begin, `CannotStart` if no keeper can be started or a limit of the machine is met, and `FunctionError` if the
-        function of the settings cannot be a worker.
+        begin, `CannotStart` if no keeper can be started or a limit of the machine is met, `FunctionError` if the
+        function of the settings cannot be a worker, `UnusableHandler`, which is a `ValueError`, if there is no such
+        handler of events, and `ValueError` if `settings` or `say` is of a wrong type.
         """
+        _check(settings, say)
         self._owner = os.getpid()
         self._thread: shells.LoopThread | None = None
         self._is_closed = False
         open_standard()  # rule 4 above
         self._clock = Clock()
         self._wishes = shells.Wishes(self._clock)
+        self._recording: Recording | None = None
         self._on_end = on_end
         try:
             self._printing = Printing()
-        except CannotStart:
+        except BaseException:
             self._clock.close()
             raise
         self._console = Console(self._printing.console[1])
@@ -111,12 +117,21 @@ class Running:
             rewire(wired)
             for note in wired.notes:
                 (say or wired.keeper.say)(PREFIX + note)
-            reporter = Reporter(say or wired.keeper.say, verbose=settings.verbose)
-            self.loop = Loop(Agent(wired.spec), wired.ports, [reporter, *observers])
+            own = self._own_observers(settings, wired, say or wired.keeper.say)
+            self.loop = Loop(Agent(wired.spec), wired.ports, [*own, *wired.observers, *observers])
             """For reading only: `loop.agent` is the agent as it is now, and `loop.agent.job` is the job."""
         except BaseException:
             self._let_go()
             raise
+
+    def _own_observers(self, settings: Settings, wired: Wired, say: Callable[[str], None]) -> list[Observer]:
+        reporter = Reporter(say, verbose=settings.verbose)
+        if settings.event_handler == NO_EVENTS:
+            return [reporter]
+        from .recording import Recording
+
+        self._recording = Recording(settings, wired, say)
+        return [reporter, self._recording]
 
     def start(self) -> None:
         """Run the agent in a thread of its own. Raises `CannotStart`, and closes everything, if there is no thread to
@@ -130,6 +145,9 @@ class Running:
             self._thread = None
             self.close()
             raise CannotStart(f"the system allows no thread for the agent: {error}") from None
+        except BaseException:  # a signal's handler has raised an error while this waited for the thread to begin
+            self.close()
+            raise
 
     def join(self, timeout_s: float | None = None) -> Result | None:
         """Wait until the agent has ended. None: it has not ended within `timeout_s` seconds. Raises what the agent's
@@ -179,23 +197,41 @@ class Running:
     def _let_go(self) -> None:
         self._is_closed = True
         try:
-            self._wired.close()
-        finally:
-            self._close_own()
+            try:
+                if self._recording is not None:
+                    self._recording.close()
+                self._wired.close()
+            finally:
+                self._close_own()
+        except BaseException:
+            self._is_closed = False  # an interrupt, for example: another call of `close` does the rest
+            raise
 
     def _close_own(self) -> None:
-        self._console.close(LAST_WORDS_S)
-        self._printing.close()
-        self._clock.close()
+        try:
+            self._console.close(LAST_WORDS_S)
+        finally:
+            try:
+                self._printing.close()
+            finally:
+                self._clock.close()
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
-        self.close()
+        sheltered(self.close)
 
 
 _END_S = 15.0
+
+
+def _check(settings: object, say: object) -> None:
+    """Raises `ValueError` for arguments that would only fail later, in the thread of the agent."""
+    if not isinstance(settings, Settings):
+        raise ValueError(f"settings must be a Settings, not {settings!r:.100}")
+    if say is not None and not callable(say):
+        raise ValueError(f"say must be a function, or None, not {say!r:.100}")
 
 
 def start(
@@ -206,9 +242,18 @@ def start(
     observers: Iterable[Observer] = (),
 ) -> Running:
     """Run an agent in a thread of its own, and return at once. Arguments and errors are those of `Running`."""
-    running = Running(settings, environ=environ, say=say, observers=observers)
-    running.start()
-    return running
+    _check(settings, say)
+    if settings.function is not None:
+        from reknit.adapters.keeper.functions import end_import  # slow to import, and not needed for programs
+
+        end_import(settings.start_method)  # only in the main thread it ends a worker without a traceback
+
+    def started() -> Running:
+        running = Running(settings, environ=environ, say=say, observers=observers)
+        running.start()
+        return running
+
+    return sheltered(started, undo=Running.close)
 
 
 def run(

@@ -14,17 +14,22 @@ from attrs import frozen
 from reknit.core.job.entries import Admission, RestartPolicy, Terms
 
 from . import readers
-from .options import LEAST_HEARTBEAT_S, Parsed, UsageError
+from .arguments import Parsed
+from .options import LEAST_HEARTBEAT_S, LONGEST_S, UsageError
 from .settings import LONGEST_NAME, Meeting
 
 _PORTS = {"c10d": 29400, "etcd": 2379}
+SILENCE = 0.7
+"""The silence limit as a fraction of the heartbeat."""
 _TERMS = ("join_timeout", "last_call_timeout", "heartbeat", "keep_alive_interval", "keep_alive_max_attempt", "settle")
 _CERTIFICATES = ("ca_cert", "ssl_cert", "ssl_cert_key")
+_LOGIN = ("user", "password_file", "password")
+_PASSWORD = "REKNIT_RDZV_PASSWORD"
 _USED = {
     "static": (*_TERMS, "is_host"),
     "c10d": (*_TERMS, "is_host", "store_type"),
-    "file": _TERMS,
-    "etcd": (*_TERMS, "protocol", *_CERTIFICATES),
+    "file": (*_TERMS, "group"),
+    "etcd": (*_TERMS, "protocol", *_CERTIFICATES, *_LOGIN),
 }
 """By backend: the keys of --rdzv-conf that have an effect."""
 _OTHER_NAMES = {
@@ -62,20 +67,34 @@ def judged(parsed: Parsed, environ: Mapping[str, str], nodes: tuple[int, int], r
     backend = "file" if store_type == "file" else "c10d" if asked == "static" else asked
     is_static = asked == "static"
     terms = _terms(parsed, conf, nodes, restarts, is_static=is_static)
-    meeting = Meeting(
-        backend,
-        endpoints=_endpoints(parsed, asked) if backend != "file" else (),
-        folder=_folder(parsed) if backend == "file" else "",
-        secret=parsed["rdzv-secret"] or environ.get("REKNIT_RDZV_SECRET", ""),
-        is_host=conf.read("is_host", readers.truth, None) if asked in ("c10d", "static") else None,
-        **(_security(conf) if asked == "etcd" else {}),
-    )
+    meeting = _meeting(parsed, conf, environ, asked, backend)
     return Met(
         meeting,
         terms,
         run_id=_job(parsed, backend),
         rank_hint=_rank_hint(parsed, terms, is_static=is_static),
         notices=_notices(parsed, conf, nodes, asked),
+    )
+
+
+def kept(parsed: Parsed, environ: Mapping[str, str]) -> Meeting:
+    """Where journals are kept after the end of their jobs. Raises `UsageError`."""
+    backend = parsed["rdzv-backend"]
+    if backend not in ("etcd", "file"):
+        raise UsageError(f"{parsed.spelled('rdzv-backend')}: etcd or file expected")
+    return _meeting(parsed, _Conf(parsed), environ, backend, backend)
+
+
+def _meeting(parsed: Parsed, conf: _Conf, environ: Mapping[str, str], asked: str, backend: str) -> Meeting:
+    """`asked`: the backend that the user has named. `backend`: the one that is meant."""
+    return Meeting(
+        backend,
+        endpoints=_endpoints(parsed, asked) if backend != "file" else (),
+        folder=_folder(parsed) if backend == "file" else "",
+        group=conf.read("group", readers.group, None) if backend == "file" else None,
+        secret=parsed["rdzv-secret"] or environ.get("REKNIT_RDZV_SECRET", ""),
+        is_host=conf.read("is_host", readers.truth, None) if asked in ("c10d", "static") else None,
+        **(_security(conf) | _login(conf, environ) if asked == "etcd" else {}),
     )
 
 
@@ -88,7 +107,9 @@ class _Conf:
         for item in filter(None, (item.strip() for item in parsed["rdzv-conf"].split(","))):
             key, _, value = (word.strip() for word in item.partition("="))
             if not (key and value):
-                raise UsageError(f"{self.flag}: {item}: KEY=VALUE expected")
+                # The item may be the part of a password after a comma.
+                shown = "after a password: " if "password" in self.values else f"{item}: "
+                raise UsageError(f"{self.flag}: {shown}KEY=VALUE expected")
             self.values[_OTHER_NAMES.get(key, key)] = value
 
     def spelled(self, key: str) -> str:
@@ -171,7 +192,7 @@ def _not_zero(port: int, spelled: str) -> int:
     return port
 
 
-def _security(conf: _Conf) -> dict[str, str]:
+def _security(conf: _Conf) -> dict[str, Any]:
     files = {key: conf.values[key] for key in _CERTIFICATES if key in conf.values}
     for key, path in files.items():
         if not os.access(path, os.R_OK):
@@ -179,6 +200,24 @@ def _security(conf: _Conf) -> dict[str, str]:
     if ("ssl_cert" in files) != ("ssl_cert_key" in files):
         raise UsageError(f"{conf.flag}: give both ssl_cert and ssl_cert_key, or neither")
     return {"protocol": conf.read("protocol", readers.one_of("http", "https"), "http"), **files}
+
+
+def _login(conf: _Conf, environ: Mapping[str, str]) -> dict[str, str]:
+    """User and password for etcd. What --rdzv-conf says of the password takes precedence over the variable."""
+    user, password, file = (conf.values.get(key, "") for key in ("user", "password", "password_file"))
+    if (password or file) and not user:
+        raise UsageError(f"{conf.flag}: {'password' if password else 'password_file'} needs user=NAME")
+    if password and file:
+        raise UsageError(f"{conf.flag}: give password or password_file, not both")
+    if file and not os.access(file, os.R_OK):
+        raise UsageError(f"{conf.spelled('password_file')}: no such file, or it cannot be read")
+    if user and not file:
+        password = password or environ.get(_PASSWORD, "")
+        if not password:
+            raise UsageError(
+                f"{conf.spelled('user')}: its password is missing; set {_PASSWORD}, or give password_file=FILE"
+            )
+    return {"user": user, "password": password, "password_file": os.path.abspath(file) if file else ""}
 
 
 # ---- on which terms ----
@@ -214,6 +253,8 @@ def _heartbeat_s(conf: _Conf) -> float:
         heartbeat_s = conf.seconds("keep_alive_interval", 5.0) * int(attempts)
     if heartbeat_s < LEAST_HEARTBEAT_S:
         raise UsageError(f"{conf.flag}: {key} is {heartbeat_s:g}: must be at least {LEAST_HEARTBEAT_S} seconds")
+    if heartbeat_s > LONGEST_S:
+        raise UsageError(f"{conf.flag}: {key} is {heartbeat_s:g}: must be at most {LONGEST_S:.0f} seconds")
     return heartbeat_s
 
 
@@ -228,7 +269,7 @@ def _rhythm(heartbeat_s: float, fence_s: float | None) -> tuple[float, float]:
     limit is three beats longer than the fence. Four beats fit into a fence, so that one slow answer does not kill the
     workers.
     """
-    beat_s, silence_s = 0.15 * heartbeat_s, 0.7 * heartbeat_s
+    beat_s, silence_s = 0.15 * heartbeat_s, SILENCE * heartbeat_s
     if fence_s is not None:
         beat_s = min(beat_s, fence_s / 4)
         silence_s = max(silence_s, fence_s + 3 * beat_s)

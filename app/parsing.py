@@ -9,12 +9,14 @@ from typing import Any
 
 from attrs import frozen
 
+from reknit.adapters.keeper.environment import TIMER_FILE
 from reknit.adapters.keeper.streams import StreamSettings
 from reknit.core.job.entries import RestartPolicy, Terms
 
-from .options import OPTIONS, USAGE_LINE, Parsed, UsageError
-from .readers import seconds, unknown_signals
-from .settings import Settings
+from .arguments import USAGE_LINE, Parsed
+from .options import OPTIONS, UsageError
+from .readers import ENABLE_FILE_TIMER, HEALTH_CHECK_PORT, seconds, timer_file, unknown_signals
+from .settings import NO_EVENTS, HealthCheck, Settings
 
 _STDIN = "-"
 
@@ -54,6 +56,7 @@ def _asked(parsed: Parsed, environ: Mapping[str, str], read_stdin: Callable[[], 
     workers = _workers(parsed, environ)
     # As in torchelastic. Otherwise torch would start as many threads as there are cores in every worker.
     threads = {"OMP_NUM_THREADS": "1"} if workers > 1 and "OMP_NUM_THREADS" not in environ else {}
+    health, mistakes = _health(environ)
     fields: dict[str, Any] = {
         "command": command,
         "stdin": read_stdin() if _reads_stdin(parsed) else None,
@@ -61,8 +64,10 @@ def _asked(parsed: Parsed, environ: Mapping[str, str], read_stdin: Callable[[], 
         "local_world_size": workers,
         "virtual_local_rank": _virtual_local_rank(parsed, environ, workers),
         "role": parsed["role"],
+        "timer_file": timer_file(environ),
         "signals": parsed["signals-to-handle"],
         "grace_s": _grace_s(parsed, environ),
+        "hang_after_s": parsed["hang-after"],
         "streams": StreamSettings(
             redirects=parsed["redirects"],
             tee=parsed["tee"],
@@ -71,14 +76,18 @@ def _asked(parsed: Parsed, environ: Mapping[str, str], read_stdin: Callable[[], 
             output=parsed["output"],
         ),
         "log_dir": parsed["log-dir"],
+        "health": health,
         "verbose": parsed["verbose"],
+        "event_handler": _event_handler(parsed),
     }
     notices = (
         *parsed.notices,
+        *mistakes,
         *_without_meaning(parsed, workers),
+        *_without_watchdog(environ),
         *(f"{name}={value} for every worker, because it was not set" for name, value in threads.items()),
     )
-    restarts = RestartPolicy(max_restarts=parsed["max-restarts"])
+    restarts = RestartPolicy(**parsed["max-restarts"])
     if is_alone:
         return _for_one(parsed, fields, notices, restarts)
     return _for_several(parsed, environ, fields, notices, restarts, (least, most))
@@ -135,7 +144,9 @@ _OPTION_OF = {
     "Settings.master_port": "master-port",
     "Settings.signals": "signals-to-handle",
     "Settings.grace_s": "shutdown-timeout",
+    "Settings.hang_after_s": "hang-after",
     "Settings.store_timeout_s": "store-timeout",
+    "Settings.event_handler": "event-log-handler",
     "Settings.meeting": "rdzv-backend",
     "Meeting.endpoints": "rdzv-endpoint",
     "Meeting.backend": "rdzv-backend",
@@ -145,6 +156,7 @@ _OPTION_OF = {
     "StreamSettings.shown": "local-ranks-filter",
     "StreamSettings.output": "output",
     "RestartPolicy.max_restarts": "max-restarts",
+    "RestartPolicy.steady_s": "max-restarts",
     "Terms.min_nodes": "nnodes",
     "Terms.max_nodes": "nnodes",
     "Terms.admission": "admission",
@@ -174,6 +186,32 @@ def _grace_s(parsed: Parsed, environ: Mapping[str, str]) -> float:
         return seconds(text)
     except ValueError as error:
         raise UsageError(f"TORCH_ELASTIC_SHUTDOWN_TIMEOUT={text}: {error}") from None
+
+
+def _event_handler(parsed: Parsed) -> str:
+    """The name of the handler of events. It is made later, when there is a keeper: it may start threads."""
+    name = str(parsed["event-log-handler"])
+    if name != NO_EVENTS:
+        from reknit.adapters.observe.destinations import UnusableHandler, check
+
+        try:
+            check(name)
+        except UnusableHandler as error:
+            raise UsageError(f"{parsed.spelled('event-log-handler')}: {error}") from None
+    return name
+
+
+def _health(environ: Mapping[str, str]) -> tuple[HealthCheck | None, tuple[str, ...]]:
+    """Where the health check server listens, and a line if the variable cannot be read. As with torch, that is no
+    reason to end a job."""
+    if not (text := environ.get(HEALTH_CHECK_PORT)):
+        return None, ()
+    from .health import health_check
+
+    try:
+        return health_check(text), ()
+    except ValueError as error:
+        return None, (f"{HEALTH_CHECK_PORT}={text:.60}: {error}; there is no health check server",)
 
 
 def _reads_stdin(parsed: Parsed) -> bool:
@@ -262,3 +300,12 @@ def _without_meaning(parsed: Parsed, workers: int) -> Iterator[str]:
     if others := sorted(parsed["local-ranks-filter"] - set(range(workers))):
         listed = ", ".join(map(str, others))
         yield f"{parsed.spelled('local-ranks-filter')}: no worker of this node has local rank {listed}"
+
+
+def _without_watchdog(environ: Mapping[str, str]) -> Iterator[str]:
+    """The variables of timers that the user has set, and that start no watchdog: a line."""
+    enabled = environ.get(ENABLE_FILE_TIMER, "")
+    if enabled not in ("", "0", "1"):
+        yield f"{ENABLE_FILE_TIMER}={enabled}: only 1 starts the watchdog for timers"
+    elif environ.get(TIMER_FILE) and enabled != "1":
+        yield f"{TIMER_FILE}: no watchdog for timers is started, because {ENABLE_FILE_TIMER} is not 1"

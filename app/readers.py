@@ -4,8 +4,14 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Callable, Mapping
+from typing import Any
 
+from reknit.adapters.keeper.environment import TIMER_FILE
+
+ENABLE_FILE_TIMER = "TORCHELASTIC_ENABLE_FILE_TIMER"
+HEALTH_CHECK_PORT = "TORCHELASTIC_HEALTH_CHECK_PORT"
 MOST_PORTS = 65535
+MOST_GROUPS = 2**32 - 2
 MOST_NODES = 1_000_000
 """A larger number is a typing error."""
 DEVICES = ("cpu", "gpu", "xpu", "auto")
@@ -29,12 +35,38 @@ def whole(least: int, most: int | None = None) -> Callable[[str], int]:
     return read
 
 
+def restarts(value: str) -> dict[str, Any]:
+    """Fields of `RestartPolicy`: `3`, or `3/steady`, or `3/600` if a round is steady after 600 seconds."""
+    count, slash, steady = value.partition("/")
+    policy: dict[str, Any] = {"max_restarts": whole(0)(count)}
+    if slash:
+        policy["renews"] = True
+    if slash and steady != "steady":
+        try:
+            policy["steady_s"] = seconds(steady)
+        except ValueError:
+            raise ValueError("N, N/steady or N/SECONDS expected") from None
+    return policy
+
+
 def _within(number: int, least: int, most: int | None) -> int:
     if number < least:
         raise ValueError(f"must be at least {least}")
     if most is not None and number > most:
         raise ValueError(f"must be at most {most}")
     return number
+
+
+def group(value: str) -> int:
+    """The number of a group of users, from its name or number."""
+    if value.isdecimal():
+        return _within(int(value), 0, MOST_GROUPS)
+    import grp  # slow to import on some hosts, and rarely needed
+
+    try:
+        return grp.getgrnam(value).gr_gid
+    except KeyError:
+        raise ValueError("this host knows no such group") from None
 
 
 def optional(read: Callable[[str], float | int]) -> Callable[[str], float | int | None]:
@@ -72,20 +104,38 @@ def nodes(value: str) -> tuple[int, int]:
 
 
 def seconds(value: str) -> float:
-    try:
-        number = float(value)
-    except ValueError:
-        raise ValueError("a number of seconds expected") from None
+    number = _number(value)
     if not 0 <= number < float("inf"):
         raise ValueError("0 or more seconds expected")
     return number
 
 
-def seconds_from(least: float) -> Callable[[str], float]:
+def _number(value: str) -> float:
+    try:
+        return float(value)
+    except ValueError:
+        raise ValueError("a number of seconds expected") from None
+
+
+_UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+
+
+def age(value: str) -> float:
+    """Seconds, from `90`, `90s`, `30m`, `12h` or `7d`."""
+    unit = value[-1:] if value[-1:] in _UNITS else ""
+    try:
+        return seconds(value.removesuffix(unit)) * _UNITS.get(unit, 1)
+    except ValueError:
+        raise ValueError("a time such as 90s, 30m, 12h or 7d expected") from None
+
+
+def seconds_from(least: float, most: float) -> Callable[[str], float]:
     def read(value: str) -> float:
-        number = seconds(value)
-        if number < least:
+        number = _number(value)
+        if not number >= least:  # so that NaN is refused as well
             raise ValueError(f"must be at least {least} seconds")
+        if number > most:
+            raise ValueError(f"must be at most {most:.0f} seconds")
         return number
 
     return read
@@ -155,6 +205,11 @@ def signals(value: str) -> tuple[int, ...]:
             raise ValueError(f"{name} cannot be handled")
         numbers.append(int(number))
     return tuple(numbers)
+
+
+def timer_file(environ: Mapping[str, str]) -> str | None:
+    """`Settings.timer_file`, as the two variables of torchelastic say it (docs/torchelastic.md#timers)."""
+    return environ.get(TIMER_FILE, "") if environ.get(ENABLE_FILE_TIMER) == "1" else None
 
 
 def unknown_signals(value: str) -> tuple[str, ...]:

@@ -11,8 +11,8 @@ from reknit.core.agent.commands import Command, Result
 from reknit.core.agent.events import Event
 from reknit.core.agent.states import WorkerState
 from reknit.core.job import reasons
-from reknit.core.job.entries import WorkerFailure
 from reknit.core.job.restart import is_echo
+from reknit.core.job.workers import WorkerFailure
 
 USAGE, BUG, LIMIT = 2, 70, 71
 _CANNOT_STOP, _NO_STORE, _CONFIGURATION, _REPLACED, _TOO_FEW = 71, 74, 78, 76, 75
@@ -76,7 +76,7 @@ def exit_status(result: Result) -> int:
             return _REPLACED
         case reasons.TooFewNodes():
             return _TOO_FEW
-        case reasons.Unstable() | reasons.AbortedByOperator():
+        case reasons.Unstable() | reasons.AbortedByOperator() | reasons.LongOver():
             return 1
         case _:
             assert_never(result.why)
@@ -121,24 +121,26 @@ def _status_of(failure: WorkerFailure) -> int:
     return failure.exitcode if failure.exitcode > 0 else 128 - failure.exitcode
 
 
-def final_lines(result: Result, restarts: int, *, is_alone: bool = True) -> Iterator[str]:
+def final_lines(result: Result, restarts: int, *, is_alone: bool = True, names_options: bool = True) -> Iterator[str]:
     """The last lines: how the run has ended, in one line or in a report, and then `origin`.
 
-    `restarts`: number of restarts that the job has spent. `is_alone`: no other node can go on with the job.
+    `restarts`: number of restarts of the job (`Job.restarts`). `is_alone`: no other node can go on with the job.
+    `names_options`: the reader has called `reknit run`. False: the reader's program has made the settings.
     """
-    yield from _ending(result, restarts, is_alone=is_alone)
+    yield from _ending(result, restarts, is_alone=is_alone, names_options=names_options)
     if line := origin(result):
         yield line
 
 
-def _ending(result: Result, restarts: int, *, is_alone: bool) -> Iterator[str]:
+def _ending(result: Result, restarts: int, *, is_alone: bool, names_options: bool) -> Iterator[str]:
     from reknit.core.text.describe import budget_text, failure_text, reason_text
 
     if isinstance(result.why, own.AlreadyFinished):
         yield "the job had succeeded before this node came: nothing was run"
         return
     if isinstance(result.why, own.TermsDiffer):
-        yield f"this node cannot take part: {_terms_text(result.why)}"
+        text = _terms_text(result.why) if names_options else reason_text(result.why)
+        yield f"this node cannot take part: {text}"
         return
     if isinstance(result.why, own.JournalRefused | own.Replaced):
         yield f"this node cannot take part: {reason_text(result.why)}"
@@ -157,8 +159,9 @@ def _ending(result: Result, restarts: int, *, is_alone: bool) -> Iterator[str]:
         yield f"the job {word}: {reason_text(result.why)}"
         return
     root = result.why.root
-    option = "" if result.why.max_restarts else " (--max-restarts=0)"
-    yield f"the job {word}: {budget_text(result.why.max_restarts)}{option}"
+    name = "--max-restarts" if names_options else "max_restarts"
+    setting = "" if result.why.max_restarts else f" ({name}=0)"
+    yield f"the job {word}: {budget_text(result.why.max_restarts)}{setting}"
     yield from _details(root.failure, str(root.node))
     for failure in result.failures.values():
         if failure != root.failure:
@@ -169,6 +172,8 @@ _TERMS = {
     "min_nodes": "--nnodes, the least",
     "max_nodes": "--nnodes, the most",
     "max_restarts": "--max-restarts",
+    "renews": "--max-restarts=N/SECONDS",
+    "steady_s": "--max-restarts=N/SECONDS, the seconds",
     "admission": "--admission",
     "fence_s": "--fence-after",
     "join_timeout_s": "join_timeout",
@@ -196,22 +201,22 @@ def _details(failure: WorkerFailure, node: str) -> Iterator[str]:
     if is_echo(failure):
         yield "  this looks like the consequence of another worker's end"
     if failure.traceback:
-        yield "  its traceback:"
+        yield "  its traceback:" if failure.cause is None else "  what it was doing, innermost call first:"
         yield from (f"    {line}" for line in failure.traceback.splitlines())
     elif "\n" in failure.message:
         yield from (f"    {line}" for line in failure.message.splitlines())
-    if failure.stderr and not _says(failure.stderr, failure.traceback):
+    if failure.stderr and not _says(failure.stderr, failure.traceback or failure.message):
         yield "  its last lines on stderr:"
         yield from (f"    {line}" for line in failure.stderr)
     if failure.log:
         yield f"  its output: {failure.log}"
 
 
-def _says(lines: Sequence[str], traceback: str) -> bool:
-    """Whether the traceback shows the last of these lines already."""
-    return bool(traceback) and all(_without_rank(line).strip() in traceback for line in lines[-3:])
+def _says(lines: Sequence[str], shown: str) -> bool:
+    """Whether a traceback or message that is shown has the last of these lines already."""
+    return bool(shown) and all(_plain(line).strip() in shown for line in lines[-3:])
 
 
-def _without_rank(line: str) -> str:
-    """The line without the prefix `[rank3]: `, which torch puts before each line of a traceback."""
-    return line.partition("]: ")[2] if line.startswith("[rank") else line
+def _plain(line: str) -> str:
+    """The line without the prefix `[rank3]: `, which torch puts before each line of a traceback, or `reknit: `."""
+    return line.partition("]: ")[2] if line.startswith("[rank") else line.removeprefix(PREFIX)

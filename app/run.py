@@ -10,6 +10,7 @@ import gc
 import os
 import signal
 from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from reknit.adapters import shells
 from reknit.adapters.children import become_subreaper, children, reaped, sweep
@@ -25,9 +26,12 @@ from reknit.core.agent.reasons import SignalReceived
 from reknit.core.job.reasons import BudgetSpent
 
 from .report import PREFIX, Reporter, exit_status, final_lines
-from .settings import Settings
+from .settings import NO_EVENTS, Settings
 from .signals import Signals
 from .wire import Wired, World, wire
+
+if TYPE_CHECKING:
+    from .recording import Recording
 
 _LOOK_S = 0.2
 """Pause between two looks for a signal, while this process waits for a reader of its console. Seconds."""
@@ -79,12 +83,15 @@ def _run(settings: Settings, environ: Mapping[str, str], console: Console, wired
     keeper = wired.keeper
     for notice in (*notices, *wired.notes):
         keeper.say(PREFIX + notice)
-    observers: list[Observer] = [Reporter(keeper.say, verbose=settings.verbose)]
+    observers: list[Observer] = [Reporter(keeper.say, verbose=settings.verbose), *wired.observers]
     if settings.streams.redirects or settings.streams.tee:
         observers.append(_announcing(keeper))
+    recording = None if settings.event_handler == NO_EVENTS else _recording(settings, wired)
+    if recording is not None:
+        observers.append(recording)
     loop = Loop(Agent(wired.spec), wired.ports, observers)
-    result = shells.run(loop)
-    last = [PREFIX + line for line in final_lines(result, loop.agent.job.spent, is_alone=settings.meeting is None)]
+    result = _result(loop, recording)
+    last = [PREFIX + line for line in final_lines(result, loop.agent.job.restarts, is_alone=settings.meeting is None)]
     writer = keeper.pid
     for line in last:
         keeper.say(line)
@@ -96,6 +103,33 @@ def _run(settings: Settings, environ: Mapping[str, str], console: Console, wired
         for line in last:
             console.say(line)
     return exit_status(result)
+
+
+def _recording(settings: Settings, wired: Wired) -> Recording:
+    """What records events. Raises `UsageError` if the handler cannot be used."""
+    from reknit.adapters.observe.destinations import UnusableHandler
+
+    from .options import UsageError
+    from .recording import Recording
+
+    try:
+        return Recording(settings, wired, wired.keeper.say)
+    except UnusableHandler as error:
+        raise UsageError(f"--event-log-handler: {error}") from None
+
+
+def _result(loop: Loop, recording: Recording | None) -> Result:
+    if recording is None:
+        return shells.run(loop)
+    try:
+        result = shells.run(loop)
+    except BaseException:
+        from traceback import format_exc
+
+        recording.close(format_exc())
+        raise
+    recording.close()
+    return result
 
 
 def _announcing(keeper: Keeper) -> Observer:

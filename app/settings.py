@@ -20,10 +20,11 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from attrs import Attribute, Factory, field, frozen
+from attrs.validators import optional
 
 from reknit.adapters.keeper.calling import METHODS
 from reknit.adapters.keeper.streams import StreamSettings
@@ -37,6 +38,8 @@ LONGEST_NAME = 1000
 """Limit for a name that becomes part of a key in the store, in bytes. torch's server cuts the connection at a key of
 8 KiB."""
 BACKENDS = ("c10d", "file", "etcd")
+NO_EVENTS = "null"
+"""The event handler that drops events. With it nothing is imported, and no event is made."""
 DEFAULT_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 
 Validator = Callable[[Any, "Attribute[Any]", Any], None]
@@ -71,6 +74,18 @@ def _name(least: int) -> Validator:
     return check
 
 
+def _address(instance: object, attribute: Attribute[Any], value: Any) -> None:
+    from ipaddress import ip_address  # slow to import, and rarely needed
+
+    try:
+        if isinstance(value, str):
+            ip_address(value)
+            return
+    except ValueError:
+        pass
+    _refuse(instance, attribute.name, value, "a numeric address, for example 127.0.0.1")
+
+
 def _one_of(*words: str) -> Validator:
     def check(instance: object, attribute: Attribute[Any], value: object) -> None:
         if value not in words:
@@ -88,12 +103,18 @@ def _a(kind: type) -> Validator:
 
 
 def _words(value: Any) -> Any:
-    """A list becomes a tuple. A text stays a text, and is refused later."""
-    return value if isinstance(value, str | bytes) else tuple(value)
+    """A list becomes a tuple. A text, or what holds no values, stays as it is, and is refused later."""
+    return tuple(value) if isinstance(value, Iterable) and not isinstance(value, str | bytes) else value
 
 
-def _pairs(value: Any) -> tuple[tuple[str, int], ...]:
-    return tuple(tuple(pair) for pair in value)
+def _pairs(value: Any) -> Any:
+    """Lists become tuples. A text stays a text, and is refused later."""
+    return tuple(map(_words, value)) if isinstance(value, list | tuple) else value
+
+
+def _path(value: Any) -> Any:
+    """A path becomes a text. Anything else stays as it is."""
+    return os.fspath(value) if isinstance(value, os.PathLike) else value
 
 
 # ---- the values ----
@@ -101,7 +122,15 @@ def _pairs(value: Any) -> tuple[tuple[str, int], ...]:
 
 @frozen
 class Meeting:
-    """The store at which the nodes of a job meet. All nodes must have the same values, except `is_host`."""
+    """The store at which the nodes of a job meet. All nodes must name the same store, and have the same secret. The
+    other fields may differ between nodes.
+
+        Meeting("c10d", endpoints=(("node0", 29400),))
+        Meeting("file", folder="/shared/folder")
+        Meeting("etcd", endpoints=(("etcd0", 2379), ("etcd1", 2379)))
+
+    A value out of range raises `ValueError`.
+    """
 
     backend: str = field(validator=_one_of(*BACKENDS))
     """`c10d`: a TCPStore that one of the agents hosts. `file`: a folder that all nodes share. `etcd`: etcd v3."""
@@ -121,13 +150,22 @@ class Meeting:
     """etcd: file with the certificate of this client. It needs `ssl_cert_key`."""
     ssl_cert_key: str | None = None
     """etcd: file with the private key for `ssl_cert`."""
+    group: int | None = field(default=None, validator=optional(_whole(0, 2**32 - 2)))
+    """file: the number of a group whose members may use the journal. None: only the user whose agents make it."""
+    user: str = ""
+    """etcd: its user. Empty: etcd asks for no user. A user needs `password` or `password_file`."""
+    password: str = field(default="", repr=False)
+    """etcd: the password of `user`."""
+    password_file: str = ""
+    """etcd: file with the password of `user`. It is read again when etcd asks for the password again."""
 
     @endpoints.validator
-    def _suits_the_backend(self, attribute: Attribute[Any], value: tuple[Any, ...]) -> None:
-        for pair in value:
-            host, port = pair if len(pair) == 2 else ("", 0)
+    def _suits_the_backend(self, attribute: Attribute[Any], value: Any) -> None:
+        for pair in value if isinstance(value, tuple) else [value]:
+            host, port = pair if isinstance(pair, tuple) and len(pair) == 2 else ("", 0)
             if not (isinstance(host, str) and host and type(port) is int and 0 < port <= 65535):
-                _refuse(self, "endpoints", value, "pairs of a host and a port from 1 to 65535")
+                wanted = 'pairs of a host and a port from 1 to 65535, for example (("node0", 29400),)'
+                _refuse(self, "endpoints", value, wanted)
         if self.backend == "c10d" and len(value) != 1:
             _refuse(self, "endpoints", value, "one endpoint for c10d")
         if self.backend == "etcd" and not value:
@@ -138,8 +176,12 @@ class Meeting:
     def __attrs_post_init__(self) -> None:
         if (self.backend == "file") != bool(self.folder):
             _refuse(self, "folder", self.folder, "a folder for the backend file, and empty for others")
+        if self.group is not None and self.backend != "file":
+            _refuse(self, "group", self.group, "None unless the backend is file")
         if (self.ssl_cert is None) != (self.ssl_cert_key is None):
             _refuse(self, "ssl_cert", self.ssl_cert, "given together with ssl_cert_key")
+        if self.user and not (self.password or self.password_file):
+            _refuse(self, "user", self.user, "given together with password or password_file")
 
     @property
     def place(self) -> str:
@@ -148,9 +190,30 @@ class Meeting:
         return f"{self.backend}://{self.folder or ','.join(hosts)}"
 
 
+@frozen
+class HealthCheck:
+    """Where the agent serves /healthz, /readyz, /state and /metrics over HTTP (docs/health.md)."""
+
+    port: int = field(validator=_whole(0, 65535))
+    """0: a free one, which a line of reknit's own names."""
+    host: str = field(default="127.0.0.1", validator=_address)
+    """The numeric address at which the server listens. `0.0.0.0`: all addresses. The pages need no password: whoever
+    reaches the port can read them."""
+    timeout_s: float = field(default=60.0, validator=_seconds)
+    """/healthz takes an agent that does not answer for so long for hung."""
+
+
 @frozen(kw_only=True)
 class Settings:
-    """What one agent is to do."""
+    """What one agent is to do.
+
+        Settings(command=("python", "train.py"), local_world_size=2)
+        Settings(function=train, args=(0.1,), local_world_size=2)
+
+    Give `command` or `function`. Every other field has a default, except `run_id` if there is a `meeting`. All fields
+    are given by name. `run`, `start` and `run_async` take the value. It cannot be changed: `attrs.evolve` makes another
+    one. A value out of range raises `ValueError`. The message names the field and the value. Times are in seconds.
+    """
 
     # The workers.
     command: tuple[str, ...] = field(default=(), converter=_words)
@@ -196,6 +259,11 @@ class Settings:
     master_port: int = field(default=0, validator=_whole(0, 65535))
     """MASTER_PORT of every round, for a job with one node. 0: each round gets another free port."""
 
+    # What is watched.
+    timer_file: str | None = field(default=None)
+    """Workers can set timers for their own work, through a named pipe at this path (docs/watchdog.md#timers). Empty: at
+    a new path. None: they cannot."""
+
     # The end.
     signals: tuple[int, ...] = field(default=DEFAULT_SIGNALS, converter=_words)
     """Signals that end `reknit run` in order, and are forwarded to its workers. An agent that a program runs itself
@@ -203,21 +271,35 @@ class Settings:
     grace_s: float = field(default=30.0, validator=_seconds)
     """Time between the signal that stops workers and SIGKILL."""
 
+    # Workers that are hung.
+    hang_after_s: float | None = field(default=None)
+    """A worker that reports no progress (`reknit.progress`) for so many seconds counts as failed: reknit shows its
+    stacks and ends it. Before its first report, the time since its start counts. More than 0. None: progress is not
+    watched."""
+
     # What is shown, and what is kept.
     streams: StreamSettings = field(default=StreamSettings(), validator=_a(StreamSettings))
-    log_dir: str = field(default="", converter=os.fspath, validator=_a(str))
+    """What becomes of the workers' stdout and stderr."""
+    log_dir: str = field(default="", converter=_path, validator=_a(str))
     """The folder in which the folder of this run is made. Empty: the host's folder for temporary files, and the folder
     of this run is removed at the end unless `streams` writes files. `/dev/null`: there are no files."""
     verbose: bool = field(default=False, validator=_a(bool))
     """Show every event and command of the agent."""
+    event_handler: str = field(default=NO_EVENTS, validator=_name(1))
+    """Where torchelastic's events go (docs/events.md): `console`, the name of a handler, or its import path,
+    `module:name`. `null`: there are no events."""
+    health: HealthCheck | None = field(default=None)
+    """The server by which supervisors see how the agent is. None: there is none."""
 
     @env.validator
     def _are_variables(self, attribute: Attribute[Any], value: Any) -> None:
         """No system can hold another variable: it would be found out by a round that fails."""
-        items = value.items() if isinstance(value, Mapping) else [(None, None)]
-        for name, text in items:
+        wanted = "a mapping from the names of variables to texts"
+        if not isinstance(value, Mapping):
+            _refuse(self, "env", value, wanted)
+        for name, text in value.items():
             if not (isinstance(name, str) and isinstance(text, str) and name) or "=" in name or "\0" in name + text:
-                _refuse(self, "env", value, "a mapping from the names of variables to texts")
+                _refuse(self, "env", {name: text}, wanted)
 
     @run_id.default
     def _random(self) -> str:
@@ -260,10 +342,27 @@ class Settings:
         if value is not None and self.master_port:
             _refuse(self, "master_port", self.master_port, "0 with a meeting: each round has a port of its own")
 
+    @health.validator
+    def _is_a_place(self, attribute: Attribute[Any], value: object) -> None:
+        if value is not None and not isinstance(value, HealthCheck):
+            _refuse(self, "health", value, "a HealthCheck, or None")
+
+    @hang_after_s.validator
+    def _is_some_time(self, attribute: Attribute[Any], value: object) -> None:
+        if value is not None:
+            _seconds(self, attribute, value)
+            if not value:
+                _refuse(self, "hang_after_s", value, "more than 0, or None")
+
     @rank_hint.validator
     def _is_a_rank(self, attribute: Attribute[Any], value: object) -> None:
         if value is not None and (type(value) is not int or value < 0):
             _refuse(self, "rank_hint", value, "a whole number of at least 0, or None")
+
+    @timer_file.validator
+    def _is_a_path(self, attribute: Attribute[Any], value: object) -> None:
+        if value is not None and (not isinstance(value, str) or "\0" in value):
+            _refuse(self, "timer_file", value, "a path, an empty text, or None")
 
     @signals.validator
     def _can_be_handled(self, attribute: Attribute[Any], value: Any) -> None:

@@ -11,7 +11,9 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from typing import Protocol, TypeVar
+from functools import partial
+from math import ceil
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from attrs import evolve
 
@@ -21,17 +23,28 @@ from reknit.adapters.journals.envelope import Envelope
 from reknit.adapters.link import ThreadedLink
 from reknit.adapters.loop import Ports
 from reknit.adapters.orphans import MARK
-from reknit.adapters.ports import Batch, CannotStart, Journal, Refused, Unavailable
+from reknit.adapters.ports import Batch, CannotStart, Journal, Refused, Remembers, Unavailable
 from reknit.core.agent.reasons import JournalRefused, Replaced
-from reknit.core.job.entries import Entry, Node, NodeId
+from reknit.core.job.entries import Entry, Node, NodeId, Terms
 from reknit.core.job.job import Job
 from reknit.core.job.reasons import Refusal
 
 from .limits import limit_text
+from .meeting import SILENCE
 from .settings import Meeting, Settings
 from .wire import Prevented, Wired, World, end_left, ended_text, open_workers, spec_of
 
+if TYPE_CHECKING:
+    from reknit.adapters.journals.etcd.gateway import Cluster
+
 T = TypeVar("T")
+_HOSTS = "hosts the store"
+"""The note in the lock of an agent that hosts the job's store."""
+_FEWEST_ROUND_TRIPS, _ROUND_TRIPS = 3, 4
+"""A healthy node may be silent for so many round trips to the store: (1) it beats and waits for the answer, (2) it
+reads, (3) it beats again. The second number leaves a reserve."""
+_ETCD_S = 5.0
+"""Least bound of a call of etcd, for all of its servers together. Seconds."""
 _OPENS_AFTER_S = 3.0
 """How long an agent leaves it to the host of the store to say `Opened`. So if terms differ, those of the host hold:
 without the host there is no job. Seconds."""
@@ -68,15 +81,26 @@ def wire_several(settings: Settings, meeting: Meeting, world: World, nonce: str)
             if host is not None:
                 stack.callback(host.close)
                 world.children.add(host.pid)
-            journal = open_journal(meeting, settings.run_id, founds=host is not None or meeting.is_host is False)
+                lock.note(_HOSTS)
+            notes += _complaints(meeting, settings.run_id)
+            journal = open_journal(
+                meeting,
+                settings.run_id,
+                founds=host is not None or meeting.is_host is False,
+                has_elders=lock.left_note == _HOSTS,
+                silence_s=settings.terms.silence_s,
+                on_slow=partial(_tell_if_slow, settings.terms, world.say),
+            )
             asked = journal if host is None else HostedJournal(journal, host)
-            link = ThreadedLink(asked, world.clock, nonce, beats_apart=meeting.backend == "file")
+            link = ThreadedLink(
+                asked, world.clock, nonce, remember=journal.remember if isinstance(journal, Remembers) else None
+            )
             stack.callback(link.close)
             stack.callback(workers.close)  # a second time, so that the workers are ended before the journal is closed
             whose = "; this node hosts the job's store" if host is not None else ""
-            notes.append(f"node {lock.node} ({address}) joins job {settings.run_id} at {meeting.place}{whose}")
+            notes.append(f'node {lock.node} ({address}) joins job "{settings.run_id}" at {meeting.place}{whose}')
             spec = evolve(
-                spec_of(settings, lock.node, address),
+                spec_of(settings, world, lock.node, address),
                 hosts_journal=host is not None,
                 opens_after_s=_OPENS_AFTER_S if meeting.backend == "c10d" and host is None else 0.0,
             )
@@ -112,27 +136,71 @@ def _hosted(meeting: Meeting, env: Mapping[str, str]) -> Host | None:
     return host_store(*meeting.endpoints[0], must=meeting.is_host, env=env)
 
 
-def open_journal(meeting: Meeting, job: str, *, founds: bool = True) -> Journal:
+def _complaints(meeting: Meeting, job: str) -> list[str]:
+    """What the operator should know about a place that was made before."""
+    if meeting.backend != "file":
+        return []
+    from reknit.adapters.journals.file.folder import complaint
+
+    return [line for line in [complaint(meeting.folder, job, meeting.group)] if line]
+
+
+def _tell_if_slow(terms: Terms, say: Callable[[str], None], took_s: float) -> None:
+    """One line for the operator if nodes will be taken for dead because the store is far away."""
+    if took_s * _FEWEST_ROUND_TRIPS <= terms.silence_s:
+        return
+    limit, heartbeat_s = f"{terms.silence_s:.1f} s", ceil(took_s * _ROUND_TRIPS / SILENCE)
+    from .report import PREFIX  # only now: it is slow to import
+
+    say(
+        f"{PREFIX}the store answers after {took_s:.1f} s, and a node that is silent for {limit} counts as lost: "
+        f"give --rdzv-conf=heartbeat={heartbeat_s} on all nodes"
+    )
+
+
+def open_journal(
+    meeting: Meeting,
+    job: str,
+    *,
+    founds: bool = True,
+    has_elders: bool = False,
+    silence_s: float = 0.0,
+    on_slow: Callable[[float], None] = lambda _: None,
+) -> Journal:
     """The journal of the job. The store is not asked for anything yet. Raises `Refused`.
 
     `founds`: with c10d, this agent begins the journal if there is none. Usually only the host of the store does so.
     Otherwise an agent with a wrong secret might be first. If no agent hosts the store (is_host=false), each agent may
     begin the journal.
+
+    `has_elders`: with c10d, an earlier agent of this node hosted the store and has not ended in order. Other agents may
+    remember the journal. So this agent waits some seconds for them before it begins another one.
+
+    `on_slow`: with c10d, called with the seconds that the store took for an answer, when these are many.
     """
     envelope = Envelope(job, meeting.secret)
     if meeting.backend == "file":
-        from reknit.adapters.journals.file import FileJournal
+        from reknit.adapters.journals.file.journal import FileJournal
 
-        return FileJournal(meeting.folder, envelope)
+        return FileJournal(meeting.folder, envelope, group=meeting.group)
     if meeting.backend == "etcd":
-        from reknit.adapters.journals.etcd.gateway import Cluster
         from reknit.adapters.journals.etcd.journal import EtcdJournal
 
-        files = meeting.ca_cert, meeting.ssl_cert, meeting.ssl_cert_key
-        return EtcdJournal(Cluster(meeting.endpoints, meeting.protocol, *files), envelope)
+        # Half of the silence limit for each server: a node with a later beat is taken for dead anyway.
+        timeout_s = max(_ETCD_S, len(meeting.endpoints) * silence_s / 2)
+        return EtcdJournal(cluster_of(meeting), envelope, timeout_s=timeout_s, on_slow=on_slow)
     from reknit.adapters.journals.tcpstore.journal import TCPStoreJournal
 
-    return TCPStoreJournal(*meeting.endpoints[0], envelope, founds=founds)
+    return TCPStoreJournal(*meeting.endpoints[0], envelope, founds=founds, has_elders=has_elders, on_slow=on_slow)
+
+
+def cluster_of(meeting: Meeting) -> Cluster:
+    """The etcd cluster of the meeting, and how it is spoken to."""
+    from reknit.adapters.journals.etcd.gateway import Cluster
+
+    files = meeting.ca_cert, meeting.ssl_cert, meeting.ssl_cert_key
+    user = meeting.user, meeting.password, meeting.password_file
+    return Cluster(meeting.endpoints, meeting.protocol, *files, *user)
 
 
 class HostedJournal:
@@ -153,8 +221,8 @@ class HostedJournal:
     def read(self, after: int, wait_s: float, least: int = 1) -> Batch:
         return self._asked(lambda: self._journal.read(after, wait_s, least))
 
-    def beat(self, node: Node, watch: Sequence[Node]) -> Mapping[Node, int]:
-        return self._asked(lambda: self._journal.beat(node, watch))
+    def beat(self, node: Node, count: int, watch: Sequence[Node]) -> Mapping[Node, int]:
+        return self._asked(lambda: self._journal.beat(node, count, watch))
 
     def publish(self, position: int, job: Job) -> None:
         self._asked(lambda: self._journal.publish(position, job))

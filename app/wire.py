@@ -1,7 +1,7 @@
 """The wiring: chooses and makes the adapters of one agent. What several nodes need is in `several`.
 
 1. The keeper is started before anything that has a thread, because the command line forks it.
-2. The order of the end: (1) the workers, (2) the journal, (3) the store.
+2. The order of the end: (1) the health check server, (2) the workers, (3) the journal, (4) the store.
 3. Nothing here handles a signal, writes `os.environ` or waits for a console.
 """
 
@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from math import inf
 
 from attrs import Factory, evolve, frozen
 
@@ -18,7 +19,7 @@ from reknit.adapters.keeper.client import Keeper
 from reknit.adapters.keeper.folder import working_folder
 from reknit.adapters.keeper.start import Start, by_exec
 from reknit.adapters.keeper.wire import Configure, variables
-from reknit.adapters.loop import Ports
+from reknit.adapters.loop import Observer, Ports
 from reknit.adapters.ports import Clock, Requests, Workers
 from reknit.core.agent.agent import Spec
 from reknit.core.agent.reasons import RunEnd
@@ -26,7 +27,7 @@ from reknit.core.job.entries import NodeId
 
 from .settings import Settings
 
-SECRETS = ("PET_RDZV_SECRET", "REKNIT_RDZV_SECRET")
+SECRETS = ("PET_RDZV_SECRET", "REKNIT_RDZV_SECRET", "REKNIT_RDZV_PASSWORD")
 """Variables that workers do not get."""
 
 
@@ -79,6 +80,8 @@ class Wired:
         """Ends workers, keeper, journal and store, in this order. Bounded in time. May be repeated."""
         self.notes = notes
         """Lines for the operator."""
+        self.observers: list[Observer] = []
+        """What the wiring itself wants to be told of every step."""
 
     @property
     def keeper(self) -> Keeper:
@@ -94,26 +97,48 @@ def wire(settings: Settings, world: World, nonce: str) -> Wired:
     if settings.meeting is not None:
         from .several import wire_several
 
-        return wire_several(settings, settings.meeting, world, nonce)
+        wired = wire_several(settings, settings.meeting, world, nonce)
+    else:
+        wired = _wire_alone(settings, world, nonce)
+    if settings.health is not None:
+        try:
+            from .health import serve
+
+            serve(settings.health, settings.run_id, wired)
+        except BaseException:  # for example an import that finds no free descriptor
+            wired.close()
+            raise
+    return wired
+
+
+def _wire_alone(settings: Settings, world: World, nonce: str) -> Wired:
     workers = open_workers(settings, world, nonce, mark=nonce)
+    lock = None
     try:
         # Only now, while the keeper gets ready: the first worker does not wait for this import.
         from reknit.adapters.hostlock import take_alone
 
-        lock, notes = take_alone(nonce), end_left()
+        lock = take_alone(nonce)
+        notes = end_left()
     except BaseException:  # for example an import that finds no free descriptor
-        workers.close()
+        try:
+            workers.close()
+        finally:
+            if lock is not None:
+                lock.release()
         raise
 
     def close() -> None:
-        workers.close()
-        link.close()
-        if lock is not None:
-            lock.release()
+        try:
+            workers.close()
+        finally:  # a signal's handler may raise an error while this waits
+            link.close()
+            if lock is not None:
+                lock.release()
 
     link = MemoryLink(MemoryJournal(), world.clock)
     name = settings.node_id or os.uname().nodename or "localhost"
-    spec = evolve(spec_of(settings, name, settings.address or "127.0.0.1"), shares_journal=False)
+    spec = evolve(spec_of(settings, world, name, settings.address or "127.0.0.1"), shares_journal=False)
     return Wired(spec, Ports(world.clock, link, workers, world.requests), close, notes)
 
 
@@ -121,7 +146,11 @@ def end_left() -> list[str]:
     """End what killed agents of jobs with one node have left on this host. Returns lines for the operator."""
     from reknit.adapters.hostlock import end_left_alone
 
-    ended, stuck = end_left_alone()
+    return left_lines(*end_left_alone())
+
+
+def left_lines(ended: int, stuck: Sequence[int]) -> list[str]:
+    """Lines for the operator. The arguments are what `end_left_alone` returns."""
     notes = [ended_text(ended)] if ended else []
     if stuck:
         notes.append(f"processes {', '.join(map(str, stuck))}, which an earlier agent left here, survive SIGKILL")
@@ -133,9 +162,9 @@ def ended_text(ended: int) -> str:
     return f"ended {ended} process{'es' * (ended != 1)} that an earlier agent had left behind"
 
 
-def spec_of(settings: Settings, node_id: str, address: str) -> Spec:
+def spec_of(settings: Settings, world: World, node_id: str, address: str) -> Spec:
     """The part of the settings that the core needs. What depends on the journal is not in them."""
-    return Spec(
+    spec = Spec(
         node_id=NodeId(node_id),
         address=address,
         terms=settings.terms,
@@ -145,6 +174,7 @@ def spec_of(settings: Settings, node_id: str, address: str) -> Spec:
         grace_s=settings.grace_s,
         store_timeout_s=settings.store_timeout_s,
     )
+    return spec if world.workers is None else evolve(spec, stop_s=inf)  # hooks may take longer than a keeper
 
 
 def open_workers(settings: Settings, world: World, nonce: str, *, mark: str) -> Workers:
@@ -172,6 +202,8 @@ def open_workers(settings: Settings, world: World, nonce: str, *, mark: str) -> 
         log_base=settings.log_dir,
         master_port=settings.master_port,
         virtual_local_rank=settings.virtual_local_rank,
+        timer_file=settings.timer_file,
+        hang_after_s=settings.hang_after_s,
         mark=mark,
     )
     return Keeper(

@@ -24,17 +24,9 @@ from typing import Any
 
 from reknit.adapters.loop import Loop, Ports
 from reknit.core.agent.agent import Agent, Spec
-from reknit.core.agent.commands import StartWorkers, StopWorkers
-from reknit.core.agent.events import (
-    Counters,
-    EntriesRead,
-    Event,
-    PortReserved,
-    Started,
-    Woken,
-    WorkersStarted,
-    WorkersStopped,
-)
+from reknit.core.agent.commands import StopWorkers
+from reknit.core.agent.events import Counters, EntriesRead, Event, Started, Woken
+from reknit.core.agent.workers import PortReserved, StartWorkers, WorkersStarted, WorkersStopped
 from reknit.core.job.entries import Entry, Node, NodeId, Terms
 from reknit.core.job.fold import fold
 from reknit.core.job.job import Job
@@ -150,9 +142,9 @@ class Here:
     def append(self, entry: Entry) -> None:
         self._crowd.append(entry)
 
-    def beat(self, node: Node, watch: Sequence[Node]) -> None:
+    def beat(self, node: Node, count: int, watch: Sequence[Node]) -> None:
         crowd, counters = self._crowd, self._crowd.counters
-        counters[node] = counters.get(node, 0) + 1
+        counters[node] = count
         crowd.counts["counters"] += 1 + len(watch)
         found = {n: counters[n] for n in (node, *watch) if n in counters}
         crowd.tell(TRIP_S, self._number, Counters(crowd.at + TRIP_S, found))

@@ -29,7 +29,7 @@ from reknit.adapters.keeper.client import Keeper
 from reknit.adapters.keeper.functions import Function
 from reknit.adapters.keeper.start import by_exec
 from reknit.adapters.keeper.wire import Configure, Process, StartProcesses
-from reknit.core.agent.events import WorkersExited
+from reknit.core.agent.workers import WorkersExited
 
 MODULES = {"light": "def work(rank): return rank\n", "torch": "import torch\ndef work(rank): return rank\n"}
 METHODS = ("spawn", "fork", "forkserver")

@@ -29,9 +29,8 @@ from reknit.adapters.clock import Clock
 from reknit.adapters.console import LAST_WORDS_S
 from reknit.adapters.keeper.processes import Processes
 from reknit.adapters.keeper.streams import StreamSettings
-from reknit.core.agent.commands import StartWorkers
-from reknit.core.agent.events import WorkersExited
-from reknit.core.job.ranks import Assignment, WorkerRanks
+from reknit.core.agent.workers import StartWorkers, WorkersExited
+from reknit.core.job.workers import Assignment, WorkerRanks
 
 BIN = Path(sys.executable).parent
 

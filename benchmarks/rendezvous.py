@@ -72,7 +72,7 @@ def journal_at(endpoint: str, job: str, *, founds: bool) -> Any:
         from reknit.adapters.journals.etcd.journal import EtcdJournal
 
         return EtcdJournal(Cluster([("127.0.0.1", int(endpoint[5:]))]), Envelope(job), timeout_s=30.0)
-    from reknit.adapters.journals.file import FileJournal
+    from reknit.adapters.journals.file.journal import FileJournal
 
     return FileJournal(endpoint, Envelope(job), timeout_s=30.0)
 
@@ -98,7 +98,8 @@ class NoWorkers:
         pass  # no round is passed over here, so no node needs another port
 
     def events(self, now: float) -> list[Any]:
-        from reknit.core.agent.events import Started, WorkersStopped
+        from reknit.core.agent.events import Started
+        from reknit.core.agent.workers import WorkersStopped
 
         if not self._has_started:
             self._has_started = True

@@ -17,21 +17,20 @@ from typing import Any
 
 from reknit.adapters.loop import Loop, Ports
 from reknit.core.agent.agent import Agent, Spec
-from reknit.core.agent.commands import StartWorkers, StopWorkers
-from reknit.core.agent.events import (
-    Counters,
-    EntriesRead,
-    Event,
+from reknit.core.agent.commands import StopWorkers
+from reknit.core.agent.events import Counters, EntriesRead, Event, Started
+from reknit.core.agent.step import step
+from reknit.core.agent.workers import (
     PortReserved,
-    Started,
+    StartWorkers,
     WorkerExit,
     WorkersExited,
     WorkersStarted,
     WorkersStopped,
 )
-from reknit.core.agent.step import step
-from reknit.core.job.entries import Entry, Node, NodeId, RestartPolicy, Terms, WorkerFailure
+from reknit.core.job.entries import Entry, Node, NodeId, RestartPolicy, Terms
 from reknit.core.job.job import Job
+from reknit.core.job.workers import WorkerFailure
 
 GOAL = 50_000
 
@@ -77,9 +76,9 @@ class Here:
     def append(self, entry: Entry) -> None:
         self._cluster.append(entry)
 
-    def beat(self, node: Node, watch: Sequence[Node]) -> None:
+    def beat(self, node: Node, count: int, watch: Sequence[Node]) -> None:
         counts = self._cluster.counts
-        counts[node] = counts.get(node, 0) + 1
+        counts[node] = count
         self._tell(Counters(self._cluster.at, {n: counts[n] for n in (node, *watch) if n in counts}))
 
     def start(self, command: StartWorkers) -> None:

@@ -6,10 +6,13 @@ true.
 S1 to S9, L1 to L3: docs/protocol.md#invariants. S9 and the ends of L1 and L2 are checked in `ends` and `play`.
 backoff    a member waits before it says `Joined` after a failure
 echo       an agent does not act on a failure that looks like an echo before its cause has had time to come
+fence      workers are killed when the fence falls, and the agent is awake then
 fresh      workers start only if a beat was acknowledged lately
 host       the host of the store ends last
 order      a report comes before the next `Joined`, and `Leaving` before `Left`
 outage     no outage ends an agent before the store timeout
+replaced   no agent ends because of a process that was dead before it started
+sequel     what an agent answers before the end of a round is judged holds afterwards
 silence    a node is declared lost only if it was silent, and only in the step of a fresh read
 stage      an agent's stage, epoch, renewal and workers fit together (the table in `Stage`)
 step, stop a step starts or stops workers at most once, and stops them only if there are any
@@ -20,26 +23,31 @@ wake       no deadline is in the past, and an event without news changes nothing
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import inf
 from typing import TYPE_CHECKING
 
 from reknit.adapters.simulated.hosts import Group
 from reknit.adapters.simulated.staff import ECHO
+from reknit.adapters.simulated.store import RETRY_S
 from reknit.core.agent.agent import Agent, Stage
-from reknit.core.agent.commands import Append, Beat, Command, Finish, StartWorkers, StopWorkers
+from reknit.core.agent.commands import SIGKILL, SIGTERM, Append, Beat, Command, Finish, StopWorkers
 from reknit.core.agent.deadlines import ECHO_S, PAUSE_S
-from reknit.core.agent.events import Counters, EntriesRead, Event, Woken, WorkersStarted
-from reknit.core.agent.reasons import JournalRefused, StoreLost, TermsDiffer
+from reknit.core.agent.ending import sequel
+from reknit.core.agent.events import Counters, EntriesRead, Event, Woken
+from reknit.core.agent.reasons import JournalRefused, Replaced, StoreLost, TermsDiffer
 from reknit.core.agent.states import WorkerState
-from reknit.core.agent.step import step
+from reknit.core.agent.step import Step, step
+from reknit.core.agent.workers import StartWorkers, WorkerExit, WorkersExited, WorkersStarted, WorkersStopped
 from reknit.core.agent.working import QUICK_S
-from reknit.core.job.entries import Entry, Failed, Joined, Leaving, Left, Lost, Node, Opened
+from reknit.core.job.entries import Admit, Entry, Failed, Joined, Leaving, Left, Lost, Node, Opened, Steady
 from reknit.core.job.job import Closed, Gathering, Job, Running, Unopened, Verdict
-from reknit.core.job.reasons import BudgetSpent, WorkerFailed
-from reknit.core.job.restart import ECHOES
+from reknit.core.job.reasons import BudgetSpent, Unstable, WorkerFailed
+from reknit.core.job.restart import ECHOES, Sequel
+from reknit.core.job.workers import WorkerFailure
 
-from . import ends
+from . import ends, meaning, results, rhythm
 from .hosts import Proc, Violation, demand
-from .oracle import Oracle, ranks
+from .oracle import ranks
 
 if TYPE_CHECKING:
     from .world import World
@@ -50,6 +58,8 @@ MOST_SAYINGS = 7
 MOST_LANDED = 6
 """Entries per agent and round when there are no faults: its own, what it announces, and the accusations of one node."""
 MOST_WATCHED = 66
+SOONER_S = 0.6
+"""By how much less than the silence limit a node was silent when it is accused: answers arrive late, unevenly."""
 
 
 # ---- after every step ------------------------------------------------------------------------------------------------
@@ -60,6 +70,8 @@ def after_step(world: World, proc: Proc, before: Agent, event: Event, commands: 
     demand(agent.wakes_at is None or agent.wakes_at > agent.at, "wake", f"{proc.name} wants to be woken in the past")
     note(world, proc, before, event)
     has_a_stage(proc)
+    foresees(proc, commands)
+    rhythm.keeps(world, proc, event)
     for command in commands:
         match command:
             case Append():
@@ -68,6 +80,7 @@ def after_step(world: World, proc: Proc, before: Agent, event: Event, commands: 
                 demand(fresh, "silence", f"{proc.name} accuses without a fresh read")
             case Beat():
                 demand(len(command.watch) <= MOST_WATCHED, "L3", f"{proc.name} watches {len(command.watch)}")
+                rhythm.beats(world, proc, event, command)
             case StartWorkers():
                 may_start(world, proc, command)
             case StopWorkers():
@@ -77,10 +90,26 @@ def after_step(world: World, proc: Proc, before: Agent, event: Event, commands: 
     if commands or not world.steps % 8:
         again = step(agent, Woken(agent.at))
         demand(not again.commands, "wake", f"{proc.name}: a second look at nothing new made {again.commands}")
+        if not world.steps % 32:
+            ignores_other_rounds(proc, again)
+        rhythm.is_small(world, proc)
     count = sum(isinstance(c, StartWorkers | StopWorkers) for c in commands)
     demand(count <= 1, "step", f"{proc.name} starts or stops workers more than once in a step")
     if agent.result is not None and proc.spec.hosts_journal:
         ends.host_ends(world, proc)
+
+
+def ignores_other_rounds(proc: Proc, again: Step) -> None:
+    """An event about workers of another round is late, and like any wake-up."""
+    agent = proc.agent
+    for round in (agent.workers.round - 1, agent.workers.round + 1):
+        exits = (WorkerExit(0), WorkerExit(1, WorkerFailure(1, 1, 1)))
+        for late in (
+            WorkersStarted(agent.at, round),
+            WorkersExited(agent.at, round, exits),
+            WorkersStopped(agent.at, round, 1, (1,)),
+        ):
+            demand(step(agent, late) == again, "stop", f"{proc.name} takes {late} for its own")
 
 
 STAGES = {
@@ -105,6 +134,22 @@ def has_a_stage(proc: Proc) -> None:
     demand(has_epoch or not agent.workers.alive, "stage", f"{text} with workers alive, in no epoch")
 
 
+def foresees(proc: Proc, commands: Sequence[Command]) -> None:
+    """What the agent answers when it is asked what follows is true, in every step."""
+    agent, job = proc.agent, proc.agent.job
+    starts = any(isinstance(command, StartWorkers) for command in commands)
+    demand(not (starts and proc.is_out), "sequel", f"{proc.name} starts workers, though it knew that no round follows")
+    answer = sequel(agent)
+    demand(answer is Sequel.END or not proc.is_out, "sequel", f"{proc.name} no longer knows that no round follows")
+    proc.is_out = answer is Sequel.END
+    if answer is Sequel.ROUND:
+        proc.foreseen.add((agent.workers.epoch, agent.workers.round))
+    outcome = job.outcome
+    if outcome is not None and isinstance(outcome.why, BudgetSpent | Unstable):
+        is_wrong = (job.epoch, job.round - 1) in proc.foreseen
+        demand(not is_wrong, "sequel", f"{proc.name} has foreseen another round after {job.round - 1}")
+
+
 def note(world: World, proc: Proc, before: Agent, event: Event) -> None:
     """Remember when this agent learned what the checks ask about."""
     agent = proc.agent
@@ -113,13 +158,18 @@ def note(world: World, proc: Proc, before: Agent, event: Event) -> None:
         proc.read_at = world.now
         if (agent.job.epoch, agent.job.round) != (before.job.epoch, before.job.round):
             proc.ended_at = world.now
+    if agent.pulse.count > before.pulse.count:
+        proc.heard_at = world.now
+    proc.was_out = proc.was_out or proc.host in world.deaf | world.blind | world.mute | world.stale
+    if agent.end is not None and before.end is None:
+        proc.bore_s = _bore_s(world, proc)
     if agent.outcome is not None and before.outcome is None:
         proc.learned_at = world.now
     if agent.workers.state is WorkerState.FAILED and before.workers.state is not WorkerState.FAILED:
         proc.failed_at = world.now
         if proc.group is not None:
             up_at = proc.group.up_at
-            proc.group.was_quick = up_at is None or world.now - up_at < QUICK_S - SLACK
+            proc.group.was_quick = up_at is None or proc.felt(world.now - up_at) < QUICK_S - SLACK
     if isinstance(event, WorkersStarted) and proc.group is not None and event.round == proc.group.command.round:
         proc.group.up_at = world.now
 
@@ -135,7 +185,7 @@ def may_say(world: World, proc: Proc, entry: Entry) -> None:
     at = proc.said.get(entry)
     resay_s = proc.spec.resay_s
     # An accusation is forgotten between two fresh reads, so it is said with each: once per beat and watcher.
-    in_time = at is None or world.now >= at + resay_s - SLACK
+    in_time = at is None or proc.felt(world.now - at) >= resay_s - SLACK
     # One that comes back and is not heard wants nothing said meanwhile, and forgets that it has.
     in_time = in_time or (isinstance(entry, Joined) and proc.agent.is_renewed and proc.was_cut)
     demand(in_time, "L3", f"{proc.name} says {entry} again too soon")
@@ -154,12 +204,12 @@ def may_say(world: World, proc: Proc, entry: Entry) -> None:
     group = proc.group
     if isinstance(entry, Joined):
         demand(not _alive(group), "S2", f"{proc.name} says Joined with workers alive")
-        quiet = world.now - world.moved.get(entry.node, -1e9)
+        quiet = proc.felt(world.now - world.moved.get(entry.node, -1e9))
         heard = not proc.agent.is_renewed or quiet <= proc.spec.terms.silence_s + 1.0
         demand(heard, "fresh", f"{proc.name} comes back unheard for {quiet:.2f} s")
         if isinstance(job.phase, Gathering) and isinstance(job.why, WorkerFailed) and entry.node in job.phase.expected:
             backoff_s = min(world.setup.backoff * 2**job.spent, 4.0) * (job.spent < job.terms.restarts.max_restarts)
-            waited_s = world.now - proc.ended_at
+            waited_s = proc.felt(world.now - proc.ended_at)
             if group is not None and group.was_quick and job.spent < job.terms.restarts.max_restarts:
                 backoff_s = max(backoff_s, PAUSE_S)
             demand(waited_s >= backoff_s - SLACK, "backoff", f"{proc.name} joins again after {waited_s:.2f} s")
@@ -169,10 +219,10 @@ def may_say(world: World, proc: Proc, entry: Entry) -> None:
         told = proc.agent.leaving is not None and proc.agent.outcome is None and job.is_live(entry.node)
         demand(not told or Leaving(entry.node) in proc.said, "order", f"{proc.name} says Left before Leaving")
     elif isinstance(entry, Lost):
-        quiet = proc.quiet.get(entry.node, 1e9)
+        quiet = proc.felt(proc.quiet.get(entry.node, 1e9))
         terms = proc.spec.terms
         demand(entry.node != proc.agent.me, "silence", f"{proc.name} accuses itself")
-        limit = terms.silence_s - 2 * terms.beat_s
+        limit = terms.silence_s - SOONER_S
         demand(quiet >= limit, "silence", f"{proc.name} accuses {entry.node}, silent for {quiet:.2f} s")
         demand(
             not _is_returning(world, proc, entry.node),
@@ -189,7 +239,7 @@ def _is_returning(world: World, proc: Proc, node: Node) -> bool:
         p.agent.me == node
         and p.up
         and not (p.suspended or p.cut or p.full or p.refused or p.host in world.stale)
-        and world.now < p.returns_at
+        and world.now < p.returns_at + RETRY_S
         and proc.started_at <= world.outage_at  # one that started since knows nothing of an outage
         for p in world.procs
     )
@@ -197,6 +247,13 @@ def _is_returning(world: World, proc: Proc, node: Node) -> bool:
 
 def _alive(group: Group | None) -> bool:
     return group is not None and bool(group.running)
+
+
+def _bore_s(world: World, proc: Proc) -> float:
+    """For how long this agent has missed a round trip of some kind."""
+    if proc.was_out:
+        return inf  # what it has said may have vanished for long, under more than one incarnation
+    return proc.felt(world.now - max(min(proc.read_at, proc.heard_at), proc.started_at))
 
 
 def may_start(world: World, proc: Proc, command: StartWorkers) -> None:
@@ -224,23 +281,30 @@ def may_start(world: World, proc: Proc, command: StartWorkers) -> None:
     demand(hosted <= {(job.epoch, round)}, "S1", f"{proc.name}: rounds {hosted} had the same bootstrap port before")
     _alone(world, proc, (job.epoch, round))
     terms = proc.spec.terms
-    if terms.max_nodes > 1:
-        quiet = world.now - world.moved.get(me, -1e9)
-        demand(
-            quiet <= terms.silence_s + 1.0, "fresh", f"{proc.name} starts, though it has been silent for {quiet:.2f} s"
-        )
+    quiet = proc.felt(world.now - world.moved.get(me, -1e9))
+    limit = terms.silence_s + SLACK if terms.fence_s is None else terms.fence_s
+    demand(quiet <= limit, "fresh", f"{proc.name} starts, though it has been silent for {quiet:.2f} s")
 
 
 def may_stop(world: World, proc: Proc, command: StopWorkers) -> None:
-    agent, why = proc.agent, command.why
+    agent, why, request = proc.agent, command.why, proc.agent.leaving
     demand(agent.workers.alive, "stop", f"{proc.name} stops workers that it has not")
+    demand(command.round == agent.workers.round, "stop", f"{proc.name} stops another round's workers")
+    most_s, signal = proc.spec.grace_s, SIGTERM if request is None else request.signal
+    if request is not None and signal == SIGKILL:
+        most_s = 0.0
+    left_s = command.grace_s
+    ok = command.signal == signal and left_s <= most_s + SLACK and (request is not None or left_s >= most_s - SLACK)
+    # With a fence they may also be killed at once: `rhythm` asks whether that comes in time.
+    ok = ok or (proc.spec.terms.fence_s is not None and (command.signal, left_s) == (SIGKILL, 0.0))
+    demand(ok, "stop", f"{proc.name} gives its workers {left_s:g} s after signal {command.signal}")
     if isinstance(why, StoreLost):
-        bore_s = world.now - proc.read_at
+        bore_s = _bore_s(world, proc)
         demand(bore_s >= proc.spec.store_timeout_s - SLACK, "outage", f"{proc.name} bore an outage for {bore_s:.1f} s")
     elif isinstance(why, WorkerFailed) and why.failure.message == ECHO and why.node == agent.me:
         group = proc.group
         alone = len(agent.job.members) == 1 and group is not None and not group.running
-        held_s = world.now - proc.failed_at
+        held_s = proc.felt(world.now - proc.failed_at)
         demand(alone or held_s >= ECHO_S - SLACK, "echo", f"{proc.name} acts on an echo after {held_s:.2f} s")
 
 
@@ -252,7 +316,10 @@ def _alone(world: World, proc: Proc, key: tuple[int, int]) -> None:
         group = other.group
         if group is None or not group.running or group.key == key or group.is_stuck or other.dead:
             continue
-        if group.key[0] != key[0] or _is_excused(world, other, group):
+        if group.key[0] != key[0]:
+            if _is_late(world, other, key[0]):
+                continue
+        elif _is_excused(world, other, group):
             continue
         raise Violation("S2", f"{proc.name} starts {key} while {other.name} still runs {group.key}")
 
@@ -264,6 +331,15 @@ def _is_excused(world: World, other: Proc, group: Group) -> bool:
     if other.spec.terms.fence_s is not None and not other.was_suspended:
         return False
     return any(isinstance(e, Lost) and e.node == group.node for e in world.journal)
+
+
+def _is_late(world: World, other: Proc, epoch: int) -> bool:
+    """It may still have workers of an epoch before: rule 16 gives its node the grace and silence of the opener."""
+    opened = next(e for e in world.journal if isinstance(e, Opened) and e.epoch == epoch)
+    opener = next(p for p in world.procs if p.agent.nonce == opened.journal)
+    waits_s = (opener.spec.grace_s + opener.spec.terms.silence_s) / opener.rate
+    could_not_know = other.was_cut or other.was_suspended or other.refused or not other.up
+    return could_not_know or other.spec.grace_s / other.rate > waits_s - 1.0
 
 
 def may_finish(world: World, proc: Proc) -> None:
@@ -278,6 +354,13 @@ def may_finish(world: World, proc: Proc) -> None:
         outcome = agent.outcome or agent.job.outcome  # a latecomer of a finished job takes part in no epoch
         ok = outcome is not None and outcome.verdict is Verdict.SUCCEEDED
         demand(ok, "S5", f"{proc.name} reports success of a job that did not succeed")
+    if isinstance(result.why, Replaced):
+        by = result.why.by
+        nonce = next(e.nonce for e in reversed(world.journal) if isinstance(e, Joined) and e.node == by)
+        other = next(p for p in world.procs if p.agent.nonce == nonce)
+        was_dead = other.dead and other.dead_at <= proc.started_at
+        demand(not was_dead, "replaced", f"{proc.name} is replaced by {other.name}, which was dead before it started")
+    results.is_true(world, proc, result)
     if isinstance(result.why, TermsDiffer):
         demand(agent.job.terms != proc.spec.terms, "terms", f"{proc.name} ends over terms that are its own")
     if isinstance(result.why, JournalRefused | StoreLost):
@@ -285,6 +368,8 @@ def may_finish(world: World, proc: Proc) -> None:
         either = proc.was_cut or world.store_dead  # out of patience already when it was refused
         ok = is_refused == proc.refused or (proc.refused and either)
         demand(ok, "outage", f"{proc.name} ends with {result.why}, refused: {proc.refused}")
+        has_reason = is_refused or either or world.outage or world.outage_at or proc.was_out
+        demand(has_reason, "outage", f"{proc.name} ends with {result.why}, though nothing kept it from the store")
 
 
 # ---- after every entry -----------------------------------------------------------------------------------------------
@@ -295,12 +380,17 @@ def after_landing(world: World, entry: Entry, before: Job) -> None:
     if isinstance(job.phase, Running):
         world.sealed.setdefault((job.epoch, job.round), job.members)
     if world.oracle is not None:
-        asked(world.oracle, job, entry)
+        world.oracle.feed(entry)
+        meaning.same(job, world.oracle, entry)
     if isinstance(job.phase, Unopened):
         return
+    demand(len(set(job.seats.values())) == len(job.seats), "S1", f"two nodes have one seat: {dict(job.seats)}")
     policy = job.terms.restarts
     demand(job.spent <= policy.max_restarts, "S4", "more restarts than the budget")
-    demand(job.round <= policy.max_restarts + policy.max_unspent + 1, "S4", f"round {job.round} is one too many")
+    if isinstance(entry, Steady) or job.epoch > before.epoch:
+        world.steady_round = job.round
+    most = policy.max_restarts + policy.max_unspent + (not isinstance(job.phase, Running))
+    demand(job.round - world.steady_round <= most, "S4", f"round {job.round} is one too many")
     if isinstance(entry, Lost) and before.is_live(entry.node):
         world.excess += MOST_LANDED  # the work of a fault, and it may come back
     key = job.epoch, job.round
@@ -309,6 +399,10 @@ def after_landing(world: World, entry: Entry, before: Job) -> None:
     demand(world.entries[key] <= most, "L3", f"{world.entries[key]} entries in round {job.round}")
     if isinstance(entry, Joined):
         failed_first(world, entry)
+    if isinstance(before.phase, Running) and isinstance(job.phase, Gathering | Running) and job.round > before.round:
+        world.ended_by = entry
+    if job.epoch == before.epoch:
+        costs_what_it_must(world, job, before)
     if (job.epoch, job.spent) == (before.epoch, before.spent) and job.unspent > before.unspent:
         demand(not isinstance(job.why, WorkerFailed), "S4", f"{job.why} is blamed for a round that spent nothing")
     if isinstance(job.phase, Closed):
@@ -316,27 +410,6 @@ def after_landing(world: World, entry: Entry, before: Job) -> None:
     else:
         demand(not isinstance(before.phase, Closed) or job.epoch > before.epoch, "S6", "closed is for ever")
         spends_are_earned(world, job)
-
-
-def asked(oracle: Oracle, job: Job, entry: Entry) -> None:
-    """S1, S4: the second implementation comes to the same."""
-    oracle.feed(entry)
-    phase = {Unopened: "unopened", Gathering: "gathering", Running: "running", Closed: "closed"}[type(job.phase)]
-    demand(phase == oracle.phase, "S1", f"the fold says {phase}, the oracle {oracle.phase} after {entry}")
-    if phase == "unopened":
-        return
-    demand(
-        (job.epoch, job.round) == (oracle.epoch, oracle.round), "S1", f"another round than the oracle's after {entry}"
-    )
-    demand(
-        job.spent == min(oracle.spent, job.terms.restarts.max_restarts), "S4", f"{job.spent} spent, not {oracle.spent}"
-    )
-    if isinstance(job.phase, Running):
-        members = oracle.sealed[job.epoch, job.round]
-        demand(list(job.members) == members, "S1", f"members of round {job.round} are not the oracle's")
-    if job.outcome is not None:
-        verdict = oracle.verdicts[job.epoch]
-        demand(job.outcome.verdict.value == verdict, "S5", f"the oracle's verdict is {verdict}")
 
 
 def failed_first(world: World, entry: Joined) -> None:
@@ -349,6 +422,20 @@ def failed_first(world: World, entry: Joined) -> None:
             continue
         said = any(isinstance(e, Failed) and e.node == entry.node and e.round == workers.round for e in world.journal)
         demand(said, "order", f"{proc.name} joins again before it has said that its workers failed")
+
+
+def costs_what_it_must(world: World, job: Job, before: Job) -> None:
+    """S4: a failure spends one restart if nobody went, and the end of a round costs one thing."""
+    outcome = job.outcome if before.outcome is None else None
+    spent = job.spent - before.spent + isinstance(outcome and outcome.why, BudgetSpent)
+    unspent = max(0, job.unspent - before.unspent) + isinstance(outcome and outcome.why, Unstable)
+    demand(spent + unspent <= 1, "S4", f"one end costs {spent} restarts, and {unspent} that are unspent")
+    went = [n for n in before.member_nodes if not job.is_live(n) or n in job.leaving]
+    if unspent:
+        ok = went or isinstance(world.ended_by, Admit)
+        demand(ok, "S4", f"{world.ended_by} ended a round that nobody has left, and spent nothing")
+    if spent > 0:
+        demand(isinstance(world.ended_by, Failed), "S4", f"{world.ended_by} has spent a restart")
 
 
 def spends_are_earned(world: World, job: Job) -> None:
@@ -366,11 +453,13 @@ def closed(world: World, job: Job, before: Job) -> None:
     if isinstance(before.phase, Closed):
         demand(before.epoch != job.epoch or before.phase == job.phase, "S6", "closed is for ever")
         return
+    world.outcomes[job.epoch] = outcome
     if outcome.verdict is Verdict.SUCCEEDED:
+        last = max(round for epoch, round in world.sealed if epoch == job.epoch)
         done = {
             g.node: g
             for g in world.groups
-            if g.epoch == job.epoch and len(g.exited) == len(g.command.assignment.workers)
+            if g.key == (job.epoch, last) and len(g.exited) == len(g.command.assignment.workers)
         }
         for member in job.member_nodes:
             demand(member in done, "S5", f"success, though {member} has not")

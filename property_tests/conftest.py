@@ -1,4 +1,4 @@
-"""How long to search: the profiles quick, ci and night. REKNIT_PROFILE=ci REKNIT_SEED=<commit>.
+"""How long to search: the profiles quick, ci, night and mutation. REKNIT_PROFILE=ci REKNIT_SEED=<commit>.
 
 Hypothesis has one profile at a time, for the whole process. `tests/` has another one. So each folder loads its own
 profile before each of its modules and tests. pytest calls these hooks only for what is in this folder.
@@ -17,10 +17,13 @@ COMMON = {
     "database": None,
     "suppress_health_check": [HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much],
 }
-settings.register_profile("quick", max_examples=1000, **COMMON)
+settings.register_profile("quick", max_examples=700, **COMMON)
+settings.register_profile("mutation", max_examples=200, **COMMON)  # once for every mutant of the core
 settings.register_profile("ci", max_examples=6000, **COMMON)
 settings.register_profile("night", max_examples=100_000, **COMMON)
 PROFILE = os.environ.get("REKNIT_PROFILE", "quick")
+HISTORIES = 350 if PROFILE == "quick" else settings.get_profile(PROFILE).max_examples
+"""Whole clusters that are played. `test_reach` plays about a thousand more, with the same checks."""
 SEED = int(os.environ.get("REKNIT_SEED", "0")[:12], 16)
 """A commit's name will do: the same tests of the same commit search the same histories, the next one others."""
 

@@ -11,7 +11,8 @@ from reknit.core.agent.reasons import JournalRefused, Replaced, StoreLost, Terms
 from reknit.core.agent.step import step
 from reknit.core.job.entries import Node
 from reknit.core.job.fold import fold_all
-from reknit.core.job.job import Job
+from reknit.core.job.job import Job, Outcome
+from reknit.core.job.memory import abridged
 
 from .hosts import Proc, demand
 
@@ -27,7 +28,8 @@ def host_ends(world: World, proc: Proc) -> None:
         return  # it does as it is told, or must
     for other in world.procs:
         quiet_s, terms = world.now - world.moved.get(other.agent.me, -1e9), other.spec.terms
-        quiet_s = max(quiet_s, proc.quiet.get(other.agent.me, 0.0))  # by what it has read: a beat may have come since
+        # By what it has read, and by its own clock: a beat may have come since.
+        quiet_s = proc.felt(max(quiet_s, proc.quiet.get(other.agent.me, 0.0)))
         if other is proc or not other.up or not other.agent.was_live or quiet_s > DEAD * terms.silence_s - terms.beat_s:
             continue
         if proc.agent.epoch != other.agent.epoch or world.jobs[-1].is_gone(other.agent.me):
@@ -65,12 +67,13 @@ def replays(world: World, proc: Proc) -> None:
 
 def agree(world: World) -> None:
     """S5: all agents that saw an epoch's end report the same."""
-    ends: dict[int, object] = {}
+    ends: dict[int, Outcome] = {}
     for proc in world.procs:
         agent = proc.agent
         if agent.epoch is not None and agent.outcome is not None:
             first = ends.setdefault(agent.epoch, agent.outcome)
-            demand(first == agent.outcome, "S5", f"{proc.name} saw another end of epoch {agent.epoch}")
+            same = agent.outcome in (first, abridged(first)) or first == abridged(agent.outcome)  # as told epochs later
+            demand(same, "S5", f"{proc.name} saw another end of epoch {agent.epoch}")
 
 
 def nodes_alive(world: World) -> set[Node]:

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+from collections import deque
+
 from attrs import define, field, frozen
 
 from reknit.adapters.simulated import hosts
 from reknit.core.agent.commands import Command
 from reknit.core.agent.events import Event
 from reknit.core.job.entries import Entry, Node
+
+MOST_WOKEN = 40
+"""An agent is woken less often than this within `WOKEN_S` seconds."""
+WOKEN_S = 8.0
 
 
 class Violation(AssertionError):
@@ -38,6 +44,12 @@ class Proc(hosts.Proc):
     trace: list[Traced] = field(factory=list)
     read_at: float = 0.0
     """When it read the journal last."""
+    heard_at: float = 0.0
+    """When a new count of its beats was acknowledged last."""
+    was_out: bool = False
+    """Round trips of its host to the store have failed at some time, although other hosts could reach it."""
+    bore_s: float = 0.0
+    """For how long it had not read the journal, when it found that it must end."""
     ended_at: float = 0.0
     """When it learned of the last end of a round."""
     failed_at: float = 0.0
@@ -50,3 +62,17 @@ class Proc(hosts.Proc):
     """When each entry was said last."""
     per_round: dict[tuple[int, int, Node], set[Entry]] = field(factory=dict)
     """The different entries that it has said, per epoch, round and incarnation."""
+    beat: tuple[Node | None, float] = (None, 0.0)
+    """As whom it has beaten last, and when."""
+    woken: deque[float] = field(factory=lambda: deque(maxlen=MOST_WOKEN))
+    """When it was woken by a deadline of its own, the last times."""
+    is_out: bool = False
+    """It has answered that no round follows."""
+    foreseen: set[tuple[int, int]] = field(factory=set)
+    """The rounds, each with its epoch, of which it has answered that another round follows."""
+
+    @property
+    def stuck_pids(self) -> set[int]:
+        """The processes of its workers that survive SIGKILL."""
+        group = self.group
+        return {1000 + local for local in group.running} if group is not None and group.is_stuck else set()

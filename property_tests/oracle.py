@@ -20,32 +20,39 @@ from reknit.core.job.entries import (
     Lost,
     Node,
     Opened,
+    Steady,
     Succeeded,
     Terms,
 )
 
 
 class Oracle:
-    def __init__(self) -> None:
+    def __init__(self, remembers: int = 1024) -> None:
+        """`remembers`: how many nodes that are gone every job remembers."""
+        self.remembers = remembers
         self.phase = "unopened"
         self.epoch = -1
         self.terms = Terms()
+        self.journal = ""
         self.verdicts: dict[int, str] = {}
         self.sealed: dict[tuple[int, int], list[Joined]] = {}
         self.live: dict[str, Joined] = {}
-        self.dead: set[Node] = set()
-        self.top: dict[str, int] = {}
+        self.departed: list[Node] = []
+        """The nodes that have gone last, whose ids are not live. Each id once."""
+        self.floor = -1
+        """Of an id that is neither live nor departed, these incarnations are gone."""
         self._new_epoch()
 
     def _new_epoch(self) -> None:
         self.round = 0
+        self.last_sealed = -1
         self.expected: set[Node] = set()
         self.members: set[Node] = set()
         self.leaving: set[Node] = set()
         self.done: set[Node] = set()
-        self.failed: list[Node] = []
+        self.reports: list[Failed] = []
         self.seats: list[str] = []
-        self.first_size = 0
+        self.first_size = self.largest = 0
         self.by_failure = self.excused = False
         self.judged = self.short = True
         self.spent = self.unspent = 0
@@ -62,14 +69,39 @@ class Oracle:
     def _open(self, entry: Opened) -> None:
         again = self.phase == "closed" and self.verdicts[self.epoch] != "succeeded"
         if (self.phase == "unopened" or again) and entry.epoch == self.epoch + 1:
-            for joined in self.live.values():
-                self._bury(joined.node)
-            self.live = {}
+            left, self.live = self.live, {}
+            for joined in left.values():
+                self.departed = [n for n in self.departed if n.id != joined.node.id] + [joined.node]
+            self._forget()
+            self.journal = self.journal or entry.journal
             self.epoch, self.terms, self.phase = entry.epoch, entry.terms, "gathering"
             self._new_epoch()
 
+    @property
+    def failed(self) -> list[Node]:
+        """Who has reported a failure of the last round, in the journal's order."""
+        return [entry.node for entry in self.reports]
+
     def _bury(self, node: Node) -> None:
-        self.top[node.id] = max(self.top.get(node.id, -1), node.incarnation)
+        self.departed = [n for n in self.departed if n.id != node.id] + [node]
+        self._forget()
+
+    def _forget(self) -> None:
+        while len(self.departed) > max(self.remembers, self.largest):
+            node = self.departed.pop(0)
+            self.floor = max(self.floor, node.incarnation)
+            if node.id in self.seats:
+                self.seats.remove(node.id)
+
+    def _enter(self, entry: Joined) -> None:
+        self.live[entry.node.id] = entry
+        self.departed = [n for n in self.departed if n.id != entry.node.id]
+
+    def top(self, node_id: str) -> int:
+        """The highest incarnation of this id that the journal has shown."""
+        if node_id in self.live:
+            return self.live[node_id].node.incarnation
+        return next((n.incarnation for n in self.departed if n.id == node_id), self.floor)
 
     def _in(self, node: Node) -> bool:
         return node.id in self.live and self.live[node.id].node == node
@@ -79,14 +111,16 @@ class Oracle:
 
     def _joined(self, entry: Joined) -> None:
         node = entry.node
-        if node.incarnation <= self.top.get(node.id, -1):
+        if entry.local_world_size < 1:
             return
         known = self.live.get(node.id)
         if known is None:
-            self.live[node.id] = entry
+            if self.top(node.id) <= entry.seen < node.incarnation:
+                self._enter(entry)
         elif known.node.incarnation < node.incarnation:
-            self._go(known.node)
-            self.live[node.id] = entry
+            if known.nonce == entry.nonce or known.node.incarnation <= entry.seen < node.incarnation:
+                self._go(known.node)
+                self._enter(entry)
         elif known.node == node and known.nonce == entry.nonce:
             if self.phase == "gathering" and entry.round == self.round and node in self.expected:
                 self.expected.discard(node)
@@ -109,7 +143,7 @@ class Oracle:
         self.phase = "gathering"
         self.round += 1
         self.expected = {n for n in self.members if self._in(n)}
-        self.by_failure, self.excused, self.failed = by_failure, False, []
+        self.by_failure, self.excused, self.reports = by_failure, False, []
         self.judged = self.short = False
 
     def _lost(self, entry: Lost) -> None:
@@ -120,7 +154,7 @@ class Oracle:
         known = self.live.get(entry.node.id)
         if known is not None and known.node == entry.node:
             self._go(entry.node)
-        elif known is None or known.node.incarnation < entry.node.incarnation:
+        elif self.top(entry.node.id) < entry.node.incarnation and self.top(entry.node.id) <= entry.seen:
             if known is not None:
                 self._go(known.node)  # the leaver came to replace it
             self._bury(entry.node)  # its `Joined` may still come
@@ -141,9 +175,10 @@ class Oracle:
             return
         if entry.round == self.round and self._works(entry.node):
             self._end(by_failure=True)
-            self.failed = [entry.node]
+            self.reports = [entry]
         elif self.phase == "gathering" and entry.round == self.round - 1 and entry.node in self.expected:
-            self.failed.append(entry.node)
+            if entry.node not in self.failed:
+                self.reports.append(entry)
 
     def _succeeded(self, entry: Succeeded) -> None:
         node = entry.node
@@ -175,6 +210,12 @@ class Oracle:
 
     def _count(self) -> int:
         return sum(1 for j in self.live.values() if j.node not in self.leaving)
+
+    def _steady(self, entry: Steady) -> None:
+        if self.phase == "running" and entry.round == self.round:
+            self.unspent = 0
+            if self.terms.restarts.renews:
+                self.spent = 0
 
     def _gaveup(self, entry: GaveUp) -> None:
         if self.phase == "gathering" and entry.round == self.round and self._count() < self.terms.min_nodes:
@@ -221,7 +262,9 @@ class Oracle:
             self.first_size = len(new)
         chosen.sort(key=lambda j: self.seats.index(j.node.id))
         self.members, self.done, self.phase = {j.node for j in chosen}, set(), "running"
+        self.largest = max(self.largest, len(chosen))
         self.sealed[self.epoch, self.round] = chosen
+        self.last_sealed = self.round
 
 
 def _by_hint(new: list[Joined]) -> list[str]:

@@ -6,15 +6,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from unittest import mock
 
 from reknit.adapters.simulated import faults, staff, store
 from reknit.core.agent.commands import SIGKILL, SIGTERM
 from reknit.core.agent.states import WorkerState
+from reknit.core.job import memory
 from reknit.core.job.entries import Aborted, Admission
 from reknit.core.job.job import Closed, Running, Verdict, admissible
+from reknit.core.job.restart import is_strained
 
-from . import ends
+from . import ends, prompt, rhythm
 from .hosts import Proc, Violation, demand
+from .lasting import endure
 from .oracle import Oracle
 from .script import Move, Script
 from .story import tell
@@ -25,11 +29,19 @@ REST_S = 160.0
 """Two rounds given up, an outage borne, and everybody found lost one after another."""
 NOTICE_S = 30.0
 """A dead node is noticed within this, whatever was going on before (L2)."""
+STALL_S, ANSWER_S = 3.5, 2.5
+"""Nobody's silence, counted as time goes by, would reach the limit in any of the times in which the store answers."""
 
 
 def play(script: Script, *, is_ending: bool = True, oracle: Oracle | None = None) -> World:
     """`oracle` is asked too, if given: without it a wrong fold must be found out by what it does to the world."""
-    world = World(script.setup, oracle=oracle)
+    with mock.patch.object(memory, "REMEMBERED", script.setup.remembers):
+        return _played(script, World(script.setup, oracle=oracle), is_ending=is_ending)
+
+
+def _played(script: Script, world: World, *, is_ending: bool) -> World:
+    if world.oracle is not None:
+        world.oracle.remembers = script.setup.remembers
     try:
         for host in range(min(script.setup.formed, script.setup.nodes)):
             world.start(host)
@@ -38,6 +50,7 @@ def play(script: Script, *, is_ending: bool = True, oracle: Oracle | None = None
         for move in script.moves:
             make(world, move)
         if is_ending:
+            endure(world)
             heal(world)
             finish(world)
             end(world)
@@ -53,6 +66,7 @@ def play(script: Script, *, is_ending: bool = True, oracle: Oracle | None = None
 
 def make(world: World, move: Move) -> None:
     world.story.append((world.now, str(move), "", ()))
+    world.was_troubled = world.was_troubled or move.name not in prompt.CALM
     if move.name == "wait":
         world.run_for(move.number)
     else:
@@ -101,7 +115,8 @@ def _told(signal: int) -> Callable[[World, Proc], None]:
 
 
 def _abort(world: World, _: int) -> None:
-    store.land(world, Aborted("because"))
+    world.excess += 1  # no agent has said it
+    store.land(world, Aborted("because", world.jobs[-1].epoch))
 
 
 def _finish(world: World, _: int) -> None:
@@ -118,6 +133,27 @@ def _toggle(name: str) -> Callable[[World, int], None]:
     return move
 
 
+def _deafen(name: str) -> Callable[[World, int], None]:
+    toggle = _toggle(name)
+
+    def move(world: World, host: int) -> None:
+        toggle(world, host)
+        for proc in world.procs:
+            if proc.host == host:
+                proc.was_cut = True
+                if name == "deaf":
+                    store.hang_up(world, proc)
+
+    return move
+
+
+def _stall(world: World, _: int) -> None:
+    if world.stalls:
+        faults.end_stalls(world)
+    else:
+        faults.stall(world, STALL_S, ANSWER_S)
+
+
 def _fault(name: str) -> Callable[[World, int], None]:
     return _each(lambda _, proc: proc.faults.append(name) if len(proc.faults) < 3 else None)
 
@@ -126,6 +162,7 @@ MOVES: dict[str, Callable[[World, int], None]] = {
     "settle": settle,
     "outage": lambda world, _: faults.begin_outage(world),
     "restore": lambda world, _: faults.end_outage(world),
+    "stall": _stall,
     "abort": _abort,
     "finish": _finish,
     "start": _start,
@@ -136,9 +173,9 @@ MOVES: dict[str, Callable[[World, int], None]] = {
     "suspend": _each(lambda _, proc: faults.suspend(proc)),
     "resume": _each(lambda _, proc: faults.resume(proc)),
     "cut": _each(faults.cut),
-    "mend": _each(faults.mend),
+    "mend": _each(lambda _, proc: faults.mend(proc)),
     "full": _each(lambda _, proc: faults.fill(proc)),
-    "empty": _each(faults.empty),
+    "empty": _each(lambda _, proc: faults.empty(proc)),
     "refuse": _each(store.refuse),
     "stop": _each(_told(SIGTERM)),
     "halt": _each(_told(SIGKILL)),
@@ -146,7 +183,11 @@ MOVES: dict[str, Callable[[World, int], None]] = {
     "other": lambda world, host: _start(world, host, other=True),
     "slow": _toggle("slow"),
     "stuck": _toggle("stuck"),
-    "stale": _toggle("stale"),
+    "stale": _deafen("stale"),
+    "deaf": _deafen("deaf"),
+    "blind": _deafen("blind"),
+    "mute": _deafen("mute"),
+    "hang": _toggle("hung"),
     "lose": _fault("lose"),
     "lag": _fault("lag"),
     "again": _fault("again"),
@@ -160,15 +201,15 @@ def heal(world: World) -> None:
     """No more faults: then the job runs or ends, and whoever died is noticed."""
     world.story.append((world.now, "heal", "", ()))
     world.calm = True
+    faults.end_stalls(world)
     faults.end_outage(world)
-    world.slow.clear()
-    world.stale.clear()
+    for hosts in (world.slow, world.stale, world.deaf, world.blind, world.mute, world.hung):
+        hosts.clear()
     world.stuck = {h for h in world.stuck if any(p.host == h and p.group and p.group.is_stuck for p in world.procs)}
     for proc in world.procs:
         proc.cut = proc.full = False
-        proc.returns_at = world.now
+        proc.returns_at = min(proc.returns_at, world.now)
         faults.resume(proc)
-    store.back(world)
     world.run_for(NOTICE_S, until=lambda: unrest(world) is None)
     job = world.jobs[-1]
     live = [p for p in world.procs if p.up and job.is_live(p.agent.me)]
@@ -183,6 +224,10 @@ def heal(world: World) -> None:
     world.run_for(6.0)
     # One more round is allowed: something said long ago may have landed only now.
     demand(world.jobs[-1].round <= round + 1, "L1", f"never at rest: round {world.jobs[-1].round} after {round}")
+    job = world.jobs[-1]
+    is_same = isinstance(job.phase, Running) and job.round == round and any(p.up for p in world.procs)
+    is_owed = is_same and not world.store_dead and is_strained(job)
+    demand(not is_owed, "steady", f"round {round} is at rest and not said to be steady")
     world.run_for(REST_S, until=lambda: unrest(world) is None)
 
 
@@ -202,6 +247,7 @@ def finish(world: World) -> None:
 
 def end(world: World) -> None:
     ends.agree(world)
+    rhythm.job_is_small(world)
     if world.procs:
         ends.replays(world, world.procs[len(world.journal) % len(world.procs)])
 

@@ -17,14 +17,18 @@ from reknit.core.job.entries import Admission, NodeId, RestartPolicy, Terms
 
 NAMES = "abcdefgh"
 WAITS = (0.1, 0.4, 1.0, 2.0, 4.5, 7.0, 12.0, 25.0)
-TROUBLES = ("lose", "lag", "double", "partial", "skip", "late")
+STEADY_S = 4.0
+TROUBLES = ("lose", "lag", "double", "partial", "skip", "late", "outlive")
 """What may go wrong. In this order: an append is lost, lands late, or lands twice; a read brings only a part, or skips
-to a fold; a wake-up comes late."""
+to a fold; a wake-up comes late; what a killed agent had to say lands long after its death."""
 
 
 @frozen
 class Setup:
-    """A cluster before anything happens. Times that matter are fixed: beats 1, silence 4, last call 5, give up 20."""
+    """A cluster before anything happens. Times that matter are fixed: beats 1, silence 4, last call 5, give up 20.
+
+    A round is steady after `STEADY_S`.
+    """
 
     nodes: int = 3
     """Hosts that exist."""
@@ -34,15 +38,27 @@ class Setup:
     max: int = 3
     budget: int = 1
     unspent: int = 1000
+    renews: bool = False
+    """A round that runs for long gives back the restarts spent."""
     admission: Admission = Admission.SOON
     fence: bool = False
     host: bool = False
     """The journal ends with the first agent."""
     echo: bool = True
     """Workers crash when a peer of theirs has died."""
+    remembers: int = 1024
+    """How many nodes that are gone the job remembers."""
     backoff: float = 0.0
     sizes: tuple[int, ...] = (1,)
     """Local world sizes, and below roles and rank hints, of the hosts in turn."""
+    graces: tuple[int, ...] = (7,)
+    """Seconds between the signal that stops workers and SIGKILL, of the hosts in turn."""
+    rates: tuple[int, ...] = (100,)
+    """How fast the clocks of the hosts run, in turn. 130: 1.3 seconds in one."""
+    changing: bool = False
+    """An agent that is started again has the next host's size, role and grace."""
+    text: bool = False
+    """What agents read and say goes through the codec, and folds go through the snapshot."""
     roles: str = "t"
     hints: tuple[int, ...] = ()
     weather: frozenset[str] = frozenset()
@@ -54,7 +70,14 @@ class Setup:
         return Terms(
             min_nodes=self.min,
             max_nodes=max(self.min, self.max),  # a script that is being made shorter may lose either
-            restarts=RestartPolicy(self.budget, max_unspent=self.unspent, backoff_s=self.backoff, backoff_max_s=4.0),
+            restarts=RestartPolicy(
+                self.budget,
+                max_unspent=self.unspent,
+                renews=self.renews,
+                steady_s=STEADY_S,
+                backoff_s=self.backoff,
+                backoff_max_s=4.0,
+            ),
             admission=self.admission,
             join_timeout_s=20.0,
             last_call_s=5.0,
@@ -81,7 +104,7 @@ class Move:
         return f"{self.name} {NAMES[self.who]}"
 
 
-GLOBAL_MOVES = ("wait", "settle", "outage", "restore", "abort", "finish")
+GLOBAL_MOVES = ("wait", "settle", "outage", "restore", "stall", "abort", "finish")
 NODE_MOVES = (
     "start",  # an agent on a host that has none: a newcomer, or one that comes back
     "crash",  # SIGKILL of the agent; its workers die within a moment
@@ -102,6 +125,10 @@ NODE_MOVES = (
     "slow",  # its workers take all of their grace from now on, or no more
     "stuck",  # its workers survive SIGKILL from now on, or no more
     "stale",  # its beats are swallowed and its reads of the counters are old from now on, or no more
+    "deaf",  # it hears no answers of the store from now on, or does again; and so below
+    "blind",  # its reads hang
+    "mute",  # its entries vanish
+    "hang",  # its keeper stops no workers
     "lose",  # its next append
     "lag",
     "again",  # its next append lands twice, the second time late

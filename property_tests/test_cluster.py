@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from hypothesis import event, given, settings
 
+from .conftest import HISTORIES
 from .oracle import Oracle
 from .play import play
 from .script import Script, parse
 from .weather import scripts
 
 
+@settings(max_examples=HISTORIES)
 @given(scripts())
 def test_nothing_breaks_and_everything_rests(script: Script) -> None:
     """A failure prints the shortest script, then its story; `parse` and `play` make it happen again."""

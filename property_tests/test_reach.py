@@ -16,7 +16,7 @@ from hypothesis import HealthCheck, Phase, find, settings
 from hypothesis.errors import NoSuchExample
 
 from reknit.core.agent.agent import StopRequest
-from reknit.core.agent.commands import SIGKILL, StartWorkers
+from reknit.core.agent.commands import SIGKILL
 from reknit.core.agent.events import EntriesRead, JournalFailed
 from reknit.core.agent.reasons import (
     AlreadyFinished,
@@ -30,12 +30,14 @@ from reknit.core.agent.reasons import (
     StoreLost,
     TermsDiffer,
 )
+from reknit.core.agent.workers import StartWorkers
 from reknit.core.job.entries import Admit, Failed, GaveUp, LastCall, Leaving, Left, Lost, Opened, Succeeded
 from reknit.core.job.job import Verdict
 from reknit.core.job.reasons import AllSucceeded, BudgetSpent, NodeGone, TooFewNodes, Unstable, WorkerFailed
 
 from .conftest import SEED
 from .hosts import Proc
+from .oracle import Oracle
 from .play import play
 from .script import Script
 from .weather import scripts
@@ -143,6 +145,12 @@ GOALS: dict[str, Callable[[World], object]] = {
     "node lost and back as another": lambda w: any(m.node.incarnation for ms in w.sealed.values() for m in ms),
     "a leaver leaves": lambda w: _said(w, Leaving) and _said(w, Left) and _ended_with(w, SignalReceived),
     "new epoch": lambda w: w.jobs[-1].epoch == 1 and _has_succeeded(w),
+    "third epoch": lambda w: w.jobs[-1].epoch >= 2,
+    "another size": lambda w: any(
+        a.node.id == b.node.id and a.local_world_size != b.local_world_size
+        for a, b in pairwise(sorted((m for ms in w.sealed.values() for m in ms), key=lambda m: m.node))
+    ),
+    "eight nodes": lambda w: any(len(members) == 8 for members in w.sealed.values()),
     "suspended agent comes back": _came_back,
     "two agents, one id": lambda w: _ended_with(w, Replaced),
     "last call": lambda w: _said(w, LastCall),
@@ -163,7 +171,7 @@ GOALS: dict[str, Callable[[World], object]] = {
     "other terms": lambda w: _ended_with(w, TermsDiffer) and _has_succeeded(w),
     "refused": lambda w: _ended_with(w, JournalRefused) and _has_succeeded(w),
     "outage borne": lambda w: any(_bore(w, p) and not p.was_full for p in w.procs),
-    "full disk borne": lambda w: any(_bore(w, p) and p.was_full for p in w.procs),
+    "full disk borne": lambda w: any(p.was_full and _ended_well(p) for p in w.procs),
     "skipped over": lambda w: any(isinstance(t.event, EntriesRead) and t.event.base for p in w.procs for t in p.trace),
     "host dies": lambda w: w.setup.host and w.procs and w.procs[0].dead and _ended_with(w, StoreLost),
     "host leaves and serves": lambda w: (
@@ -179,7 +187,7 @@ def missed() -> set[str]:
     missing = set(GOALS)
 
     def has_all(script: Script) -> bool:
-        world = play(script)
+        world = play(script, oracle=Oracle())
         missing.difference_update([goal for goal in missing if GOALS[goal](world)])
         return not missing
 

@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from typing import Any, NoReturn
 
@@ -24,6 +25,16 @@ class Odd(Exception):
 class Mute(Exception):
     def __str__(self) -> str:
         raise RuntimeError("cannot speak")
+
+
+class Wordy:
+    """Cannot be pickled. The error has a text of several lines, or none that can be read."""
+
+    def __init__(self, error: Exception) -> None:
+        self.error = error
+
+    def __reduce__(self) -> Any:
+        raise self.error
 
 
 class Unreadable:
@@ -59,7 +70,7 @@ IMPORTED_RANK = os.environ.get("RANK")
 def identity() -> tuple[str, bool, bool, str, bool]:
     me, parent = multiprocessing.current_process(), multiprocessing.parent_process()
     assert parent is not None
-    return me.name[:6], me.daemon, parent.is_alive(), str(multiprocessing.get_start_method()), bytes(me.authkey) != b""
+    return me.name, me.daemon, parent.is_alive(), str(multiprocessing.get_start_method()), bytes(me.authkey) != b""
 
 
 def speak(out: str, err: str) -> None:
@@ -85,6 +96,10 @@ def leave(status: object) -> NoReturn:
 
 def end_at_once(status: int) -> NoReturn:
     os._exit(status)
+
+
+def end_by(signum: int) -> None:
+    os.kill(os.getpid(), signum)
 
 
 def interrupt_itself() -> None:
@@ -125,6 +140,30 @@ def fork_and_leave(path: str) -> int:
             file.write(f"{os.getpid()}\n")
         signal.pause()
     return 7
+
+
+def daemonize(path: str) -> int:
+    """Leaves a process in a session of its own, which has closed all that it has inherited. It has forked twice."""
+    read_end, write_end = os.pipe()
+    if os.fork() == 0:
+        os.setsid()
+        if os.fork() == 0:
+            # Its pid is told last: whoever knows it may kill everything else.
+            told = os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT), 1 << 10)
+            os.closerange(0, told)
+            os.write(told, b"%d\n" % os.getpid())
+            os.close(told)
+            signal.pause()
+        os._exit(0)
+    os.close(write_end)
+    os.read(read_end, 1)  # it ends when the daemon has closed its copies
+    os.close(read_end)
+    return 7
+
+
+def daemonize_and_pause(path: str) -> None:
+    daemonize(path)
+    signal.pause()
 
 
 def fork_and_return_twice() -> int:
@@ -216,3 +255,11 @@ def note_and_pause(path: str) -> None:
     with open(path, "a") as file:
         file.write(f"{os.getpid()}\n")
     signal.pause()
+
+
+def outlives_its_timer() -> None:
+    from reknit.elastic import timer
+
+    timer.configure(timer.FileTimerClient(os.environ["TORCHELASTIC_TIMER_FILE"]))
+    with timer.expires(after=0.2, scope="call"):
+        time.sleep(1000)

@@ -19,7 +19,7 @@ def begin(kept: Kept, *functions: Function, round_: int = 0, **more: Any) -> Non
 def call(kept: Kept, fn: Callable[..., object], *args: object, **more: Any) -> Any:
     """Run one function to its end. Returns its failure, or else its value."""
     begin(kept, Function(fn, args), **more)
-    found = failures(drive_exits(kept.keeper, kept.clock, 1))  # type: ignore[arg-type]
+    found = failures(drive_exits(kept.keeper, kept.clock, 1))
     round_ = more.get("round_", 0)
     values = kept.keeper.values(round_)
     assert len(values) + len(found) == 1

@@ -16,22 +16,19 @@ from attrs import define, evolve, field
 
 from reknit.adapters.loop import Loop, Ports
 from reknit.core.agent.agent import Agent, Spec
-from reknit.core.agent.commands import Beat, Command, StartWorkers, StopWorkers
-from reknit.core.agent.events import (
-    Counters,
-    EntriesRead,
-    Event,
-    JournalFailed,
+from reknit.core.agent.commands import Beat, Command, StopWorkers
+from reknit.core.agent.events import Counters, EntriesRead, Event, JournalFailed, Started, Woken
+from reknit.core.agent.workers import (
     PortReserved,
-    Started,
-    Woken,
+    StartWorkers,
     WorkerExit,
     WorkersExited,
     WorkersStarted,
     WorkersStopped,
 )
-from reknit.core.job.entries import Entry, Node, WorkerFailure
+from reknit.core.job.entries import Entry, Node
 from reknit.core.job.job import Job
+from reknit.core.job.workers import WorkerFailure
 
 from .short import short_command, short_event
 
@@ -58,6 +55,8 @@ class Host:
     """The workers of this host ignore signals."""
     is_cut: bool = False
     """The host reaches neither the journal nor the counters."""
+    is_mute: bool = False
+    """What the host says vanishes."""
     is_up: bool = False
     """The agent's process exists and has not finished."""
     port: int = 29500
@@ -74,13 +73,13 @@ class Host:
     # ---- what the agent wants ----
 
     def append(self, entry: Entry) -> None:
-        if not self.is_cut:
+        if not self.is_cut and not self.is_mute:
             self.cluster.journal.append(entry)
 
-    def beat(self, node: Node, watch: Sequence[Node]) -> None:
+    def beat(self, node: Node, count: int, watch: Sequence[Node]) -> None:
         if not self.is_cut:
             counters = self.cluster.counters
-            counters[node] = counters.get(node, 0) + 1
+            counters[node] = count
             counts = {n: counters[n] for n in (node, *watch) if n in counters}
             self.inbox.append(Counters(self.cluster.at, counts))
 

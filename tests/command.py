@@ -18,6 +18,7 @@ from typing import Any, Self
 import psutil
 
 from tests.leaks import marked
+from tests.places import VARIABLE
 from tests.waiting import PATIENCE_S, until
 
 REKNIT = str(Path(sys.executable).with_name("reknit"))
@@ -41,7 +42,7 @@ class Run:
         self.base_env = base = {name: value for name, value in os.environ.items() if not _OURS.match(name)}
         base[_MARK] = self.mark
         base["TMPDIR"] = str(tmp_path)  # pytest removes the files of the run with the test
-        base["XDG_RUNTIME_DIR"] = str(tmp_path)  # another test's run must not end what this one leaves
+        base[VARIABLE] = str(tmp_path)  # another test's run must not end what this one leaves
         settings = {
             "cwd": tmp_path,
             "env": {**base, **(env or {})},

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import compileall
 import os
 import signal
 import sys
@@ -15,6 +16,8 @@ from hypothesis import HealthCheck, settings
 
 from reknit.adapters.clock import Clock
 from reknit.adapters.keeper.processes import Processes
+from tests import places
+from tests.alone import ROOT
 from tests.etcd import Etcd
 from tests.keepers import Kept
 from tests.processes import Make, let_go
@@ -45,6 +48,24 @@ def pytest_collectstart() -> None:
 
 def pytest_runtest_setup() -> None:
     settings.load_profile("tests")
+
+
+_places: list[str] = []
+
+
+def pytest_sessionfinish() -> None:
+    for base in _places:
+        places.end(base)
+
+
+def pytest_sessionstart(session: pytest.Session) -> None:
+    """Gives the tests of this process a folder for their locks, and compiles reknit once. Some hundred processes of
+    these tests import it. If its bytecode is missing or old and PYTHONDONTWRITEBYTECODE is set, each of them would
+    compile it for itself."""
+    _places.append(places.begin())
+    if not hasattr(session.config, "workerinput"):  # this is not one of the processes that pytest-xdist starts
+        for folder in ("core", "adapters", "app"):
+            compileall.compile_dir(ROOT / folder, quiet=2)
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -10,7 +10,9 @@ import signal
 import socket
 import ssl
 import subprocess
+from base64 import b64encode
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from pathlib import Path
 from time import monotonic
 from types import TracebackType
@@ -18,7 +20,7 @@ from typing import Any, Self, TypeVar
 
 import pytest
 
-from reknit.adapters.journals.etcd.gateway import Watch
+from reknit.adapters.journals.etcd.gateway import Cluster, Gateway, Watch
 from reknit.adapters.journals.etcd.journal import EtcdJournal
 from reknit.adapters.ports import Unavailable
 from tests.waiting import PATIENCE_S, until
@@ -54,18 +56,22 @@ class _Served:
 class Etcd(_Served):
     """One etcd server. `with Etcd(tmp_path) as server: … server.endpoints`"""
 
-    def __init__(self, path: Path, name: str = "etcd", *, tls: tuple[str, str] | None = None) -> None:
+    def __init__(
+        self, path: Path, name: str = "etcd", *, tls: tuple[str, str] | None = None, options: Sequence[str] = ()
+    ) -> None:
         """`path`: the folder of all its files. `tls`: the certificate and key that server and clients use (see
-        `make_certificate`). A client without them is refused. None: no TLS."""
+        `make_certificate`). A client without them is refused. None: no TLS. `options`: more words of the command."""
         self.data = path / name
         self._log = path / f"{name}.log"
         self._name = name
         self._tls = tls
+        self._options = options
         # These sockets are bound and do not listen. etcd can bind their ports as well, and no other process can.
         self._reserved = [_reserved(), _reserved()]
         self.port, self.peer_port = (s.getsockname()[1] for s in self._reserved)
         self.endpoints = [("127.0.0.1", self.port)]
         self._process: subprocess.Popen[bytes] | None = None
+        self._has_users = False
 
     @property
     def peer_url(self) -> str:
@@ -81,7 +87,7 @@ class Etcd(_Served):
         arguments = ["--name", self._name, "--data-dir", str(self.data)]
         arguments += ["--listen-client-urls", url, "--advertise-client-urls", url]
         arguments += ["--listen-peer-urls", self.peer_url, "--initial-advertise-peer-urls", self.peer_url]
-        arguments += ["--initial-cluster", members, "--logger", "zap", "--log-level", "warn"]
+        arguments += ["--initial-cluster", members, "--logger", "zap", "--log-level", "warn", *self._options]
         if self._tls:
             certificate, key = self._tls
             arguments += ["--cert-file", certificate, "--key-file", key]
@@ -112,14 +118,41 @@ class Etcd(_Served):
 
     def post(self, path: str, data: object) -> Any:
         """Ask the gateway. `path`: for example "/v3/kv/range". Raises OSError if the server does not answer."""
-        return self._ask("POST", path, json.dumps(data))
+        token = ""
+        if self._has_users:  # each time anew, because tokens may expire
+            root = json.dumps({"name": "root", "password": "root"})
+            token = self._ask("POST", "/v3/auth/authenticate", root)["token"]
+        return self._ask("POST", path, json.dumps(data), token)
 
     def revision(self) -> int:
         return int(self.post("/v3/kv/range", {"key": "AA=="})["header"]["revision"])
 
+    def add_user(self, name: str, password: str, *prefixes: str) -> None:
+        """A user that may read and write all keys with these prefixes."""
+        self.post("/v3/auth/user/add", {"name": name, "password": password})
+        self.post("/v3/auth/role/add", {"name": name})
+        self.post("/v3/auth/user/grant", {"user": name, "role": name})
+        for prefix in prefixes:
+            self.grant(name, prefix)
+
+    def grant(self, role: str, prefix: str, kind: str = "READWRITE") -> None:
+        end = prefix[:-1] + chr(ord(prefix[-1]) + 1)
+        keys = {"key": b64encode(prefix.encode()).decode(), "range_end": b64encode(end.encode()).decode()}
+        self.post("/v3/auth/role/grant", {"name": role, "perm": {"permType": kind, **keys}})
+
+    def ask_for_users(self) -> None:
+        """Turn authentication on. From now on `post` asks as root."""
+        self.add_user("root", "root")
+        self.post("/v3/auth/enable", {})
+        self._has_users = True
+
     def compact(self) -> None:
         """Have the server forget all history (compaction)."""
         self.post("/v3/kv/compaction", {"revision": self.revision(), "physical": True})
+
+    def defragment(self) -> None:
+        """Have the server give back the space of what it has forgotten. Meanwhile it answers nothing."""
+        self.post("/v3/maintenance/defragment", {})
 
     def close(self) -> None:
         self.kill()
@@ -143,14 +176,14 @@ class Etcd(_Served):
         except (OSError, http.client.HTTPException, KeyError):
             return False
 
-    def _ask(self, method: str, path: str, body: str) -> Any:
+    def _ask(self, method: str, path: str, body: str, token: str = "") -> Any:
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=10)
         if self._tls:
             context = ssl.create_default_context(cafile=self._tls[0])
             context.load_cert_chain(*self._tls)
             connection = http.client.HTTPSConnection("127.0.0.1", self.port, timeout=10, context=context)
         try:
-            connection.request(method, path, body)
+            connection.request(method, path, body, {"Authorization": token} if token else {})
             return json.loads(connection.getresponse().read())
         finally:
             connection.close()
@@ -198,13 +231,13 @@ class EtcdCluster(_Served):
             member.close()
 
 
-def make_certificate(path: Path) -> tuple[str, str]:
+def make_certificate(path: Path, subject: str = "/CN=etcd") -> tuple[str, str]:
     """Make two files: a certificate that signs itself, and its key. Authority, server and client all use them."""
     if shutil.which("openssl") is None:
         pytest.skip("openssl is not installed")
     certificate, key = str(path / "certificate.pem"), str(path / "key.pem")
     command = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]
-    command += ["-subj", "/CN=etcd", "-days", "2", "-keyout", key, "-out", certificate]
+    command += ["-subj", subject, "-days", "2", "-keyout", key, "-out", certificate]
     command += ["-addext", "subjectAltName=IP:127.0.0.1", "-addext", "extendedKeyUsage=serverAuth,clientAuth"]
     subprocess.run(command, check=True, capture_output=True)
     return certificate, key
@@ -223,6 +256,16 @@ def _reserved() -> socket.socket:
     reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     reserved.bind(("127.0.0.1", 0))
     return reserved
+
+
+def change(server: Etcd, *operations: dict[str, Any]) -> None:
+    """Change keys behind the journal's back."""
+    with closing(Gateway(Cluster(server.endpoints), 30.0)) as gateway:
+        gateway.transact([], operations, [])
+
+
+def delete(key: str) -> dict[str, Any]:
+    return {"request_delete_range": {"key": b64encode(key.encode()).decode()}}
 
 
 def patiently(call: Callable[..., T], *args: Any) -> T:

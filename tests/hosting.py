@@ -22,7 +22,8 @@ import threading
 from reknit.adapters.clock import Clock
 from reknit.adapters.keeper.client import Keeper
 from reknit.adapters.keeper.wire import Configure
-from reknit.core.agent.events import Started, WorkersStarted
+from reknit.core.agent.events import Started
+from reknit.core.agent.workers import WorkersStarted
 from tests.keepers import SLEEP, ways
 from tests.processes import drive, start
 from tests.waiting import read_pids

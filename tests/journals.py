@@ -12,14 +12,17 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from hashlib import sha256
 from pathlib import Path
 from types import TracebackType
 from typing import Protocol, Self
 
 from reknit.adapters.journals.envelope import Envelope
-from reknit.adapters.journals.file import FileJournal, file_name
+from reknit.adapters.journals.file.folder import file_name
+from reknit.adapters.journals.file.journal import FileJournal
 from reknit.adapters.journals.memory import MemoryJournal
 from reknit.adapters.ports import Journal, Unavailable
 from reknit.core.job.entries import Entry, Joined, Node, NodeId
@@ -80,7 +83,8 @@ class SharedStore:
             from reknit.adapters.journals.etcd.gateway import Cluster, Gateway, put
 
             gateway = Gateway(Cluster([(host, int(port))]), 5.0)
-            gateway.transact([], [put(f"/reknit/{job}/entries/0/raw", record)], [])
+            # A key of its own for each record: a key that is put twice is refused, whoever has put it first.
+            gateway.transact([], [put(f"/reknit/{job}/entries/0/raw-{sha256(record).hexdigest()}", record)], [])
             gateway.close()
 
 
@@ -223,9 +227,11 @@ def main(kind: str, where: str, job: str, name: str, count: str) -> None:
 
 
 class Proxy:
-    """A proxy for a server on loopback. `swallow` makes answers get lost. Use `with`."""
+    """A proxy for a server on loopback. Use `with`."""
 
-    def __init__(self, target: str) -> None:
+    def __init__(self, target: str, delay_s: float = 0.0) -> None:
+        """`delay_s`: seconds that requests and answers are on their way, each."""
+        self._delay_s = delay_s
         host, _, port = target.partition(":")
         self._target = host, int(port)
         self._listener = socket.create_server(("127.0.0.1", 0))
@@ -247,6 +253,7 @@ class Proxy:
     def _pass_on(self, source: socket.socket, sink: socket.socket, is_answer: bool) -> None:
         try:
             while (data := source.recv(1 << 16)) and self._is_passed(is_answer):
+                time.sleep(self._delay_s)
                 sink.sendall(data)
         except OSError:
             pass  # the thread of the other direction has closed both connections

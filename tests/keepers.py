@@ -17,7 +17,8 @@ from reknit.adapters.keeper import start as starting
 from reknit.adapters.keeper.client import Keeper
 from reknit.adapters.keeper.start import Keeping, Start
 from reknit.adapters.keeper.wire import Configure
-from reknit.core.agent.events import Event, Started, WorkersStarted, WorkersStopped
+from reknit.core.agent.events import Event, Started
+from reknit.core.agent.workers import WorkersStarted, WorkersStopped
 from tests.processes import drive, start, stop
 from tests.waiting import PATIENCE_S, is_alive, read_pids, until
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, NamedTuple, Self
 
-from reknit.app.options import parse
+from reknit.app.arguments import parse
 from reknit.app.parsing import asked
 from reknit.app.several import open_journal
 from reknit.core.job.entries import Entry, Joined, Left, Lost, Succeeded
@@ -80,7 +80,6 @@ class NodeRun(Run):
         self.name = name
         self._files = path / f"{name}.out", path / f"{name}.err"
         self._begin = [file.stat().st_size if file.exists() else 0 for file in self._files]
-        env = {"XDG_RUNTIME_DIR": str(path), **(env or {})}
         with open(self._files[0], "ab") as out, open(self._files[1], "ab") as err:
             settings = {"stdout": out, "stderr": err, "env": env, **popen}
             super().__init__(path, f"--node-id={name}", *argv, "w.py", **settings)

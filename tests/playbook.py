@@ -30,33 +30,18 @@ from reknit.core.agent.events import (
     EntriesRead,
     Event,
     JournalFailed,
-    PortReserved,
+    RestartsLimited,
     Started,
     StopRequested,
     Woken,
-    WorkerExit,
-    WorkersExited,
-    WorkersStarted,
-    WorkersStopped,
 )
 from reknit.core.agent.step import step
-from reknit.core.job.entries import (
-    Entry,
-    Failed,
-    Joined,
-    LastCall,
-    Lost,
-    Node,
-    NodeId,
-    Opened,
-    Succeeded,
-    Terms,
-    WorkerFailure,
-)
+from reknit.core.agent.workers import PortReserved, WorkerExit, WorkersExited, WorkersStarted, WorkersStopped
+from reknit.core.job.entries import Entry, Failed, Joined, LastCall, Lost, Node, NodeId, Opened, Succeeded, Terms
 from reknit.core.job.fold import fold_all
 from reknit.core.job.job import Gathering, Job
-from reknit.core.job.ranks import Assignment
 from reknit.core.job.reasons import Refusal
+from reknit.core.job.workers import Assignment, WorkerFailure
 
 
 class Placeholder:
@@ -184,7 +169,7 @@ def echo(*others: Entry) -> Builder:
 def ack(**peers: int) -> Builder:
     """The agent's beat is acknowledged. Its own counter has moved. The peers (incarnation 0) have these counters."""
     counts = {Node(NodeId(name)): count for name, count in peers.items()}
-    return lambda p: Counters(p.at, {p.agent.me: p.agent.pulse.count + 1, **counts})
+    return lambda p: Counters(p.at, {p.agent.me: p.agent.pulse.sent, **counts})
 
 
 def after(seconds: float) -> Builder:
@@ -214,6 +199,10 @@ def ask_to_leave(signal: int = 15) -> Builder:
     return lambda p: StopRequested(p.at, signal)
 
 
+def limit(left: int) -> Builder:
+    return lambda p: RestartsLimited(p.at, left)
+
+
 def cut_off(why: str = "refused", *, refusal: Refusal | None = None) -> Builder:
     return lambda p: JournalFailed(p.at, why, refusal)
 
@@ -231,7 +220,12 @@ def node(name: str, incarnation: int = 0) -> Node:
 
 def joined(name: str, round: int = 0, incarnation: int = 0, **fields: Any) -> Joined:
     """The entry `Joined` of a peer. Its address is its name, and its port is 29500."""
-    default: dict[str, Any] = {"nonce": f"{name}.{incarnation}", "address": name, "port": 29500}
+    default: dict[str, Any] = {
+        "nonce": f"{name}.{incarnation}",
+        "address": name,
+        "port": 29500,
+        "seen": incarnation - 1,
+    }
     return Joined(node=node(name, incarnation), round=round, **(default | fields))
 
 

@@ -9,17 +9,19 @@ import os
 import resource
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Protocol
 
 from reknit.adapters.clock import Clock
 from reknit.adapters.console import LAST_WORDS_S
 from reknit.adapters.keeper.client import Keeper
 from reknit.adapters.keeper.processes import Processes
-from reknit.core.agent.commands import StartWorkers, StopWorkers
-from reknit.core.agent.events import Event, WorkersExited, WorkersStopped
-from reknit.core.job.entries import WorkerFailure
-from reknit.core.job.ranks import Assignment, WorkerRanks
+from reknit.adapters.keeper.wire import Stop
+from reknit.core.agent.commands import StopWorkers
+from reknit.core.agent.events import Event
+from reknit.core.agent.workers import StartWorkers, WorkersExited, WorkersStopped
 from reknit.core.job.reasons import AllSucceeded
+from reknit.core.job.workers import Assignment, WorkerFailure, WorkerRanks
 from tests.alone import STUBBORN
 from tests.waiting import PATIENCE_S, is_alive, read_pids, until
 
@@ -70,11 +72,23 @@ def start(workers: Processes | Keeper, count: int = 1, round_: int = 0) -> None:
     workers.start(StartWorkers(round_, assignment(count, round_)))
 
 
+class Driven(Protocol):
+    """Workers that tell what has happened to them: those in a keeper, or those of its client."""
+
+    @property
+    def wakes_at(self) -> float | None: ...
+
+    def events(self, now: float) -> Sequence[Event]: ...
+
+
 def stop(workers: Processes | Keeper, grace_s: float = FOR_EVER, round_: int = 0, signum: int = signal.SIGTERM) -> None:
-    workers.stop(StopWorkers(round_, signum, grace_s, AllSucceeded()))
+    if isinstance(workers, Processes):
+        workers.stop(Stop(round_, signum, grace_s))
+    else:
+        workers.stop(StopWorkers(round_, signum, grace_s, AllSucceeded()))
 
 
-def drive(workers: Processes | Keeper, clock: Clock, kind: type[Event]) -> list[Event]:
+def drive(workers: Driven, clock: Clock, kind: type[Event]) -> list[Event]:
     """Drive the workers until an event of this kind has come. Returns all events that came."""
     seen: list[Event] = []
     give_up = clock.now() + PATIENCE_S
@@ -86,7 +100,7 @@ def drive(workers: Processes | Keeper, clock: Clock, kind: type[Event]) -> list[
     return seen
 
 
-def drive_exits(workers: Processes, clock: Clock, count: int) -> list[Event]:
+def drive_exits(workers: Driven, clock: Clock, count: int) -> list[Event]:
     """Drive the workers until so many of them have exited. Returns all events that came."""
     seen: list[Event] = []
     while sum(len(event.exits) for event in seen if isinstance(event, WorkersExited)) < count:
@@ -109,6 +123,5 @@ def let_go(workers: Processes) -> None:
     workers.end_all()
     workers._streams.close(LAST_WORDS_S)
     workers._use_spare()
-    if workers._reservation is not None:
-        workers._reservation.release()
+    workers._ports.release()
     workers._launcher.close()

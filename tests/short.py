@@ -8,10 +8,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import assert_never
 
-from reknit.core.agent import commands, events
+from reknit.core.agent import commands, events, workers
 from reknit.core.agent import reasons as own
 from reknit.core.job import entries, reasons
 from reknit.core.job.job import Closed, Gathering, Job, Running, Unopened
+from reknit.core.job.workers import WorkerFailure
 
 
 def short_event(event: events.Event) -> str:
@@ -24,17 +25,17 @@ def short_event(event: events.Event) -> str:
             return "beat acknowledged"
         case events.JournalFailed():
             return f"store unreachable: {event.why}" + (f" ({event.refusal.value})" if event.refusal else "")
-        case events.WorkersStarted():
+        case workers.WorkersStarted():
             ranks = event.assignment.workers if event.assignment is not None else ()
             other = f" as rank {_list(w.rank for w in ranks)}" if ranks else ""
             return f"workers run r{event.round}{other}"
-        case events.WorkersExited():
+        case workers.WorkersExited():
             ends = (f"{e.local_rank}:{_failure(e.failure) if e.failure else 'ok'}" for e in event.exits)
             return f"workers exited r{event.round} {' '.join(ends)}"
-        case events.WorkersStopped():
+        case workers.WorkersStopped():
             stuck = f", stuck: {_list(event.stuck)}" if event.stuck else ""
             return f"workers gone r{event.round}{stuck}"
-        case events.PortReserved():
+        case workers.PortReserved():
             return "port reserved"
         case events.StopRequested():
             return f"asked to leave, signal {event.signal}"
@@ -48,7 +49,7 @@ def short_command(command: commands.Command) -> str:
     match command:
         case commands.Append():
             return f"say {short_entry(command.entry)}"
-        case commands.StartWorkers():
+        case workers.StartWorkers():
             a = command.assignment
             ranks = [w.rank for w in a.workers]
             span = f"{ranks[0]}-{ranks[-1]}" if len(ranks) > 1 else f"{ranks[0]}"
@@ -58,7 +59,7 @@ def short_command(command: commands.Command) -> str:
         case commands.StopWorkers():
             how = f"signal {command.signal} grace {command.grace_s:g}s"
             return f"stop r{command.round} {how}: {short_reason(command.why)}"
-        case commands.ReservePort():
+        case workers.ReservePort():
             return "reserve a port"
         case commands.Beat():
             return f"beat, watch {_list(command.watch) or 'nobody'}"
@@ -82,6 +83,8 @@ def short_entry(entry: entries.Entry) -> str:  # noqa: C901  # a dispatcher: one
             return f"last call r{entry.round}"
         case entries.Admit():
             return f"admit r{entry.round}"
+        case entries.Steady():
+            return f"steady r{entry.round}"
         case entries.GaveUp():
             return f"gave up r{entry.round}"
         case entries.Failed():
@@ -116,6 +119,8 @@ def short_reason(reason: own.Reason) -> str:  # noqa: C901  # a dispatcher: one 
             return f"more than {reason.max_unspent} unspent rounds"
         case reasons.TooFewNodes():
             return f"too few nodes, {reason.have} of {reason.need}"
+        case reasons.LongOver():
+            return f"epoch {reason.epoch} is long over"
         case reasons.AbortedByOperator():
             return f"aborted: {reason.why}"
         case reasons.AllSucceeded():
@@ -171,7 +176,7 @@ def _phase(job: Job) -> str:
             return f"closed{epoch} in r{job.round}: {phase.outcome.verdict.value}, {short_reason(phase.outcome.why)}"
 
 
-def _failure(failure: entries.WorkerFailure) -> str:
+def _failure(failure: WorkerFailure) -> str:
     message = f" '{failure.message}'" if failure.message else ""
     return f"rank {failure.rank} exit {failure.exitcode}{message}"
 

@@ -2,15 +2,28 @@
 
 from __future__ import annotations
 
+import asyncio
 import secrets
 import socket
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from itertools import count
+from typing import Any, Self, TypeVar
 
+from reknit.adapters.journals.envelope import Envelope
+from reknit.adapters.journals.tcpstore.client import Client
 from reknit.adapters.journals.tcpstore.host import StoreHost, host_store
+from reknit.adapters.journals.tcpstore.journal import TCPStoreJournal
+from reknit.adapters.ports import Unavailable
+from reknit.core.job.entries import Entry, Joined, Node, NodeId, Opened, Terms
+from reknit.core.job.fold import fold
+from reknit.core.job.job import Job
+from tests.waiting import PATIENCE_S, until
 
+T = TypeVar("T")
 HOST = "127.0.0.1"
+JOBS = (f"job-{number}" for number in count())
 
 
 def free_port() -> int:
@@ -60,3 +73,118 @@ def answering(answer: Callable[[socket.socket], None]) -> Iterator[int]:
         thread.start()
         yield int(listener.getsockname()[1])
         thread.join()
+
+
+class SlowLink:
+    """An endpoint that leads to a store, and takes `delay_s` seconds each way. Use `with`."""
+
+    def __init__(self, port: int, delay_s: float = 0.0) -> None:
+        self.delay_s = delay_s
+        self._to = port
+        self._loop = asyncio.new_event_loop()
+        self._server = self._loop.run_until_complete(asyncio.start_server(self._pass_on, HOST, 0))
+        self.port = int(self._server.sockets[0].getsockname()[1])
+        self._thread = threading.Thread(target=self._run)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+
+    def _run(self) -> None:
+        self._loop.run_forever()
+        self._loop.run_until_complete(self._end())
+        self._loop.close()
+
+    async def _end(self) -> None:
+        self._server.close()
+        tasks = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _pass_on(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            theirs, ours = await asyncio.open_connection(HOST, self._to)
+        except OSError:
+            writer.close()
+            return
+        try:
+            await asyncio.gather(self._pump(reader, ours), self._pump(theirs, writer))
+        except asyncio.CancelledError:
+            pass  # the test is over
+        finally:
+            ours.close()
+            writer.close()
+
+    async def _pump(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        sent: asyncio.Queue[tuple[float, bytes]] = asyncio.Queue()
+
+        async def read() -> None:
+            data = b"x"
+            while data:
+                try:
+                    data = await reader.read(1 << 16)
+                except OSError:
+                    data = b""
+                sent.put_nowait((self._loop.time() + self.delay_s, data))
+
+        reading = asyncio.create_task(read())
+        while (item := await sent.get())[1]:
+            await asyncio.sleep(max(0.0, item[0] - self._loop.time()))
+            writer.write(item[1])
+        writer.close()
+        await reading
+
+
+def stubborn(call: Callable[[], T]) -> T:
+    """What a link does: try again while the store does not answer."""
+    found: list[T] = []
+
+    def tried() -> bool:
+        try:
+            found.append(call())
+        except Unavailable:
+            return False
+        return True
+
+    until(tried)
+    return found[0]
+
+
+class JobStore:
+    """One job in a store that other tests use as well."""
+
+    def __init__(self, port: int, closing: ExitStack, job: str = "") -> None:
+        self.port = port
+        self.job = job or next(JOBS)
+        self._closing = closing
+        self.client = Client(HOST, port, PATIENCE_S)
+        closing.callback(self.client.close)
+
+    def journal(self, job: str = "", *, secret: str = "", **settings: Any) -> TCPStoreJournal:
+        settings = {"exclusive": False, "timeout_s": PATIENCE_S, **settings}
+        journal = TCPStoreJournal(HOST, self.port, Envelope(job or self.job, secret), **settings)
+        self._closing.callback(journal.close)
+        return journal
+
+    def key(self, name: str) -> str:
+        return f"reknit/{self.job}/{name}"
+
+
+def many(number: int) -> list[Entry]:
+    """Enough to make who reads them far behind."""
+    joined = (
+        Joined(Node(NodeId(f"n{i:03}")), nonce="x", round=0, address="10.0.0.1", port=i) for i in range(number - 1)
+    )
+    return [Opened(Terms(min_nodes=1000, max_nodes=1000), "x"), *joined]
+
+
+def folded(entries: list[Entry]) -> Job:
+    job = Job()
+    for entry in entries:
+        job = fold(job, entry)
+    return job

@@ -110,6 +110,19 @@ def test_signals_to_the_dead_are_harmless() -> None:
     children.signal_group(pid, signal.SIGTERM)
 
 
+def test_the_name_of_a_program_may_hold_anything(tmp_path: Path) -> None:
+    """In the file it stands between brackets, before the state."""
+    odd = tmp_path / "a) Z 1 (b"
+    odd.symlink_to("/bin/sleep")
+    sleeper = subprocess.Popen([str(odd), "600"])
+    until(lambda: children.stat_of(str(sleeper.pid))[0] == b"S")
+    assert children.stat_of(str(sleeper.pid))[1] == str(os.getpid()).encode()
+    sleeper.kill()
+    sleeper.wait()
+    with pytest.raises(OSError, match="No such"):
+        children.stat_of(str(sleeper.pid))
+
+
 def test_reap_is_bounded() -> None:
     """What cannot be killed must not hold `close`."""
     sleeper = subprocess.Popen(["sleep", "600"])

@@ -54,9 +54,10 @@ def test_compare_set_lets_one_writer_win(client: Client) -> None:
 
 
 def test_sums_are_answered_and_can_be_read(client: Client) -> None:
-    """Beats are counted in one round trip, and read by others as text."""
+    """A look, and a beat, are one round trip. A number is read as text."""
     assert client.add("count", 5) == 5
     assert client.add_and_get("count", -7, ["count", "missing"]) == (-2, [b"-2", b""])
+    assert client.set_and_get("count", b"9", ["count", "missing"]) == [b"9", b""]
 
 
 def test_waiting_in_vain_leaves_the_connection_usable(client: Client) -> None:

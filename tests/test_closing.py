@@ -40,7 +40,7 @@ def place(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 def used(journal: Journal) -> None:
     """Every call, once."""
     journal.append("t", entry("w", 0))
-    journal.beat(ME, [ME])
+    journal.beat(ME, 1, [ME])
     batch = journal.read(0, 0.0)
     journal.publish(batch.position, fold_all(Job(), batch.entries))
     journal.read(batch.position, 0.05)
@@ -93,7 +93,7 @@ def test_a_journal_that_is_closed_while_threads_are_in_it_leaves_nothing(place: 
 def in_use(journal: Journal, until_beats: int) -> Iterator[Journal]:
     """While one thread reads it and waits, and another beats, and has done so that often. Both end after it."""
     position, is_over, beats = journal.read(0, 0.0).position, threading.Event(), list[object]()
-    calls = (lambda: journal.read(position, 600.0), lambda: beats.append(journal.beat(ME, [ME])))
+    calls = (lambda: journal.read(position, 600.0), lambda: beats.append(journal.beat(ME, 1, [ME])))
 
     def repeat(call: Callable[[], object]) -> None:
         with suppress(Unavailable):

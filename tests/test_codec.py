@@ -17,8 +17,9 @@ from hypothesis.errors import NoSuchExample
 
 from reknit.core.agent import agent, commands, events
 from reknit.core.agent import reasons as own_reasons
+from reknit.core.agent import workers as own_workers
 from reknit.core.agent.agent import Agent, Spec
-from reknit.core.job import entries, job, ranks, reasons
+from reknit.core.job import entries, job, reasons, workers
 from reknit.core.job.entries import (
     Admission,
     Entry,
@@ -33,9 +34,9 @@ from reknit.core.job.entries import (
     Terms,
 )
 from reknit.core.text import codec
-from reknit.core.text.codec import CodecError, dumps, load_entry, loads
+from reknit.core.text.codec import CodecError, dumps, loads
 
-MODULES = (entries, events, commands, reasons, own_reasons, ranks, job, agent)
+MODULES = (entries, events, commands, workers, own_workers, reasons, own_reasons, job, agent)
 CLASSES = sorted(
     {
         value
@@ -74,6 +75,15 @@ for collection in (frozenset, Mapping, tuple):
     st.register_type_strategy(collection, few)
 
 WAITS = st.floats(0)
+POLICIES = st.builds(
+    RestartPolicy,
+    st.integers(0),
+    st.integers(0),
+    WAITS,
+    WAITS,
+    st.booleans(),
+    st.floats(0, exclude_min=True),
+)
 NAMES = st.text(min_size=1, max_size=9)
 
 
@@ -85,7 +95,7 @@ def terms(draw: st.DrawFn) -> Terms:
     given: dict[str, Any] = {
         "min_nodes": least,
         "max_nodes": draw(st.integers(least, 1000)),
-        "restarts": draw(st.builds(RestartPolicy, st.integers(0), st.integers(0), WAITS, WAITS)),
+        "restarts": draw(POLICIES),
         "admission": draw(st.sampled_from(Admission)),
         "join_timeout_s": draw(WAITS),
         "last_call_s": draw(WAITS),
@@ -102,7 +112,7 @@ def terms(draw: st.DrawFn) -> Terms:
     return Terms(**given)
 
 
-st.register_type_strategy(RestartPolicy, st.builds(RestartPolicy, st.integers(0), st.integers(0), WAITS, WAITS))
+st.register_type_strategy(RestartPolicy, POLICIES)
 st.register_type_strategy(Terms, terms())
 st.register_type_strategy(
     Spec,
@@ -187,7 +197,7 @@ def test_every_form_of_every_field_is_drawn(cls: type) -> None:
 @given(st.from_type(Entry))  # type: ignore[arg-type]  # a union is not a `type` to mypy
 def test_every_entry_is_found_by_its_kind(entry: Entry) -> None:
     """A reader does not know what comes next."""
-    assert load_entry(dumps(entry)) == entry
+    assert loads(dumps(entry), Entry) == entry
 
 
 def test_defaults_are_left_out() -> None:
@@ -205,8 +215,8 @@ def test_whole_numbers_are_seconds_too() -> None:
 
 def test_any_text_survives() -> None:
     """A worker's last words may be anything, lone surrogates of a file name included."""
-    failure = entries.WorkerFailure(0, 0, 1, message="a\udcffb\n\u2028\0")
-    assert loads(dumps(failure), entries.WorkerFailure) == failure
+    failure = workers.WorkerFailure(0, 0, 1, message="a\udcffb\n\u2028\0")
+    assert loads(dumps(failure), workers.WorkerFailure) == failure
 
 
 # ---- what is no value ----
@@ -245,7 +255,7 @@ def test_any_text_survives() -> None:
 def test_a_corrupt_entry_says_what_is_wrong(text: str | bytes, message: str) -> None:
     """A journal is written by other machines, and `fold` trusts what it is given."""
     with pytest.raises(CodecError, match=message):
-        load_entry(text)
+        loads(text, Entry)
 
 
 def test_a_number_that_no_float_can_hold() -> None:
@@ -285,7 +295,7 @@ def test_a_torn_entry_is_refused(entry: Entry, data: st.DataObject) -> None:
     """A prefix of an entry is never another entry."""
     text = dumps(entry)
     with pytest.raises(CodecError):
-        load_entry(text[: data.draw(st.integers(0, len(text) - 1))])
+        loads(text[: data.draw(st.integers(0, len(text) - 1))], Entry)
 
 
 def _loads_or_refuses(text: str | bytes, cls: type) -> Any:

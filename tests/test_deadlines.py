@@ -8,10 +8,12 @@ import pytest
 from attrs import evolve
 
 from reknit.core.agent.agent import Timer
-from reknit.core.agent.commands import Append, Beat, Finish, StartWorkers, StopWorkers
+from reknit.core.agent.commands import Append, Beat, Finish, StopWorkers
 from reknit.core.agent.deadlines import is_due, next_wake
 from reknit.core.agent.reasons import StoreLost
 from reknit.core.agent.states import WorkerState
+from reknit.core.agent.step import UNSAID
+from reknit.core.agent.workers import StartWorkers
 from reknit.core.job.entries import (
     Aborted,
     Admission,
@@ -280,9 +282,9 @@ def test_a_store_that_neither_answers_nor_fails_has_a_deadline_too() -> None:
     playbook = Playbook(an_agent(terms=evolve(TRIO, join_timeout_s=10.0))) >> start() >> after(9.9)
     finish = ANY(Finish)
     assert playbook >> after(0.1) << finish
-    assert finish().result.why == StoreLost("it does not answer")
+    assert finish().result.why == StoreLost(UNSAID)
     playbook = playing("n0", Terms(1, 3), joined("n1"), store_timeout_s=50.0) >> after(5) >> after(40)
-    assert playbook >> after(10) << ANY(StopWorkers, why=StoreLost("it does not answer"))
+    assert playbook >> after(10) << ANY(StopWorkers, why=StoreLost(UNSAID))
 
 
 def test_the_terms_are_left_to_the_host_of_the_journal() -> None:

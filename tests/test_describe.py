@@ -9,13 +9,15 @@ from attrs import evolve
 
 from reknit.core.agent import reasons as own
 from reknit.core.agent.agent import Agent, Spec
-from reknit.core.agent.commands import Append, Beat, Command, Finish, ReservePort, Result, StartWorkers, StopWorkers
+from reknit.core.agent.commands import Append, Beat, Command, Finish, Result, StopWorkers
 from reknit.core.agent.states import WorkerState
 from reknit.core.agent.step import step
+from reknit.core.agent.workers import ReservePort, StartWorkers
 from reknit.core.job import reasons
-from reknit.core.job.entries import Filler, Leaving, Left, Lost, NodeId, Opened, RestartPolicy, Terms, WorkerFailure
-from reknit.core.job.ranks import Assignment, WorkerRanks
+from reknit.core.job.entries import Filler, Leaving, Left, Lost, NodeId, Opened, RestartPolicy, Terms
+from reknit.core.job.workers import Assignment, NoProgress, TimerExpired, WorkerFailure, WorkerRanks
 from reknit.core.text.describe import (
+    cause_text,
     command_text,
     decisions,
     entry_text,
@@ -95,7 +97,7 @@ def test_a_run_that_is_knit_together_again() -> None:
     again = (after(2), exits(failure(0, 7)), echo(), stopped(), echo(), up(), exits(0), stopped(), echo(), echo())
     assert told(agent(restarts=2), *ALONE, *again) == [
         FIRST_ALONE,
-        "rank 0 failed: exit code 7 (node n0)",
+        "rank 0 on node n0 failed: exit code 7",
         "round 1 (restart 1 of 2): 1 node, 1 worker, master n0:29501",
     ]
 
@@ -106,7 +108,7 @@ def test_a_run_whose_budget_is_spent() -> None:
     last = (exits(failure(0, -9, message="x\ny")), echo(), stopped(), echo(), echo(), echo())
     assert told(agent(restarts=1), *ALONE, *once, *last)[2:] == [
         "round 1 (restart 1 of 1): 1 node, 1 worker, master n0:29501",
-        "rank 0 failed: killed by SIGKILL, x (node n0)",
+        "rank 0 on node n0 failed: killed by SIGKILL, x",
     ]
 
 
@@ -116,10 +118,10 @@ def test_a_run_whose_workers_die_at_once() -> None:
     again = (exits(failure(0, 7)), echo(), stopped())
     assert told(agent(restarts=3), *ALONE, *once, *again) == [
         FIRST_ALONE,
-        "rank 0 failed: exit code 7 (node n0)",
+        "rank 0 on node n0 failed: exit code 7",
         "the workers failed within 1 s of their start: this node joins again in 0.2 s",
         "round 1 (restart 1 of 3): 1 node, 1 worker, master n0:29501",
-        "rank 0 failed: exit code 7 (node n0)",
+        "rank 0 on node n0 failed: exit code 7",
         "the workers failed within 1 s of their start: this node joins again in 0.4 s",
     ]
 
@@ -163,7 +165,7 @@ def test_a_run_whose_peer_fails() -> None:
     assert told(agent(2, 2, 2), *WITH_N1, *fails) == [
         WAITING,
         FIRST_WITH_N1,
-        f"rank 1 failed: exit code 3 (node n1); {STOPPING}",
+        f"rank 1 on node n1 failed: exit code 3; {STOPPING}",
         "round 1 (restart 1 of 2): 2 nodes, 2 workers, master n0:29501",
     ]
 
@@ -234,7 +236,7 @@ def test_a_run_whose_workers_end_in_an_outage() -> None:
 
 FAILURE = WorkerFailure(1, 5, 3, message="ValueError: no\nmore")
 FAILED = reasons.WorkerFailed(node("n1", 2), FAILURE)
-_FAILED = "rank 5 failed: exit code 3, ValueError: no (node n1.2)"
+_FAILED = "rank 5 on node n1.2 failed: exit code 3, ValueError: no"
 SENTENCES = {
     FAILED: _FAILED,
     reasons.NodeGone(node("n1"), reasons.Departure.LOST, node("n2")): "node n1 fell silent, noticed by node n2",
@@ -246,6 +248,7 @@ SENTENCES = {
     reasons.BudgetSpent(0, FAILED): f"{_FAILED}, and no restarts are allowed",
     reasons.BudgetSpent(2, FAILED): f"{_FAILED}, and all 2 restarts are spent",
     reasons.Unstable(3): "more than 3 rounds ended without a failure",
+    reasons.LongOver(3): "run 3 of the job has ended long ago, and nothing more is known of it",
     reasons.TooFewNodes(1, 2): "1 node joined in time, but the job needs at least 2",
     reasons.AbortedByOperator("enough"): "aborted: enough",
     reasons.AllSucceeded(): "all workers succeeded",
@@ -284,6 +287,24 @@ def test_ends_by_name() -> None:
     assert failure_text(WorkerFailure(0, 0, 1)) == "rank 0 failed: exit code 1"
 
 
+@pytest.mark.parametrize(
+    ("cause", "told"),
+    [
+        (NoProgress(30), "no progress for 30 s"),
+        (NoProgress(30, since_start=True), "no progress for 30 s, and none since its start"),
+        (NoProgress(0.5, step=12), "no progress for 0.5 s after step 12"),
+        (TimerExpired("forward"), "the timer 'forward' ran out"),
+        (TimerExpired(), "a timer ran out"),
+    ],
+)
+def test_a_hung_worker_has_a_cause(cause: NoProgress | TimerExpired, told: str) -> None:
+    """That reknit has killed the worker is not why the worker failed."""
+    assert cause_text(cause) == told
+    assert failure_text(WorkerFailure(0, 3, -6, cause=cause)) == f"rank 3 failed: {told} (killed by SIGABRT)"
+    hung = WorkerFailure(0, 3, -9, cause=cause, message="it survives\nSIGKILL")
+    assert failure_text(hung) == f"rank 3 failed: {told} (killed by SIGKILL, it survives)"
+
+
 def test_rounds() -> None:
     """Who is in it, and where the master is."""
     job = running(2)
@@ -296,8 +317,8 @@ COMMANDS: dict[Any, str] = {
         2, Assignment(2, 0, 1, 4, "r", 4, "a", 1, (WorkerRanks(0, 2, 2), WorkerRanks(1, 3, 3)))
     ): "start workers of round 2, ranks 2..3 of 4",
     StopWorkers(1, 15, 3.0, own.SignalReceived(15)): "stop workers of round 1: SIGTERM, 3 s, SIGTERM received",
-    Beat(node("n0"), (node("n1"), node("n2"))): "beat, watch n1, n2",
-    Beat(node("n0"), ()): "beat, watch nobody",
+    Beat(node("n0"), 7, (node("n1"), node("n2"))): "beat, watch n1, n2",
+    Beat(node("n0"), 7, ()): "beat, watch nobody",
     ReservePort(): "reserve another port",
 }
 

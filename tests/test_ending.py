@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from reknit.core.agent.agent import Spec
 from reknit.core.agent.commands import Append, Finish, Result, StopWorkers
+from reknit.core.agent.ending import sequel
 from reknit.core.agent.reasons import JournalRefused, SignalReceived, TermsDiffer
 from reknit.core.agent.states import WorkerState
+from reknit.core.agent.workers import StartWorkers
 from reknit.core.job.entries import Aborted, Failed, Joined, Leaving, Left, Opened, RestartPolicy, Succeeded, Terms
-from reknit.core.job.ranks import Assignment, WorkerRanks
 from reknit.core.job.reasons import AbortedByOperator, AllSucceeded, BudgetSpent, Refusal, WorkerFailed
+from reknit.core.job.restart import Sequel
+from reknit.core.job.workers import Assignment, WorkerRanks
 
 from .playbook import (
     Placeholder,
@@ -22,6 +25,7 @@ from .playbook import (
     exits,
     failure,
     joined,
+    limit,
     lost,
     node,
     playing,
@@ -287,3 +291,87 @@ def test_a_host_that_must_be_gone_at_once_says_nothing() -> None:
     """Its warden was killed. The others would stop good workers for a goodbye, and could not regroup without it."""
     playbook = playing("n0", PAIR, joined("n1"), hosts_journal=True) >> ask_to_leave(9) << ANY(StopWorkers)
     assert finishing(playbook >> stopped()).why == SignalReceived(9)
+
+
+# ---- what follows a stop ---------------------------------------------------------------------------------------------
+
+
+def test_a_stop_by_a_request_is_the_end() -> None:
+    """The agent has its result, and only waits until the workers are gone."""
+    playbook = playing("n0", PAIR, joined("n1"))
+    assert sequel(playbook.agent) is Sequel.UNKNOWN
+    assert playbook >> ask_to_leave() << ANY(StopWorkers) << Append(Leaving(ME))
+    assert sequel(playbook.agent) is Sequel.END
+
+
+def test_a_failure_that_spends_a_restart_is_followed_by_a_round() -> None:
+    """If the last restart is spent, it is not known: the other node may be dead, which excuses the failure."""
+    for max_restarts, answer in ((1, Sequel.ROUND), (0, Sequel.UNKNOWN)):
+        playbook = playing("n0", Terms(2, 2, RestartPolicy(max_restarts)), joined("n1"))
+        assert playbook >> exits(failure()) << ANY(StopWorkers) << ANY(Append)
+        assert sequel(playbook.agent) is answer
+
+
+def test_a_closed_job_is_the_end() -> None:
+    """For its workers that are being stopped as well."""
+    playbook = playing("n0", PAIR, joined("n1")) >> read(Aborted("enough"))
+    assert playbook << ANY(StopWorkers)
+    assert sequel(playbook.agent) is Sequel.END
+
+
+# ---- a node that bears fewer failures than the job -------------------------------------------------------------------
+
+
+def test_a_node_that_bears_no_failure_leaves_after_the_first() -> None:
+    """The job has restarts left, and goes on without it. The result is that of a failed run, with its own failures."""
+    terms, own = Terms(1, 2, RestartPolicy(max_restarts=3)), failure()
+    playbook = playing("n0", terms, joined("n1")) >> limit(0)
+    assert (playbook and playbook.agent.restarts_left) == 0
+    assert playbook >> exits(own) << ANY(StopWorkers, why=WorkerFailed(ME, own)) << ANY(Append) << Append(Leaving(ME))
+    assert sequel(playbook.agent) is Sequel.END
+    assert playbook >> stopped() >> echo() << Append(Left(ME))
+    result = finishing(playbook >> echo())
+    assert (result.state, result.why) == (WorkerState.FAILED, BudgetSpent(0, WorkerFailed(ME, own)))
+    assert (result.failures, result.root) == ({0: own}, own)
+
+
+def test_a_limit_counts_from_the_round_in_which_it_was_set() -> None:
+    """A node that bears one failure of two joins again after the first, and leaves after the second."""
+    playbook = playing("n0", Terms(restarts=RestartPolicy(max_restarts=2))) >> limit(1) >> exits(failure())
+    assert (
+        playbook
+        << ANY(StopWorkers)
+        << ANY(Append, entry=ANY(Failed))
+        >> stopped()
+        >> echo()
+        << ANY(Append, entry=ANY(Joined))
+        >> echo()
+        << ANY(StartWorkers)
+        >> up()
+    )
+    assert (playbook.agent.job.spent, playbook.agent.restarts_left) == (1, 0)
+    assert playbook >> exits(failure()) << ANY(StopWorkers) << ANY(Append) << Append(Leaving(ME))
+
+
+def test_a_limit_that_is_the_jobs_own_makes_nobody_leave() -> None:
+    """The failure may be the echo of another node's death, and then nothing is spent."""
+    terms = Terms(1, 2, RestartPolicy(max_restarts=0))
+    playbook = playing("n0", terms, joined("n1")) >> limit(0) >> exits(failure())
+    assert playbook << ANY(StopWorkers) << ANY(Append, entry=ANY(Failed))
+    assert playbook.agent.leaving is None
+
+
+def test_the_failure_of_another_node_makes_nobody_leave() -> None:
+    """The limit is about this node's workers."""
+    terms = Terms(1, 2, RestartPolicy(max_restarts=3))
+    playbook = playing("n0", terms, joined("n1")) >> limit(0) >> read(Failed(N1, 0, (failure(),)))
+    assert playbook << ANY(StopWorkers)
+    assert playbook.agent.leaving is None
+
+
+def test_a_signal_after_the_last_failure_does_not_change_the_result() -> None:
+    """The failure came first."""
+    playbook = playing("n0", Terms(restarts=RestartPolicy(max_restarts=3))) >> limit(0) >> exits(failure())
+    assert playbook << ANY(StopWorkers) << ANY(Append) << Append(Leaving(ME)) >> after(1)
+    assert playbook >> ask_to_leave() << ANY(StopWorkers, grace_s=5.0) >> stopped() >> echo() << Append(Left(ME))
+    assert finishing(playbook >> echo()).state is WorkerState.FAILED

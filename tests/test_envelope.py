@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
+import time
 
 import pytest
 
-from reknit.adapters.journals.envelope import Envelope
+from reknit.adapters.journals.envelope import Envelope, Prefix
 from reknit.adapters.ports import Refused
 from reknit.core.job.entries import FORMAT, Aborted, Entry, Filler, Joined, Node, NodeId, Opened, Succeeded, Terms
 from reknit.core.job.fold import fold_all
@@ -44,6 +45,37 @@ def test_a_signature_counts_for_one_job_one_secret_and_one_place(job: str, secre
     assert Envelope("job", "s").open(record, "7") == ("", Filler())
 
 
+def test_a_record_names_its_author_its_time_and_what_its_writer_had_read() -> None:
+    """People who look at a journal want to know who said something, and when."""
+    before = time.time()
+    record = Envelope("job", author="node-a pid 7").wrap("t", SAID, "7", "12 ab")
+    found = Envelope("job").unwrap(record, "7")
+    assert found is not None
+    assert found.at is not None
+    assert (found.token, found.entry, found.by, found.seen) == ("t", SAID, "node-a pid 7", "12 ab")
+    assert before - 1 < found.at < time.time() + 1
+
+
+def test_readers_of_the_same_records_have_the_same_digest() -> None:
+    """Readers that have read something else notice it, as long as they remember the position."""
+    one, other, third = Prefix(), Prefix(), Prefix()
+    assert not one.contradicts(other.seen)  # nobody has read anything
+    for n, record in enumerate((b"a", b"b", b"c"), 1):
+        one.extend(record, n)
+        third.extend(record if n != 2 else b"B", n)
+    other.extend(b"a", 1)
+    assert not one.contradicts(other.seen)
+    assert not other.contradicts(one.seen)  # a position that is still ahead
+    assert one.contradicts(third.seen)
+    assert third.contradicts(one.seen)
+    assert not Prefix(one.position, one.digest).contradicts(one.seen)
+    assert not one.contradicts("")
+    assert not one.contradicts("x y")
+    for n in range(4, 5000):
+        one.extend(b"d", n)
+    assert not one.contradicts("2 ab")  # forgotten
+
+
 def test_job_and_place_cannot_be_divided_differently() -> None:
     """The job "a1" with place "2" must not sign for the job "a" with place "12"."""
     record = Envelope("a1", "s").wrap("t", SAID, "2")
@@ -62,9 +94,10 @@ def test_no_part_of_a_record_is_an_entry_or_ends_the_job(secret: str) -> None:
     assert envelope.open(b"[]", "7") == ("", Filler())
 
 
-def test_a_signed_record_in_which_one_byte_is_changed_is_a_filler() -> None:
-    """Or who can write into the store could turn round 1 into round 2."""
-    envelope = Envelope("job", "s")
+@pytest.mark.parametrize("secret", ["", "s"])
+def test_a_record_in_which_one_byte_is_changed_is_a_filler(secret: str) -> None:
+    """Or who can write into the store could turn round 1 into round 2. Without a secret, a broken disk could."""
+    envelope = Envelope("job", secret)
     record = envelope.wrap("t", SAID, "7")
     for i in range(len(record) - 2):
         changed = record[:i] + bytes([record[i] ^ 1]) + record[i + 1 :]
@@ -75,7 +108,7 @@ def test_a_record_without_a_signature_counts_only_where_there_is_no_secret() -> 
     """Leaving the signature out must not be a way in."""
     record = Envelope("job").wrap("t", SAID, "7")
     assert Envelope("job", "s").open(record, "7") == ("", Filler())
-    assert Envelope("job").open(record, "anywhere") == ("t", SAID)
+    assert Envelope("job").open(record, "7") == ("t", SAID)
 
 
 @pytest.mark.parametrize("secret", ["", "s"])

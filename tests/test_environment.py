@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
+from reknit.adapters.keeper.environment import handed_down
+from reknit.adapters.keeper.wire import Configure
 from reknit.adapters.orphans import MARK
 from tests.command import run
 
@@ -142,3 +145,18 @@ def test_torch_itself_takes_it(tmp_path: Path) -> None:
     """
     status, job = run(tmp_path, "--nproc-per-node=2", "--max-restarts=1", "w.py", script=script)
     assert (status, job.out) == (0, "3\n3\n"), job.err
+
+
+def test_the_path_of_the_pipe_for_timers_is_that_of_the_keeper(tmp_path: Path) -> None:
+    """A worker that finds a path at which nobody reads fails in its first step. torch hands such a path down."""
+    pipe = tmp_path / "timers"
+    own = {"TORCHELASTIC_TIMER_FILE": str(pipe), "HOME": "/", "SECRET": "x"}
+    wanted = Configure(argv=(), run_id="job", withheld=("SECRET",), env=(("A", "b"),), mark="m")
+    rest = {"HOME": "/", "A": "b", MARK: "m"}
+    assert handed_down(own, wanted) == rest
+    os.mkfifo(pipe)
+    assert handed_down(own, wanted) == rest
+    fd = os.open(pipe, os.O_RDWR)  # another program serves timers here
+    assert handed_down(own, wanted) == {**rest, "TORCHELASTIC_TIMER_FILE": str(pipe)}
+    os.close(fd)
+    assert handed_down(own, wanted, "/p") == {**rest, "TORCHELASTIC_TIMER_FILE": "/p"}

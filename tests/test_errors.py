@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from reknit.adapters.keeper import errors
-from reknit.core.job.entries import WorkerFailure
+from reknit.core.job.workers import WorkerFailure
 
 FAILURE = WorkerFailure(local_rank=1, rank=5, exitcode=3, message="ValueError: no", traceback="Traceback …\n")
 

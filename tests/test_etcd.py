@@ -210,13 +210,13 @@ def test_compaction_does_not_break_a_reader(server: Etcd, journals: Callable[...
     reader, peer = journals(server, "compacted"), journals(server, "compacted")
     for i in range(5):
         peer.append(str(i), Aborted(str(i)))
-        peer.beat(ME, ())
+        peer.beat(ME, 1, ())
     server.compact()
     batch = reader.read(0, 0)
     assert texts(batch) == list("01234")
     waiting = in_thread(lambda: reader.read(batch.position, 600.0))
     until(lambda: reader._watch, "the watch")
-    peer.beat(ME, ())
+    peer.beat(ME, 1, ())
     server.compact()
     peer.append("5", Aborted("5"))
     assert texts(waiting()) == ["5"]
@@ -228,7 +228,7 @@ def test_a_cancelled_watch_is_opened_again(server: Etcd, journals: Callable[...,
     peer.append("0", Aborted("0"))
     server.compact()
     position = reader.read(0, 0).position
-    reader._watch = cancelled = reader._reader.watch(reader._entries, 1)
+    reader._watch = cancelled = reader._reader.watch(reader._keys.entries, 1)
     assert cancelled is not None
     waiting = in_thread(lambda: reader.read(position, 600.0))
     until(lambda: reader._watch not in (None, cancelled), "another watch")
@@ -246,7 +246,7 @@ def test_jobs_whose_names_nest_do_not_see_each_other(server: Etcd, journals: Cal
         journal = journals(server, name)
         journal.append("t", Aborted(f"of {name}"))
         journal.append("../t", Aborted("second"))
-        assert journal.beat(Node(NodeId("../a/b"), 1), ()) == {Node(NodeId("../a/b"), 1): 1}
+        assert journal.beat(Node(NodeId("../a/b"), 1), 1, ()) == {Node(NodeId("../a/b"), 1): 1}
     for name in names:
         assert texts(journals(server, name).read(0, 0)) == [f"of {name}", "second"]
 
@@ -273,9 +273,9 @@ def test_a_reader_that_is_far_behind_begins_with_the_fold(server: Etcd, journals
 def test_a_beat_counts_its_own_node_and_tells_of_the_others(server: Etcd, journals: Callable[..., EtcdJournal]) -> None:
     """A silent peer is one whose counter stands while mine moves. Its next incarnation is another peer."""
     mine, theirs = journals(server, "beats"), journals(server, "beats")
-    assert mine.beat(ME, (PEER,)) == {ME: 1}
-    assert theirs.beat(PEER, (ME,)) == {PEER: 1, ME: 1}
-    assert mine.beat(ME, (PEER, ME, Node(PEER.id, 1))) == {ME: 2, PEER: 1}
+    assert mine.beat(ME, 1, (PEER,)) == {ME: 1}
+    assert theirs.beat(PEER, 1, (ME,)) == {PEER: 1, ME: 1}
+    assert mine.beat(ME, 2, (PEER, ME, Node(PEER.id, 1))) == {ME: 2, PEER: 1}
 
 
 def test_a_beat_that_watches_a_whole_cluster_is_still_one_transaction(
@@ -285,8 +285,8 @@ def test_a_beat_that_watches_a_whole_cluster_is_still_one_transaction(
     journal = journals(server, "many")
     nodes = [Node(NodeId(f"n{i}")) for i in range(200)]
     for node in nodes[:150]:
-        journal.beat(node, ())
-    assert journal.beat(ME, nodes) == {ME: 1, **dict.fromkeys(nodes[:150], 1)}
+        journal.beat(node, 1, ())
+    assert journal.beat(ME, 1, nodes) == {ME: 1, **dict.fromkeys(nodes[:150], 1)}
 
 
 # ---- servers that fail ----
@@ -336,7 +336,7 @@ def test_a_cluster_that_hangs_is_unavailable_and_then_what_it_was(
         for _, port in cluster.endpoints:
             assert f"http://127.0.0.1:{port}: no answer" in str(e.value)
         with pytest.raises(Unavailable, match="no answer"):
-            journal.beat(ME, ())
+            journal.beat(ME, 1, ())
         for i in range(3):
             cluster.cont(i)
         patiently(lambda: journal.append("during", Aborted("during")))
@@ -366,7 +366,7 @@ def test_a_server_that_comes_back_empty_is_refused(tmp_path: Path, journals: Cal
     with Etcd(tmp_path) as server:
         appending, beating, reading = (journals(server, "j") for _ in range(3))
         appending.append("0", Aborted("0"))
-        beating.beat(ME, ())
+        beating.beat(ME, 1, ())
         position = reading.read(0, 0).position
         server.kill()
         shutil.rmtree(server.data)
@@ -374,7 +374,7 @@ def test_a_server_that_comes_back_empty_is_refused(tmp_path: Path, journals: Cal
         server.wait()
         calls: list[Callable[[], object]] = [
             lambda: appending.append("1", Aborted("1")),
-            lambda: beating.beat(ME, ()),
+            lambda: beating.beat(ME, 1, ()),
             lambda: reading.read(position, 0),
             lambda: appending.publish(position, Job()),
         ]
@@ -407,7 +407,7 @@ def test_a_server_that_was_put_back_to_an_older_state_is_refused(
         server.start()
         server.wait()
         for _ in range(5):
-            journal.beat(ME, ())
+            journal.beat(ME, 1, ())
         assert server.revision() > position
         with pytest.raises(Refused, match="lost entries") as e:
             journal.read(position, 0)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from base64 import b64encode
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing
 from random import Random
@@ -20,7 +19,7 @@ from reknit.adapters.ports import Refused, Unavailable
 from reknit.core.job.entries import Aborted, Opened, Terms
 from reknit.core.job.fold import fold_all
 from reknit.core.job.job import Job
-from tests.etcd import Etcd, patiently, watch_of
+from tests.etcd import Etcd, change, delete, patiently, watch_of
 from tests.waiting import until
 
 T = TypeVar("T")
@@ -60,16 +59,6 @@ def lose_answers(monkeypatch: pytest.MonkeyPatch, gateway: Gateway, share: float
         return answer
 
     monkeypatch.setattr(gateway, "transact", transact_or_not)
-
-
-def change(server: Etcd, *operations: dict[str, Any]) -> None:
-    """Behind the journal's back."""
-    with closing(Gateway(Cluster(server.endpoints), 30.0)) as gateway:
-        gateway.transact([], operations, [])
-
-
-def delete(key: str) -> dict[str, Any]:
-    return {"request_delete_range": {"key": b64encode(key.encode()).decode()}}
 
 
 def test_two_writers_and_two_readers_go_through_the_segments(journal: Make) -> None:
@@ -167,7 +156,7 @@ def test_a_fold_that_is_replaced_while_it_is_fetched(server: Etcd, journal: Make
     append(writer, names[-6])
     batch = writer.read(0, 0.0)
     writer.publish(batch.position, fold_all(Job(), batch.entries))
-    change(server, put(writer._fold_at_key, b"%d" % earlier))
+    change(server, put(writer._keys.fold_at, b"%d" % earlier))
     append(writer, *names[-5:])
     late = journal().read(0, 0.0)
     assert late.base is not None
@@ -191,7 +180,7 @@ def test_a_segment_that_the_store_has_lost_is_not_written_to(server: Etcd, journ
     writer, others = journal(), journal()
     append(writer, *"abc")
     assert read(writer)[0] == [*"abc"]
-    change(server, delete(writer._segment_key(1)))
+    change(server, delete(writer._keys.segment(1)))
     append(writer, "x")
     append(others, *"yz")
     append(writer, "x", "last")
@@ -202,7 +191,7 @@ def test_an_entry_that_went_with_its_segment_is_said_again(server: Etcd, journal
     """The store was put back while the answer was on its way."""
     writer = journal()
     append(writer, *"abcd")
-    change(server, delete(writer._segment_key(1)), delete(writer._entry_key(1, "d")))
+    change(server, delete(writer._keys.segment(1)), delete(writer._keys.entry(1, "d")))
     assert read(writer)[0] == [*"abc"]
     append(writer, "d")
     assert read(journal())[0] == [*"abcd"]
@@ -253,7 +242,7 @@ def test_a_fold_that_cannot_be_used_is_no_loss(server: Etcd, journal: Make, fold
     writer, names = journal(), [str(i) for i in range(MANY + 1)]
     append(writer, *names)
     _, position = read(writer)
-    change(server, put(writer._fold_key, b"{"), put(writer._fold_at_key, fold_at or b"%d" % position))
+    change(server, put(writer._keys.fold, b"{"), put(writer._keys.fold_at, fold_at or b"%d" % position))
     assert read(journal())[0] == names
 
 

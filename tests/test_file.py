@@ -12,9 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from reknit.adapters.journals import file
-from reknit.adapters.journals.envelope import Envelope
-from reknit.adapters.journals.file import FileJournal, file_name
+from reknit.adapters.journals.envelope import Envelope, Prefix
+from reknit.adapters.journals.file.folder import file_name
+from reknit.adapters.journals.file.journal import FileJournal
+from reknit.adapters.link import MANY
 from reknit.adapters.ports import Refused, Unavailable
 from reknit.core.job.entries import Aborted, Filler, Leaving, Node, NodeId, Succeeded
 from reknit.core.job.job import Job
@@ -36,6 +37,16 @@ def content(path: Path) -> bytes:
     return (path / "job" / "journal").read_bytes()
 
 
+def seen_at(data: bytes, position: int) -> str:
+    """What a writer has seen that has read these bytes up to `position`."""
+    prefix = Prefix()
+    at = 0
+    for line in data[:position].split(b"\n")[:-1]:
+        at += len(line) + 1
+        prefix.extend(line, at)
+    return prefix.seen
+
+
 # ---- the folder ----
 
 
@@ -52,7 +63,7 @@ def test_what_can_be_no_folder_is_refused_in_one_line(tmp_path: Path, path: str)
     """Waiting does not help: the operator has mistyped it."""
     (tmp_path / "a file").write_text("precious")
     (tmp_path / "dangling").symlink_to(tmp_path / "a file" / "x")
-    for call in (lambda j: j.append("t", SAID), lambda j: j.read(0, 0.0), lambda j: j.beat(ME, ())):
+    for call in (lambda j: j.append("t", SAID), lambda j: j.read(0, 0.0), lambda j: j.beat(ME, 1, ())):
         with pytest.raises(Refused) as refused:
             call(journal(tmp_path / path))
         assert refused.value.refusal is Refusal.SETUP
@@ -100,7 +111,7 @@ def test_a_journal_that_has_lost_what_was_read_is_refused(tmp_path: Path, harm: 
             one.read(after, 0.0)
         assert refused.value.refusal is Refusal.IDENTITY
     with pytest.raises(Refused):
-        one.beat(ME, ())
+        one.beat(ME, 1, ())
 
 
 def test_what_cannot_be_reached_for_now_is_not_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -112,7 +123,7 @@ def test_what_cannot_be_reached_for_now_is_not_refused(tmp_path: Path, monkeypat
         raise OSError(errno.ESTALE, os.strerror(errno.ESTALE), path)
 
     monkeypatch.setattr(os, "open", stale)
-    for call in (lambda: one.append("u", SAID), lambda: one.read(0, 0.0), lambda: one.beat(ME, ())):
+    for call in (lambda: one.append("u", SAID), lambda: one.read(0, 0.0), lambda: one.beat(ME, 1, ())):
         with pytest.raises(Unavailable, match=f"{tmp_path}/job/.*: Stale file handle"):
             call()
     one.publish(1, Job())
@@ -128,7 +139,9 @@ def test_readers_take_complete_lines_only(tmp_path: Path) -> None:
     one, two = journal(tmp_path), journal(tmp_path)
     one.append("t", SAID)
     position = two.read(0, 0.0).position
-    record = Envelope("job").wrap("u", Leaving(ME), str(position))
+    envelope = Envelope("job")
+    envelope.admit((tmp_path / "job" / "journal").read_bytes().split(b"\n")[0])
+    record = envelope.wrap("u", Leaving(ME), str(position), seen_at(content(tmp_path), position))
     for i in range(len(record)):
         with open(tmp_path / "job" / "journal", "ab") as torn:
             torn.write(record[i : i + 1])
@@ -155,7 +168,7 @@ def test_the_next_writer_ends_what_a_dead_one_has_begun(tmp_path: Path, tail: by
 DIES = """
 import os, signal, sys
 from reknit.adapters.journals.envelope import Envelope
-from reknit.adapters.journals.file import FileJournal
+from reknit.adapters.journals.file.journal import FileJournal
 from tests.journals import append, entry
 
 path, steps = sys.argv[1], int(sys.argv[2])
@@ -167,14 +180,14 @@ def dying(real):
         global steps
         steps -= 1
         if steps == 0:
-            if real is real_pwrite:
+            if real in (real_write, real_pwrite):
                 real(fd, args[0][:len(args[0]) // 2], *args[1:])
             os.kill(os.getpid(), signal.SIGKILL)
         return real(fd, *args)
     return call
 
-real_pwrite = os.pwrite
-os.pwrite, os.fsync, os.close = dying(os.pwrite), dying(os.fsync), dying(os.close)
+real_write, real_pwrite = os.write, os.pwrite
+os.write, os.pwrite, os.fsync, os.close = dying(os.write), dying(os.pwrite), dying(os.fsync), dying(os.close)
 journal.append("w-1", entry("w", 1))
 print("done")
 """
@@ -212,20 +225,20 @@ def failing(monkeypatch: pytest.MonkeyPatch, name: str, number: int) -> None:
         nonlocal calls
         calls += 1
         if calls == number:
-            if name == "pwrite" and isinstance(args[0], bytes):
-                real(fd, args[0][: len(args[0]) // 2], *args[1:])
+            if name == "write" and isinstance(args[0], bytes):
+                real(fd, args[0][: len(args[0]) // 2])
             raise FULL
         return real(fd, *args)
 
     monkeypatch.setattr(os, name, call)
 
 
-@pytest.mark.parametrize(("name", "number"), [("pwrite", 2), ("pwrite", 3), ("fsync", 1), ("fsync", 2)])
+@pytest.mark.parametrize(("name", "number"), [("write", 1), ("write", 2), ("fsync", 1), ("fsync", 2)])
 @pytest.mark.parametrize("others_speak", [False, True])
 def test_what_failed_and_is_said_again_is_there_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, number: int, others_speak: bool
 ) -> None:
-    """Whichever call failed, and whether others have ended the line meanwhile. (The first write is the lock's name.)"""
+    """Whichever call failed, and whether others have ended the line meanwhile."""
     one, reader = journal(tmp_path), journal(tmp_path)
     one.append("t-0", entry("w", 0))
     failing(monkeypatch, name, number)
@@ -281,8 +294,8 @@ def test_a_full_disk_stops_the_journal_and_not_the_beats(small_disk: Path) -> No
     """Somebody else's checkpoint fills it. Nobody must fall silent, and all goes on when there is room again."""
     one, two = journal(small_disk), journal(small_disk)
     one.append("t-0", entry("w", 0))
-    two.beat(PEER, [ME])
-    one.beat(ME, [PEER])
+    two.beat(PEER, 1, [ME])
+    one.beat(ME, 1, [PEER])
     ballast = small_disk / "checkpoint"
     fill(ballast)
     i = 0
@@ -291,8 +304,8 @@ def test_a_full_disk_stops_the_journal_and_not_the_beats(small_disk: Path) -> No
     assert str(said).endswith("/disk/job: No space left on device")
     assert outcome(one, i) is not None
     assert whose(everything(two), "w") == [*range(i)]
-    assert one.beat(ME, [PEER]) == {ME: 2, PEER: 1}
-    assert two.beat(PEER, [ME]) == {ME: 2, PEER: 2}
+    assert one.beat(ME, 2, [PEER]) == {ME: 2, PEER: 1}
+    assert two.beat(PEER, 2, [ME]) == {ME: 2, PEER: 2}
     two.publish(100, Job())
     ballast.unlink()
     one.append(f"t-{i}", entry("w", i))
@@ -306,7 +319,7 @@ def test_a_full_disk_stops_the_journal_and_not_the_beats(small_disk: Path) -> No
 LIMITED = """
 import resource, sys
 from reknit.adapters.journals.envelope import Envelope
-from reknit.adapters.journals.file import FileJournal
+from reknit.adapters.journals.file.journal import FileJournal
 from reknit.adapters.ports import Unavailable
 from tests.journals import entry
 
@@ -344,35 +357,37 @@ def test_a_fold_that_leads_nowhere_is_not_used(tmp_path: Path) -> None:
     """One of another position, torn, of the future: the entries themselves are there."""
     one = journal(tmp_path)
     ends = []
-    for i in range(file.MANY + 2):
+    for i in range(MANY + 2):
         one.append(f"t-{i}", entry("w", i))
         ends.append(len(content(tmp_path)))
     for position in (ends[-1] + 1, ends[3] - 1, 0, -5):
         one.publish(position, Job())
-        assert len(everything(journal(tmp_path))) == file.MANY + 2
+        assert len(everything(journal(tmp_path))) == MANY + 2
     (tmp_path / "job" / "fold").write_bytes(b'{"position":')
-    assert len(everything(journal(tmp_path))) == file.MANY + 2
+    assert len(everything(journal(tmp_path))) == MANY + 2
     one.publish(ends[3], Job())
     batch = journal(tmp_path).read(0, 0.0)
     assert batch.base == Job()
-    assert whose(batch.entries, "w") == [*range(4, file.MANY + 2)]
+    assert whose(batch.entries, "w") == [*range(4, MANY + 2)]
     assert journal(tmp_path).read(ends[3], 0.0).base is None
 
 
 # ---- counters ----
 
 
-def test_a_counter_that_is_torn_or_spoilt_is_none_and_counts_on(tmp_path: Path) -> None:
+def test_a_counter_that_is_torn_or_spoilt_is_none(tmp_path: Path) -> None:
     """A number that never was would make its node look silent until the count has come so far."""
     one = journal(tmp_path)
-    one.beat(PEER, ())
+    one.beat(PEER, 1, ())
     (path,) = (tmp_path / "job" / "beats").iterdir()
     assert path.name == "peer.0"
-    for spoilt in (b"", b"00000000000000000199 00000000000000000200\n", b"\x00" * 42, b"-1 -1\n", "² ²\n".encode()):
+    longest = 19 * b"9"
+    for spoilt in (b"", b"199 200\n", b"\x00" * 40, b"-1 -1\n", "² ²\n".encode(), b"1%s 1%s\n" % (longest, longest)):
         path.write_bytes(spoilt)
-        assert PEER not in one.beat(ME, [PEER])
-    path.write_bytes(f"{7:020} {7:020}\n".encode())
-    assert one.beat(PEER, ())[PEER] == 8
+        assert not one.beat(ME, 1, [PEER]).get(PEER)
+    path.write_bytes(b"7 7\n")
+    assert one.beat(ME, 1, [PEER])[PEER] == 7
+    assert one.beat(PEER, 8, ())[PEER] == 8
 
 
 def test_nothing_stays_open(tmp_path: Path) -> None:
@@ -382,7 +397,7 @@ def test_nothing_stays_open(tmp_path: Path) -> None:
     for i in range(3):
         one.append(str(i), SAID)
         one.read(0, 0.01)
-        one.beat(ME, [PEER])
+        one.beat(ME, 1, [PEER])
         one.publish(1, Job())
     assert not descriptors() - before
     one.close()

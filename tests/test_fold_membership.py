@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from attrs import evolve
 
 from reknit.core.job.entries import (
     Entry,
@@ -36,6 +37,35 @@ def test_a_second_agent_of_the_same_incarnation_is_ignored() -> None:
     """Rule 4: the same incarnation with another nonce is not a repetition; its speaker must come as a higher one."""
     job = running(2, PAIR, failed("n0"))
     assert fold(job, joined("n0", 1, nonce="another")) == job
+
+
+def test_a_late_joining_of_a_dead_process_ousts_nobody() -> None:
+    """Rule 4: n0.2 was said by a process that has not read n0.1. Its agent, if it lives, says so anew."""
+    late = joined("n0", 1, 2, nonce="n0.0", seen=0)
+    job = running(2, PAIR, lost("n0", by="n1"), joined("n0", 1, 1, nonce="successor", seen=0))
+    assert fold(job, late) == job
+    assert fold(job, evolve(late, seen=1)).is_live(late.node)
+
+
+def test_a_late_joining_does_not_take_the_place_of_one_that_is_about_to_come_back() -> None:
+    """n0.1 was declared lost and would read that another process has replaced it."""
+    late = joined("n0", 1, 2, nonce="n0.0", seen=0)
+    successor = joined("n0", 1, 1, nonce="successor", seen=0)
+    job = running(3, FLEX, lost("n0", by="n1"), successor, lost("n0", by="n1", incarnation=1))
+    assert fold(job, late) == job
+
+
+def test_an_agent_need_not_have_read_its_own_joining() -> None:
+    """It was lost twice while its `Joined` was under way. It is the same process."""
+    job = running(2, PAIR, joined("n0", 1, 1, nonce="n0.0", seen=0))
+    assert fold(job, joined("n0", 1, 2, nonce="n0.0", seen=0)).is_live(node("n0", 2))
+
+
+def test_a_late_goodbye_of_a_dead_process_takes_nobody_along() -> None:
+    """Likewise the goodbye of an incarnation that the journal has never shown."""
+    job = running(2, PAIR, lost("n0", by="n1"), joined("n0", 1, 1, nonce="successor", seen=0))
+    assert fold(job, Left(node("n0", 2), seen=0)) == job
+    assert fold(job, Left(node("n0", 2), seen=1)).is_gone(node("n0", 1))
 
 
 def test_a_member_is_back_only_for_the_gathered_round() -> None:
@@ -108,6 +138,6 @@ def test_a_goodbye_before_the_hello_closes_the_door() -> None:
 
 def test_a_goodbye_of_one_that_was_never_seen_takes_its_predecessor_along() -> None:
     """n0.1 came to replace n0.0 and left before its `Joined` was seen: void, it would say goodbye for ever."""
-    job = running(2, Terms(2, 2), Left(node("n0", 1)))
+    job = running(2, Terms(2, 2), Left(node("n0", 1), seen=0))
     assert job.is_gone(node("n0"))
     assert job.is_gone(node("n0", 1))

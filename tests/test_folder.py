@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from reknit.adapters.keeper.folder import LogFolder, NoFolder, remove_abandoned
+from reknit.adapters.keeper.folder import CannotMake, LogFolder, remove_abandoned
 
 OLD = (0, 0)
 
@@ -55,7 +55,7 @@ def test_a_later_keeper_goes_on_with_the_folder(base: Path) -> None:
 def test_a_folder_that_cannot_be_made_is_named(base: Path) -> None:
     """The operator has asked for output there; error files alone are not worth failing for."""
     (base / "file").touch()
-    with pytest.raises(NoFolder, match=r"^--log-dir=.*file: Not a directory$"):
+    with pytest.raises(CannotMake, match=r"^--log-dir=.*file: Not a directory$"):
         LogFolder(str(base / "file"), "job", keeps=False)
     assert LogFolder(os.devnull, "job", keeps=False).path == ""
 
@@ -107,6 +107,21 @@ def test_what_cannot_be_removed_fails_no_job(base: Path, monkeypatch: pytest.Mon
     assert os.listdir(folder.path) == ["error.json"]
 
 
+def test_an_interrupted_removal_is_left_to_a_later_keeper(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A program that lives on must not hold on to the folder."""
+
+    def interrupted(path: str, **how: object) -> None:
+        raise KeyboardInterrupt
+
+    folder = LogFolder("", "a", keeps=False)
+    with monkeypatch.context() as patched:
+        patched.setattr("shutil.rmtree", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            folder.close()
+    os.utime(folder.path, OLD)
+    assert remove_abandoned() == 1
+
+
 def test_a_missing_temporary_folder_is_not_made(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """TMPDIR of another host, in a copied environment: like Python, we take /tmp, and leave nothing at that place."""
     monkeypatch.setenv("TMPDIR", str(base / "none"))
@@ -120,6 +135,6 @@ def test_a_missing_temporary_folder_is_not_made(base: Path, monkeypatch: pytest.
 def test_a_folder_that_is_not_ours(base: Path) -> None:
     """The usual case on a cluster."""
     base.chmod(0o500)
-    with pytest.raises(NoFolder, match=r"^--log-dir=.*: Permission denied$"):
+    with pytest.raises(CannotMake, match=r"^--log-dir=.*: Permission denied$"):
         LogFolder(f"{base}/logs", "job", keeps=False)
     base.chmod(0o700)

@@ -6,6 +6,7 @@ import asyncio
 import gc
 import multiprocessing
 import os
+import select
 import signal
 import threading
 from collections.abc import Callable
@@ -17,7 +18,8 @@ import pytest
 from reknit.adapters.keeper import forking
 from reknit.adapters.keeper.functions import Function, FunctionError
 from reknit.adapters.keeper.wire import variables
-from reknit.core.agent.events import Started, WorkersExited, WorkersStarted
+from reknit.core.agent.events import Started
+from reknit.core.agent.workers import WorkersExited, WorkersStarted
 from tests import called
 from tests.alone import run_alone
 from tests.calling import begin, call
@@ -91,7 +93,7 @@ def test_a_forked_worker_has_nothing_of_the_keeper(kept: Kept) -> None:
 def test_a_worker_is_a_process_of_multiprocessing(kept: Kept) -> None:
     """And its queues work, although nothing is pickled."""
     queue = multiprocessing.get_context("fork").SimpleQueue()
-    assert call(kept, called.identity) == ("Worker", False, True, "fork", True)
+    assert call(kept, called.identity) == ("rank 10", False, True, "fork", True)
     kept.stop()
     call(kept, lambda: queue.put("through"), round_=1)
     assert queue.get() == "through"
@@ -101,7 +103,7 @@ def test_a_worker_is_a_process_of_multiprocessing(kept: Kept) -> None:
 def test_several_workers_share_one_group_of_nothing(kept: Kept) -> None:
     """Each has its own value and its own process group, and a stop ends all."""
     begin(kept, *(Function(called.give, (i,)) for i in range(3)), Function(called.pause))
-    seen = drive_exits(kept.keeper, kept.clock, 3)  # type: ignore[arg-type]
+    seen = drive_exits(kept.keeper, kept.clock, 3)
     assert failures(seen) == []
     assert kept.keeper.values(0) == {0: 0, 1: 1, 2: 2}
     (pid,) = [pid for pid in kept.keeper.pids(0).values() if is_alive(pid)]
@@ -120,31 +122,14 @@ def test_a_signal_is_not_lost_on_a_worker_that_was_forked_just_now(kept: Kept, m
 
     monkeypatch.setattr(forking.Forks, "_forget_keeper", forget_late)
     begin(kept, Function(called.give))
-    drive(kept.keeper, kept.clock, WorkersStarted)  # type: ignore[arg-type]
+    drive(kept.keeper, kept.clock, WorkersStarted)
     (pid,) = kept.keeper.pids(0).values()
     os.kill(pid, signal.SIGTERM)
     os.write(released, b"!")
-    (failure,) = failures(drive_exits(kept.keeper, kept.clock, 1))  # type: ignore[arg-type]
+    (failure,) = failures(drive_exits(kept.keeper, kept.clock, 1))
     assert failure.exitcode == -signal.SIGTERM
     os.close(held)
     os.close(released)
-
-
-@pytest.mark.parametrize(
-    ("fn", "said"),
-    [
-        (lambda: called.fail("odd"), "Odd: odd 1"),
-        (lambda: called.fail("keyboard"), "the function has ended without returning: KeyboardInterrupt"),
-        (lambda: os._exit(0), "the function has ended without returning: its process"),
-        (called.give_lock, "TypeError: the return value, of type lock, cannot be pickled"),
-        (called.interrupt_itself, "the function has ended without returning: KeyboardInterrupt"),
-    ],
-)
-def test_each_failure_says_what_happened(kept: Kept, tmp_path: Path, fn: Callable[..., object], said: str) -> None:
-    """As under spawn."""
-    failure = call(kept, fn, error_file=str(tmp_path / "error.json"))
-    assert failure.message.startswith(said)
-    assert failure.exitcode == 1
 
 
 def test_an_exit_status_is_that_of_the_function(kept: Kept) -> None:
@@ -158,7 +143,7 @@ def test_a_pipe_of_the_program_ends_with_its_workers(kept: Kept) -> None:
     begin(kept, Function(lambda: os.write(write_end, b"all")))
     kept.drive(WorkersStarted)
     os.close(write_end)
-    assert failures(drive_exits(kept.keeper, kept.clock, 1)) == []  # type: ignore[arg-type]
+    assert failures(drive_exits(kept.keeper, kept.clock, 1)) == []
     with open(read_end, "rb") as file:
         assert file.read() == b"all"
 
@@ -207,6 +192,33 @@ async def _seven() -> int:
     return 7
 
 
+def test_what_the_program_has_dropped_is_not_collected_in_the_keeper(
+    kept: Kept, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The keeper would open something under the number of a file that is closed then. Later it would close this number
+    as one of the program's."""
+    look, host = forking.descriptors, os.getpid()
+
+    def look_and_collect() -> set[int]:
+        found = look()
+        if os.getpid() != host:
+            gc.collect()
+        return found
+
+    monkeypatch.setattr(forking, "descriptors", look_and_collect)
+    gc.collect()
+    gc.disable()
+    try:
+        pollers: list[Any] = [select.epoll() for _ in range(20)]
+        pollers.append(pollers)
+        del pollers
+        begin(kept, *[Function(lambda: (os.write(2, b"said\n"), os._exit(3)))] * 12)
+        found = failures(drive_exits(kept.keeper, kept.clock, 12))  # type: ignore[arg-type]
+        assert [failure.stderr for failure in found] == [("said",)] * 12
+    finally:
+        gc.enable()
+
+
 def test_the_end_of_the_thread_that_forked_ends_nothing(kept: Kept) -> None:
     """A signal at the death of the parent would come now."""
     thread = threading.Thread(target=begin, args=(kept, Function(called.pause)))
@@ -227,7 +239,7 @@ def test_whoever_is_killed_no_forked_worker_is_left(tmp_path: Path, who: str) ->
         import os, signal, sys
         from pathlib import Path
         from reknit.adapters.keeper.functions import Function
-        from reknit.core.agent.events import WorkersStarted
+        from reknit.core.agent.workers import WorkersStarted
         from tests import called
         from tests.calling import begin
         from tests.keepers import Kept
@@ -287,13 +299,6 @@ def test_a_generator_function_is_refused(kept: Kept) -> None:
     """As under spawn, although nothing is pickled."""
     with pytest.raises(FunctionError, match="a call of it runs nothing"):
         begin(kept, Function(called.generate))
-
-
-def test_fork_is_refused_once_cuda_is_initialized(kept: Kept, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The worker would fail later, in a way that says nothing of the cause."""
-    monkeypatch.setattr(forking, "_target", lambda fd: "/dev/nvidia-uvm")
-    with pytest.raises(FunctionError, match="CUDA is initialised in this process"):
-        begin(kept, Function(called.give))
 
 
 def test_a_daemonic_process_may_be_the_host(tmp_path: Path) -> None:

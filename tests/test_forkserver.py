@@ -16,7 +16,7 @@ import pytest
 
 from reknit.adapters.keeper.functions import Function
 from reknit.adapters.keeper.wire import variables
-from reknit.core.agent.events import WorkersExited, WorkersStarted
+from reknit.core.agent.workers import WorkersExited, WorkersStarted
 from tests import called
 from tests.calling import begin, call
 from tests.keepers import Kept, wait_gone
@@ -55,9 +55,9 @@ def server_of(kept: Kept) -> int:
 def test_workers_are_children_of_the_keeper(kept: Kept) -> None:
     """So the keeper gets their exit status, and `multiprocessing` still sees the agent as the parent."""
     begin(kept, *[Function(called.ancestry)] * 2)
-    assert failures(drive_exits(kept.keeper, kept.clock, 2)) == []  # type: ignore[arg-type]
+    assert failures(drive_exits(kept.keeper, kept.clock, 2)) == []
     for value in kept.keeper.values(0).values():
-        parent, agent, _ = value  # type: ignore[misc]
+        parent, agent, _ = value  # type: ignore[misc]  # values are objects to mypy
         assert (parent, agent) == (kept.pid, os.getpid())
 
 
@@ -65,7 +65,7 @@ def test_the_workers_share_what_the_server_has_imported(kept: Kept, preload: Cal
     """In later rounds as well: the import is paid once."""
     preload(["tests.called", "no.such.module"])
     begin(kept, *[Function(called.is_same_memory)] * 2)
-    assert failures(drive_exits(kept.keeper, kept.clock, 2)) == []  # type: ignore[arg-type]
+    assert failures(drive_exits(kept.keeper, kept.clock, 2)) == []
     server = server_of(kept)
     assert kept.keeper.values(0) == {0: server, 1: server}
     assert kept.stop().stuck == ()
@@ -103,25 +103,8 @@ def test_queues_and_events_can_be_arguments(kept: Kept) -> None:
     kept.drive(WorkersStarted)
     event.set()
     assert sorted(queue.get() for _ in range(3)) == [0, 1, 4]
-    assert failures(drive_exits(kept.keeper, kept.clock, 3)) == []  # type: ignore[arg-type]
+    assert failures(drive_exits(kept.keeper, kept.clock, 3)) == []
     queue.close()
-
-
-@pytest.mark.parametrize(
-    ("fn", "args", "said", "exitcode"),
-    [
-        (called.fail, ("plain",), "ValueError: plain", 1),
-        (called.end_at_once, (0,), "the function has ended without returning", 1),
-        (called.leave, (3,), "", 3),
-    ],
-)
-def test_a_failure_is_that_of_the_function(
-    kept: Kept, tmp_path: Path, fn: Callable[..., object], args: Any, said: str, exitcode: int
-) -> None:
-    """The status of the process comes to the keeper, and not to the server."""
-    failure = call(kept, fn, *args, error_file=str(tmp_path / "error.json"))
-    assert failure.message.startswith(said)
-    assert failure.exitcode == exitcode
 
 
 def test_a_worker_that_is_killed_says_so(kept: Kept) -> None:
@@ -133,6 +116,29 @@ def test_a_worker_that_is_killed_says_so(kept: Kept) -> None:
     kept.drive(WorkersExited)
     (failure,) = failures(kept.seen)
     assert failure.exitcode == -signal.SIGKILL
+
+
+def test_an_interrupt_is_not_lost_on_a_worker_that_was_forked_just_now(
+    keep: Keep, preload: Callable[[list[str]], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Python forgets at a fork which signals have come, and drops what a function raises that it calls after a fork."""
+    (tmp_path / "lingers.py").write_text("""if True:
+        import os, time
+        SERVER, GO = os.getpid(), os.path.join(os.path.dirname(__file__), "go")
+        def linger():
+            while os.getppid() != SERVER and not os.path.exists(GO): time.sleep(0.001)
+        os.register_at_fork(after_in_child=linger)
+    """)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    preload(["lingers"])
+    kept = keep("unused", start_method="forkserver")
+    begin(kept, Function(called.give))
+    kept.drive(WorkersStarted)
+    (pid,) = kept.keeper.pids(0).values()
+    os.kill(pid, signal.SIGINT)
+    (tmp_path / "go").touch()
+    (failure,) = failures(drive_exits(kept.keeper, kept.clock, 1))  # type: ignore[arg-type]
+    assert failure.message.startswith("KeyboardInterrupt")
 
 
 def test_a_killed_keeper_leaves_neither_server_nor_worker(kept: Kept) -> None:

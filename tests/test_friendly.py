@@ -41,7 +41,6 @@ def _nothing_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     scratch = tmp_path / "scratch"
     scratch.mkdir()
     monkeypatch.setenv("TMPDIR", str(scratch))
-    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
     monkeypatch.setitem(sys.modules, "__main__", types.ModuleType("__main__"))  # workers need not import pytest
     launch("true", say=quiet)  # what is imported or made once in a process is no leak
     with nothing_left(scratch):
@@ -137,7 +136,7 @@ def test_a_script_runs_under_this_python(tmp_path: Path) -> None:
 def test_a_script_that_fails(tmp_path: Path) -> None:
     """It raises as a function does."""
     (tmp_path / "script.py").write_text("raise SystemExit(5)")
-    with pytest.raises(JobFailed, match=r"\(--max-restarts=0\)\n  rank 0 failed first .*exit code 5"):
+    with pytest.raises(JobFailed, match=r"allowed \(max_restarts=0\)\n  rank 0 failed first .*exit code 5"):
         launch(str(tmp_path / "script.py"), say=quiet)
 
 
@@ -145,6 +144,7 @@ def test_a_script_that_fails(tmp_path: Path) -> None:
     ("entry", "more", "said"),
     [
         ("no such script.py", {}, "entry must be the path of a script that exists, not 'no such script.py'"),
+        ("sh -c true", {}, "entry must be the name of a program alone, with its arguments in args, not 'sh -c true'"),
         (3, {}, "entry must be a function, the path of a script or the name of a program, not 3"),
         ("", {}, "entry must be"),
         ("true", {"args": "abc"}, "args must be a tuple of the arguments, not 'abc'"),
@@ -159,6 +159,10 @@ def test_a_script_that_fails(tmp_path: Path) -> None:
         ("true", {"nodes": 2}, "^meeting must be given"),
         ("true", {"start_method": "thread"}, "^start_method must be one of spawn, fork, forkserver"),
         ("true", {"env": {"A=B": ""}}, "^env must be"),
+        ("true", {"env": ["A=1"]}, r"^env must be a mapping .*, not \['A=1'\]"),
+        (len, {"env": {"A": 1}}, r"^env must be a mapping .*, not {'A': 1}"),
+        ("true", {"nodes": (2, 1)}, r"^nodes must be the least number and then the greatest, not \(2, 1\)"),
+        ("true", {"say": "print"}, "^say must be a function, or None, not 'print'"),
     ],
 )
 def test_a_wrong_argument_is_named(entry: Any, more: dict[str, Any], said: str) -> None:
@@ -308,7 +312,7 @@ def test_two_nodes(tmp_path: Path) -> None:
     one, other = asyncio.run(main())
     assert sorted([*one, *other]) == [0, 1, 2, 3]
     assert len(one) == len(other) == 2
-    assert {value[0] for value in [*one.values(), *other.values()]} == {"4"}  # type: ignore[index]
+    assert {value[0] for value in [*one.values(), *other.values()]} == {"4"}  # type: ignore[index]  # values are objects to mypy
 
 
 def test_a_node_that_cannot_take_part(tmp_path: Path) -> None:
@@ -347,6 +351,46 @@ def test_a_result_becomes_the_report() -> None:
     assert report_lines(run(Settings(command=("true",)), say=quiet), restarts=2) == [
         "the job succeeded after 2 restarts"
     ]
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        "launch(print, nproc=2)",
+        "launch(print, nproc=2, start_method='forkserver')",
+        "print(local_elastic_agent.LocalElasticAgent(WorkerSpec('t', 1, entrypoint=print)).run().failures)",
+    ],
+    ids=["spawn", "forkserver", "agent"],
+)
+def test_a_script_without_a_guard(tmp_path: Path, call: str) -> None:
+    """Each worker imports the script, which starts workers. One sentence says so, before everything else that is said
+    of the failure, and no worker shows its traceback."""
+    imports = "from reknit import launch\nfrom reknit.elastic.agent.server import WorkerSpec, local_elastic_agent"
+    script = tmp_path / "script.py"
+    script.write_text(f"{imports}\n{call}\n")
+    ran = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, env=ENV, timeout=240)
+    said = [line for line in ran.stderr.splitlines() if "round 0: 1 node" not in line]
+    assert said[0] == (
+        "reknit: a worker imports this script, and the script starts workers again: put the start below "
+        'the line `if __name__ == "__main__":`'
+    )
+    assert ran.stderr.count("Traceback") == ("launch" in call), "that of the program's own call"
+
+
+@pytest.mark.parametrize("start_method", ["spawn", "forkserver"])
+def test_a_function_below_the_guard(tmp_path: Path, start_method: str) -> None:
+    """The program knows the function, and can pickle it. No worker finds it. The report says where it must stand."""
+    script = tmp_path / "script.py"
+    script.write_text(
+        "from reknit import launch\n"
+        'if __name__ == "__main__":\n'
+        "    def train(): pass\n"
+        f"    launch(train, start_method={start_method!r})\n"
+    )
+    ran = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, env=ENV, timeout=240)
+    report = ran.stderr.partition("JobFailed: ")[2]
+    assert "Can't get attribute 'train'" in report
+    assert 'nothing that stands below `if __name__ == "__main__":`. Define functions and classes above' in report
 
 
 def test_the_example() -> None:

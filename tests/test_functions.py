@@ -15,7 +15,7 @@ import pytest
 
 from reknit.adapters.keeper.functions import Calls, Function, FunctionError
 from reknit.adapters.keeper.wire import Process, StartProcesses, variables
-from reknit.core.agent.events import WorkersExited, WorkersStarted
+from reknit.core.agent.workers import WorkersExited, WorkersStarted
 from tests import called
 from tests.alone import run_alone
 from tests.calling import begin, call
@@ -40,7 +40,7 @@ def test_each_function_returns_its_value(keep: Keep) -> None:
     """By local rank. A value of an earlier round is gone."""
     kept = keep("unused")
     begin(kept, *(Function(called.give, ({"rank": i},)) for i in range(3)))
-    assert failures(drive_exits(kept.keeper, kept.clock, 3)) == []  # type: ignore[arg-type]
+    assert failures(drive_exits(kept.keeper, kept.clock, 3)) == []
     assert kept.keeper.values(0) == {i: {"rank": i} for i in range(3)}
     assert kept.keeper.values(0) == {i: {"rank": i} for i in range(3)}, "asked again"
     assert kept.keeper.values(1) == {}
@@ -57,7 +57,7 @@ def test_the_environment_is_set_before_anything_is_imported(keep: Keep) -> None:
 
 def test_a_worker_is_a_process_of_multiprocessing(keep: Keep) -> None:
     """Data loaders look at these. The agent lives, so the parent lives."""
-    assert call(keep("unused"), called.identity) == ("Worker", False, True, "spawn", True)
+    assert call(keep("unused"), called.identity) == ("rank 10", False, True, "spawn", True)
 
 
 def test_queues_and_events_can_be_arguments(keep: Keep) -> None:
@@ -69,7 +69,7 @@ def test_queues_and_events_can_be_arguments(keep: Keep) -> None:
     kept.drive(WorkersStarted)
     event.set()
     assert sorted(queue.get() for _ in range(3)) == [0, 1, 4]
-    assert failures(drive_exits(kept.keeper, kept.clock, 3)) == []  # type: ignore[arg-type]
+    assert failures(drive_exits(kept.keeper, kept.clock, 3)) == []
     queue.close()
 
 
@@ -103,8 +103,8 @@ def test_a_payload_may_be_larger_than_a_pipe(keep: Keep) -> None:
     """And several workers read it, each from its beginning."""
     kept = keep("unused")
     begin(kept, *[Function(called.give, (b"x" * (1 << 22),))] * 3)
-    assert failures(drive_exits(kept.keeper, kept.clock, 3)) == []  # type: ignore[arg-type]
-    assert {len(value) for value in kept.keeper.values(0).values()} == {1 << 22}  # type: ignore[arg-type]
+    assert failures(drive_exits(kept.keeper, kept.clock, 3)) == []
+    assert {len(value) for value in kept.keeper.values(0).values()} == {1 << 22}  # type: ignore[arg-type]  # values are objects to mypy
 
 
 def test_a_worker_has_no_file_of_the_host_or_the_keeper(keep: Keep, tmp_path: Path) -> None:
@@ -132,7 +132,7 @@ def test_equal_arguments_are_not_mixed_up(keep: Keep) -> None:
     """Each worker gets its own, also if Python takes them for equal."""
     kept = keep("unused")
     begin(kept, *(Function(called.give, (value,)) for value in (0.0, -0.0, 0, False)))
-    assert failures(drive_exits(kept.keeper, kept.clock, 4)) == []  # type: ignore[arg-type]
+    assert failures(drive_exits(kept.keeper, kept.clock, 4)) == []
     assert [repr(value) for value in kept.keeper.values(0).values()] == ["0.0", "-0.0", "0", "False"]
 
 
@@ -154,6 +154,23 @@ def test_what_cannot_be_pickled_is_named(keep: Keep) -> None:
             begin(kept, Function(called.give, (called.give_lock(),)))
         with pytest.raises(FunctionError, match="the arguments of give cannot be pickled: FileNotFoundError"):
             begin(kept, Function(called.give, (called.Lost(),)))
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (ValueError("one\ntwo\n\nthree"), "ValueError: one two three"),
+        (called.Mute(), "Mute"),
+        (ValueError("x" * 5000), "x"),
+    ],
+)
+def test_the_text_of_an_error_is_one_line(keep: Keep, error: Exception, said: str) -> None:
+    """Whatever the exception of the user's own class has to say, and even if it fails to."""
+    with pytest.raises(FunctionError) as caught:
+        begin(keep("unused"), Function(called.give, (called.Wordy(error),)))
+    assert str(caught.value).endswith(said)
+    assert "\n" not in str(caught.value)
+    assert len(str(caught.value)) < 2000
 
 
 def test_a_limit_on_descriptors_is_no_mistake_of_the_caller(keep: Keep, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -181,7 +198,7 @@ def test_a_value_that_cannot_be_read_here_is_named(keep: Keep) -> None:
     """It is the caller's mistake, and no failure of the worker."""
     kept = keep("unused")
     begin(kept, Function(called.Unreadable))
-    assert failures(drive_exits(kept.keeper, kept.clock, 1)) == []  # type: ignore[arg-type]
+    assert failures(drive_exits(kept.keeper, kept.clock, 1)) == []
     with pytest.raises(FunctionError, match="local rank 0 has returned cannot be read here: ValueError: not here"):
         kept.keeper.values(0)
 
@@ -249,7 +266,8 @@ def test_a_script_without_a_guard_is_told(tmp_path: Path) -> None:
     """The worker would start workers while it imports the script."""
     script = SCRIPT.replace('__name__ == "__main__"', "True").replace("ValueError", "ZeroDivisionError")
     said = run_file(tmp_path / "script.py", script)
-    assert "FunctionError: workers are started while a worker imports this script: put the start below" in said
+    assert "stderr=('reknit: a worker imports this script, and the script starts workers again: put the start" in said
+    assert "traceback=''" in said
 
 
 def test_a_daemonic_process_may_be_the_host(tmp_path: Path) -> None:
@@ -289,7 +307,7 @@ def test_a_start_that_was_replaced_before_the_keeper_was_ready_does_no_harm(keep
     """The files of the first start are closed by then. It fails, or has never begun, and the second one runs."""
     kept = keep("unused")
     begin(kept, Function(called.give, ("first",)))
-    stop(kept.keeper, 0.0)  # type: ignore[arg-type]
+    stop(kept.keeper, 0.0)
     begin(kept, Function(called.give, ("second",)), round_=1)
     kept.drive_until(lambda: kept.keeper.values(1))
     assert kept.keeper.values(1) == {0: "second"}

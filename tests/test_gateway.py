@@ -129,9 +129,8 @@ def test_who_cannot_be_reached_is_named_with_the_reason(nobody: tuple[str, int],
     with pytest.raises(Unavailable) as e:
         tried(Gateway(Cluster([nobody, black_hole, ("no-such-host.invalid", 1)]), 0.6))
     assert f"http://127.0.0.1:{nobody[1]}: Connection refused" in str(e.value)
-    assert f"http://127.0.0.1:{black_hole[1]}: no answer" in str(e.value)
+    assert f"http://127.0.0.1:{black_hole[1]}: no answer within 0.2 s" in str(e.value)
     assert "http://no-such-host.invalid:1: " in str(e.value)
-    assert "has answered within 0.2 s: " in str(e.value)
 
 
 @pytest.mark.parametrize(

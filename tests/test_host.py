@@ -189,3 +189,17 @@ def test_a_fork_of_the_agent_does_not_keep_the_store_alive(tmp_path: Path) -> No
             until(lambda: not is_alive(server), "the end of the store's server")
         finally:
             os.killpg(agent.pid, signal.SIGKILL)
+
+
+def test_a_server_that_cannot_serve_says_why_before_its_connections_break(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise the operator first reads of a broken connection, and of an outage that is to be waited for."""
+    (tmp_path / "torch.py").write_text("raise ImportError('not here')")
+    monkeypatch.setattr(host_module.os, "waitpid", lambda *_: (0, 0))  # as if the server could not be reaped yet
+    host = host_store(HOST, free_port(), env={**ENV, "PYTHONPATH": str(tmp_path)})
+    assert host is not None
+    assert until(host.failure) == "torch is needed to host the store (--rdzv-backend=c10d): not here"
+    monkeypatch.undo()
+    host.close()
+    assert not is_alive(host.pid)

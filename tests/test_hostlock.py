@@ -2,76 +2,31 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
+import re
 import signal
 import stat
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
 from reknit.adapters import hostlock
-from reknit.adapters.hostlock import HostLock, Taken, end_left_alone, take, take_alone, take_free
+from reknit.adapters.hostlock import Taken, remember, take, take_alone, take_free
 from reknit.adapters.orphans import MARK
 from reknit.adapters.ports import Refused
-from reknit.core.job.reasons import Refusal
 from tests.alone import ENV, ROOT, command
+from tests.locks import agent, killed, known, worker
+from tests.places import move, shared
+from tests.users import as_nobody, needs_two_users
 from tests.waiting import PATIENCE_S, is_alive, until
 
 
 @pytest.fixture(autouse=True)
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Where this test's locks are."""
-    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
-    return tmp_path / "reknit"
-
-
-@contextmanager
-def agent(job: str = "j", node: str = "n") -> Iterator[subprocess.Popen[str]]:
-    """Another process that holds the lock until its stdin ends; then it releases it."""
-    code = f"""
-import sys
-from reknit.adapters.hostlock import take
-lock = take({job!r}, "e", {node!r})
-print("holds", flush=True)
-sys.stdin.read()
-lock.release()
-"""
-    with subprocess.Popen(
-        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    ) as process:
-        assert process.stdout is not None
-        assert process.stdout.readline() == "holds\n"
-        try:
-            yield process
-        finally:
-            process.kill()
-
-
-@contextmanager
-def worker(mark: str, code: str = "print('up', flush=True); import signal; signal.pause()") -> Iterator[int]:
-    """A process with that mark, reaped as it ends, as init would."""
-    command = [sys.executable, "-c", f"import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN)\n{code}"]
-    env = {**os.environ, MARK: mark}
-    with subprocess.Popen(command, env=env, stdout=subprocess.PIPE, text=True, start_new_session=True) as process:
-        assert process.stdout is not None
-        assert process.stdout.readline() == "up\n"
-        try:
-            yield process.pid
-        finally:
-            process.kill()
-
-
-def killed(job: str = "j", node: str = "n") -> HostLock:
-    """The lock, after its holder was killed."""
-    with agent(job, node) as process:
-        process.kill()
-        process.wait(PATIENCE_S)
-    return take(job, "e", node)
+    return move(monkeypatch, tmp_path)
 
 
 # ---- the lock ----
@@ -82,7 +37,8 @@ def test_only_one_at_a_time() -> None:
     with agent() as other:
         with pytest.raises(Taken) as caught:
             take("j", "e", "n")
-        assert str(caught.value) == f"another agent of job j runs on this host as n (pid {other.pid})"
+        says = rf"another agent of job j runs on this host as n \(pid {other.pid}, since [-0-9: ]+: .*python.* -c .+\)"
+        assert re.fullmatch(says, str(caught.value))
         other.communicate("", timeout=PATIENCE_S)
         take("j", "e", "n").release()
 
@@ -132,8 +88,7 @@ def test_a_fork_of_the_agent_does_not_keep_the_lock() -> None:
         print("holds", flush=True)
         os.kill(os.getpid(), signal.SIGKILL)
     """
-    env = {**ENV, "XDG_RUNTIME_DIR": os.environ["XDG_RUNTIME_DIR"]}
-    with subprocess.Popen(command(script), env=env, cwd=ROOT, stdout=subprocess.PIPE, start_new_session=True) as agent:
+    with subprocess.Popen(command(script), env=ENV, cwd=ROOT, stdout=subprocess.PIPE, start_new_session=True) as agent:
         assert agent.stdout is not None
         assert agent.stdout.readline() == b"holds\n"
         try:
@@ -175,42 +130,66 @@ while got < 50:
 # ---- where it is ----
 
 
-def test_the_folder_is_ours_alone(folder: Path) -> None:
-    """In /tmp everybody could hold our locks."""
-    take("j", "e", "n").release()
-    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
-    folder.chmod(0o777)
-    with pytest.raises(Refused, match="is not a folder of this user alone") as caught:
+def test_two_starts_with_and_without_a_variable(tmp_path: Path) -> None:
+    """XDG_RUNTIME_DIR gave each its own lock, and two rounds' workers ran side by side."""
+    (tmp_path / "runtime").mkdir(0o700)
+    with agent(XDG_RUNTIME_DIR=str(tmp_path / "runtime")), pytest.raises(Taken):
         take("j", "e", "n")
-    assert caught.value.refusal is Refusal.SETUP
+    with agent(), agent("j2"), pytest.MonkeyPatch.context() as patched:
+        patched.setenv("XDG_RUNTIME_DIR", str(tmp_path / "runtime"))
+        patched.setenv("HOME", str(tmp_path))
+        patched.setenv("TMPDIR", str(tmp_path))
+        with pytest.raises(Taken):
+            take("j", "e", "n")
 
 
-def test_a_folder_that_somebody_else_has_made(folder: Path, tmp_path: Path) -> None:
-    """A link would let them choose what is written to."""
-    (tmp_path / "elsewhere").mkdir()
-    folder.symlink_to("elsewhere")
-    with pytest.raises(Refused, match="is not a folder of this user alone"):
-        take("j", "e", "n")
-    folder.unlink()
-    folder.touch()
-    with pytest.raises(Refused, match="is not a folder of this user alone"):
-        take("j", "e", "n")
+@needs_two_users
+def test_another_user_keeps_nobody_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`mkdir -m 777 /tmp/reknit-<uid>` ended every start with 69. Nor can another user hold a lock of ours."""
+
+    def squat() -> None:
+        os.mkdir(usual)
+        os.chmod(usual, 0o777)
+        take("j", "e", "n")  # a job of their own, whose name happens to be the same
+
+    with shared() as base:
+        usual = move(monkeypatch, base)
+        as_nobody(squat)
+        lock = take("j", "e", "n")
+        with pytest.raises(Taken, match=rf"\(pid {os.getpid()}, "):
+            take("j", "e", "n")
+        lock.release()
+        assert not os.listdir(usual)
 
 
-@pytest.mark.parametrize("value", ["", "/none", "relative"])
-def test_a_runtime_folder_of_another_host(monkeypatch: pytest.MonkeyPatch, value: str) -> None:
-    """Schedulers hand down the login host's variable."""
-    monkeypatch.setenv("XDG_RUNTIME_DIR", value)
-    lock = take(f"test-{os.getpid()}", "e", "n")
-    assert lock._path.startswith(f"/tmp/reknit-{os.getuid()}/")
+def test_the_file_is_private(folder: Path) -> None:
+    """It names processes that are killed."""
+    before = os.umask(0)
+    try:
+        lock, alone = take("j", "e", "n"), take_alone("n")
+    finally:
+        os.umask(before)
+    assert alone is not None
+    assert [stat.S_IMODE(path.stat().st_mode) for path in folder.iterdir()] == [0o600] * 2
     lock.release()
+    alone.release()
 
 
-def test_a_folder_that_cannot_be_made(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The path and the system's reason, for whoever runs us in a read-only container."""
-    monkeypatch.setattr(os, "mkdir", lambda *a: (_ for _ in ()).throw(OSError(30, "Read-only file system")))
-    with pytest.raises(Refused, match=r"^the folder for this node's lock, .*/reknit: Read-only file system$"):
-        take("j", "e", "n")
+def test_a_folder_that_is_cleaned_away_while_the_lock_is_taken(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
+    """Between the lock on the folder and the first file in it."""
+    real, cleaned = hostlock.open_folder, list[int]()
+
+    def opened() -> tuple[int, str]:
+        found = real()
+        if not cleaned:
+            cleaned.append(found[0])
+            folder.rmdir()
+        return found
+
+    monkeypatch.setattr(hostlock, "open_folder", opened)
+    lock = take("j", "e", "n")
+    assert len(os.listdir(folder)) == 1
+    lock.release()
 
 
 def test_a_full_disk_keeps_nobody_from_training(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -267,14 +246,14 @@ def test_an_agent_killed_before_it_has_looked_leaves_the_work_to_the_next() -> N
     """The sign must stay until somebody has ended in order."""
     lock = killed()
     with worker(lock.mark):
-        os.close(lock._fd)  # as the kernel does for a process that is killed
+        lock.abandon()  # as the kernel does for a process that is killed
         assert take("j", "e", "n").end_orphans() == 1
 
 
 def test_our_own_ancestors_are_no_orphans() -> None:
     """Whoever starts an agent from inside a worker's shell must not lose that shell, nor the agent."""
     lock = killed()
-    os.close(lock._fd)  # left once more
+    lock.abandon()  # left once more
     inner = 'from reknit.adapters.hostlock import take; print(take("j", "e", "n").end_orphans())'
     outer = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {inner!r}]); print('lives')"
     env = {**os.environ, MARK: lock.mark}
@@ -293,125 +272,67 @@ def test_orphans_that_do_not_die_are_named() -> None:
 
 
 def test_awkward_names() -> None:
-    """Job ids and names hold anything but NUL, and so may the environment."""
+    """Job ids and names hold anything but NUL. The mark does not."""
+    marks = set[str]()
     for text in ("ä %/../", "a\nb", "a\r\nb\r", "x" * 3000, os.fsdecode(b"\xff")):
-        lock = killed(text, "n")
-        with worker(lock.mark):
+        for job, node in ((text, "n"), ("j", text)):
+            lock = take(job, "e", node)
+            assert re.fullmatch("[0-9a-f]{32}", lock.mark)
+            marks.add(lock.mark)
+            lock.release()
+    assert len(marks) == 10
+
+
+REMEMBERS = "from reknit.adapters.hostrecord import identified; lock.remember((identified({pid}),))"
+
+
+def test_processes_that_the_killed_agent_has_written_down_are_ended() -> None:
+    """They have cleared their environment, and nobody is their parent any more. A torn record names none."""
+    with worker("") as one, worker("") as two:
+        lock = killed(then=REMEMBERS.format(pid=one))
+        assert lock.end_orphans() == 1
+        assert [is_alive(one), is_alive(two)] == [False, True]
+        lock.abandon()  # as the kernel does for a process that is killed
+        lock = take("j", "e", "n")
+        lock.remember((known(two),))
+        os.ftruncate(lock._fd, os.fstat(lock._fd).st_size - 2)
+        lock.abandon()
+        lock = take("j", "e", "n")
+        with worker(lock.mark) as marked:
             assert lock.end_orphans() == 1
+            assert [is_alive(two), is_alive(marked)] == [True, False]
         lock.release()
 
 
-# ---- a job with one node ----
+def test_what_was_written_down_stays_until_somebody_has_ended_it() -> None:
+    """An agent that is killed before it has looked leaves the work to the next."""
+    with worker("") as one, worker("") as two:
+        lock = killed(then=REMEMBERS.format(pid=one))
+        remember(f"{lock.mark}/workers", (known(two),))
+        lock.abandon()
+        assert take("j", "e", "n").end_orphans() == 2
 
 
-@contextmanager
-def agent_alone(nonce: str) -> Iterator[subprocess.Popen[str]]:
-    """Another process that holds the lock of a job with one node until it is killed."""
-    code = f"""
-import signal
-from reknit.adapters.hostlock import take_alone
-lock = take_alone({nonce!r})
-print(lock.mark, flush=True)
-signal.pause()
-"""
-    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        assert process.stdout.readline() == f"{nonce}\n"
-        try:
-            yield process
-        finally:
-            process.kill()
-
-
-def killed_alone(*nonces: str) -> None:
-    for nonce in nonces:
-        with agent_alone(nonce):
-            pass
-
-
-def test_what_any_killed_agent_of_one_node_left_is_ended(folder: Path) -> None:
-    """No later agent has its name, so whichever starts next looks for it. An agent that lives keeps its workers."""
-    killed_alone("dead-1", "dead-2")
-    with agent_alone("alive"), worker("dead-1") as one, worker("dead-2") as two, worker("alive") as other:
-        assert end_left_alone() == (2, ())
-        assert [is_alive(pid) for pid in (one, two, other)] == [False, False, True]
-        (left,) = os.listdir(folder)
-        assert left.endswith("-alive")
-        assert end_left_alone() == (0, ())
-
-
-def test_an_agent_of_one_node_that_ends_leaves_no_file(folder: Path) -> None:
-    """A file that stays would make the next start read the process table."""
-    lock = take_alone("n")
-    assert lock is not None
+def test_a_note_is_for_the_agent_after_one_that_was_killed(folder: Path) -> None:
+    """An agent that has hosted the store may say so. An end in order leaves nothing."""
+    lock = killed(then="lock.note('journal 7')")
+    assert lock.left_note == "journal 7"
+    lock.abandon()
+    lock = take("j", "e", "n")
+    assert lock.left_note == "journal 7", "it counts until an agent has ended in order"
+    lock.note("journal 8")
+    lock.remember((known(os.getpid()),))
+    with pytest.raises(ValueError, match="a note of at most 256 characters, not 257"):
+        lock.note(257 * "x")
+    assert lock.left_note == "journal 7"
+    lock.abandon()
+    lock = take("j", "e", "n")
+    assert lock.left_note == "journal 8"
+    lock.note("")
+    lock.abandon()
+    lock = take("j", "e", "n")
+    assert lock.left_note == ""
+    lock.note("journal 9")
     lock.release()
-    lock.release()
-    assert os.listdir(folder) == []
-
-
-def test_a_file_of_an_agent_that_was_killed_while_it_made_it_is_removed(folder: Path) -> None:
-    """Such a file names no lock yet, so no process can carry its mark. A file that is new may still get its name."""
-    lock = take_alone("mine")
-    old, new = folder / "new-0123", folder / "new-4567"
-    old.touch()
-    new.touch()
-    os.utime(old, (0, 0))
-    end_left_alone()
-    assert not old.exists()
-    assert new.exists()
-    assert lock is not None
-    lock.release()
-
-
-def test_two_agents_that_start_together_both_wait_for_the_end(folder: Path) -> None:
-    """Neither may take the other for the owner of what it looks at, and start its workers beside an old one."""
-    killed_alone("dead")
-    looking = os.open(next(folder.iterdir()), os.O_RDONLY)
-    fcntl.flock(looking, fcntl.LOCK_SH)  # the other agent is just looking
-    with worker("dead") as pid:
-        assert end_left_alone() == (1, ())
-        assert not is_alive(pid)
-    os.close(looking)
-
-
-def test_a_container_leaves_the_processes_of_another_to_that(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """They share /tmp. An agent that cannot see the processes must not remove what tells of them."""
-    killed_alone("dead")
-    with worker("dead") as pid:
-        with monkeypatch.context() as patched:
-            patched.setattr(hostlock, "_alone", lambda: "alone-1-")
-            assert end_left_alone() == (0, ())
-            assert is_alive(pid)
-        assert end_left_alone() == (1, ())
-    assert os.listdir(folder) == []
-
-
-def test_what_survives_is_named_and_tried_again(folder: Path) -> None:
-    """A process that hangs in the kernel is not worth a job that does not start."""
-    killed_alone("dead")
-    with worker("dead") as pid:
-        with pytest.MonkeyPatch.context() as patched:
-            patched.setattr(signal, "pidfd_send_signal", lambda *_: None)
-            assert end_left_alone(0.05) == (0, (pid,))
-        assert end_left_alone() == (1, ())
-
-
-def test_a_job_of_one_node_needs_no_lock(tmp_path: Path, folder: Path) -> None:
-    """A full disk, or a folder of somebody else: the job runs all the same."""
-    folder.symlink_to(tmp_path)
-    assert take_alone("n") is None
-    assert end_left_alone() == (0, ())
-
-
-def test_the_process_table_is_not_read_in_vain(tmp_path: Path) -> None:
-    """psutil takes milliseconds that the first worker would wait for."""
-    script = """
-        import sys
-        from reknit.adapters.hostlock import end_left_alone, take_alone
-        lock = take_alone("n")
-        end_left_alone()
-        lock.release()
-        print([name for name in ("psutil", "hashlib", "reknit.adapters.orphans") if name in sys.modules])
-    """
-    env = {**ENV, "XDG_RUNTIME_DIR": str(tmp_path)}
-    assert subprocess.check_output(command(script), env=env, cwd=ROOT) == b"[]\n"
+    assert not os.listdir(folder)
+    assert take("j", "e", "n").left_note == ""

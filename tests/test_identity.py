@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from attrs import evolve
 
-from reknit.core.agent.commands import Append, Finish, ReservePort, StartWorkers, StopWorkers
+from reknit.core.agent.commands import Append, Finish, StopWorkers
 from reknit.core.agent.reasons import AlreadyFinished, CutOff, DeclaredLost, Replaced, TermsDiffer
 from reknit.core.agent.states import WorkerState
+from reknit.core.agent.workers import ReservePort, StartWorkers
 from reknit.core.job.entries import Aborted, Admission, Entry, Joined, LastCall, Opened, RestartPolicy, Succeeded, Terms
 
 from .playbook import (

@@ -6,6 +6,7 @@ import pytest
 from attrs import evolve
 
 from reknit.core.job.entries import Aborted, Admission, Leaving, Succeeded, Terms
+from reknit.core.job.fold import fold
 from reknit.core.job.job import Job, admissible, can_seal, coming, ready, room
 
 from .playbook import failed, folded, joined, lost, node, running
@@ -30,8 +31,10 @@ def test_the_highest_incarnation_is_over_the_live_and_the_gone() -> None:
 
 def test_gone_is_every_incarnation_up_to_the_last_that_went() -> None:
     """A `Joined` of an incarnation that never got in may come late."""
-    job = running(2, None, joined("n1", 1, incarnation=4))
-    assert [job.is_gone(node("n1", i)) for i in range(6)] == [True, False, False, False, False, False]
+    job = running(2, None, joined("n1", 1, incarnation=4, seen=0))
+    assert [job.is_gone(node("n1", i)) for i in range(6)] == [True, True, True, True, False, False]
+    job = fold(job, lost("n1", by="n0", incarnation=4))
+    assert [job.is_gone(node("n1", i)) for i in range(6)] == [True, True, True, True, True, False]
     assert not job.is_gone(node("n9"))
 
 

@@ -11,6 +11,7 @@ from typing import get_args
 
 import pytest
 
+from reknit.adapters.journals import envelope
 from reknit.adapters.journals.envelope import Envelope
 from reknit.adapters.ports import Batch, Journal, Refused, Unavailable
 from reknit.core.job.entries import (
@@ -30,13 +31,14 @@ from reknit.core.job.entries import (
     NodeId,
     Opened,
     RestartPolicy,
+    Steady,
     Succeeded,
     Terms,
-    WorkerFailure,
 )
 from reknit.core.job.fold import fold_all
 from reknit.core.job.job import Job
 from reknit.core.job.reasons import Refusal
+from reknit.core.job.workers import WorkerFailure
 from tests.journals import (
     KINDS,
     SHARED,
@@ -60,6 +62,7 @@ EVERY_KIND: tuple[Entry, ...] = (
     Opened(Terms(2, 4, RestartPolicy(3, 5, 0.1, 1e9), Admission.NEVER, fence_s=3.5), journal=UGLY, epoch=7),
     Joined(Node(NodeId(UGLY), 3), "nonce", 2, "fe80::1%eth0", 65535, UGLY, 8, rank_hint=1),
     LastCall(1, 2),
+    Steady(1, 2),
     Admit(2),
     GaveUp(3),
     Failed(ME, 0, tuple(WorkerFailure(i, i, -9, 4, UGLY, 200 * f"{UGLY}\n", (UGLY, ""), "/l o g") for i in range(8))),
@@ -140,7 +143,7 @@ def test_all_read_the_same_order_from_wherever_they_begin(store: Store, job: str
 
 
 def test_threads_that_append_at_once_lose_and_double_nothing(store: Store, job: str) -> None:
-    """An embedder's agents share a process; a link's two threads share a journal."""
+    """An embedder's agents share a process; a link's three threads share a journal."""
 
     def write(name: str, journal: Journal) -> None:
         for i in range(20):
@@ -217,7 +220,7 @@ def test_closing_ends_a_read_that_waits(store: Store, job: str) -> None:
 
     thread = threading.Thread(target=read, daemon=True)
     thread.start()
-    journal.beat(ME, ())  # the reader may not be waiting yet: closing must do then, too
+    journal.beat(ME, 1, ())  # the reader may not be waiting yet: closing must do then, too
     journal.close()
     thread.join(PATIENCE_S)
     assert ended
@@ -286,20 +289,24 @@ def test_a_record_that_no_agent_wrote_is_a_filler_for_all(shared: SharedStore, j
     assert Filler() in found
 
 
-def test_rubbish_without_a_secret_is_a_filler_too(shared: SharedStore, job: str) -> None:
-    """A torn record is no reason to end a job."""
+@pytest.mark.parametrize("rubbish", [b'{"token":"t","en', b'{"token":"t","entry":{"kind":"Promoted"}}'])
+def test_rubbish_without_a_secret_is_a_filler_too(shared: SharedStore, job: str, rubbish: bytes) -> None:
+    """A torn record, or one of another program, is no reason to end a job."""
     journal = shared.journal(job)
     journal.append("t-0", ME_SUCCEEDED)
-    shared.write_raw(job, Envelope(job).wrap("t", Aborted("x"), "0")[:-3])
+    shared.write_raw(job, rubbish)
     journal.append("t-1", Leaving(ME))
     assert everything(shared.journal(job)) == [ME_SUCCEEDED, Filler(), Leaving(ME)]
 
 
-def test_a_kind_that_is_not_known_ends_the_reader(shared: SharedStore, job: str) -> None:
-    """Somebody who can read it folds another job."""
+def test_a_kind_that_is_not_known_ends_the_reader(
+    shared: SharedStore, job: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An agent of a newer version has written it, and folds another job."""
     journal = shared.journal(job)
     journal.append("t-0", ME_SUCCEEDED)
-    shared.write_raw(job, b'{"token":"t","entry":{"kind":"Promoted","node":"me"}}')
+    monkeypatch.setattr(envelope, "dumps", lambda entry: '{"kind":"Promoted","node":"me"}')
+    journal.append("t-1", ME_SUCCEEDED)
     with pytest.raises(Refused, match="Promoted") as refused:
         everything(shared.journal(job))
     assert refused.value.refusal is Refusal.FORMAT
@@ -323,7 +330,7 @@ def test_another_secret_is_refused_before_anything_is_said(
     calls: list[Callable[[Journal], object]] = [
         lambda journal: journal.append("u", Aborted("x")),
         lambda journal: journal.read(0, wait_s=0.0),
-        lambda journal: journal.beat(ME, ()),
+        lambda journal: journal.beat(ME, 1, ()),
     ]
     for call in calls:
         with pytest.raises(Refused, match="--rdzv-secret") as refused:
@@ -341,28 +348,28 @@ def test_jobs_in_one_store_do_not_see_each_other(shared: SharedStore) -> None:
     for i, name in enumerate(AWKWARD + LONG):
         journal = shared.journal(name)
         journal.append("t", entry("w", i))
-        journal.beat(ME, ())
+        journal.beat(ME, 1, ())
     for i, name in enumerate(AWKWARD + LONG):
         journal = shared.journal(name)
         assert everything(journal) == [entry("w", i)]
-        assert journal.beat(PEER, [ME]) == {ME: 1, PEER: 1}
+        assert journal.beat(PEER, 1, [ME]) == {ME: 1, PEER: 1}
 
 
 # ---- counters ----
 
 
-def test_counters_rise_and_are_seen_by_those_who_watch(store: Store, job: str) -> None:
+def test_counters_are_set_and_are_seen_by_those_who_watch(store: Store, job: str) -> None:
     """Silence is counted by them alone."""
     one, other = store.journal(job), store.journal(job)
-    assert [one.beat(ME, ())[ME] for _ in range(3)] == [1, 2, 3]
-    assert other.beat(PEER, [ME]) == {ME: 3, PEER: 1}
-    assert other.beat(PEER, [ME, PEER]) == {ME: 3, PEER: 2}
-    assert one.beat(ME, [PEER]) == {ME: 4, PEER: 2}
+    assert [one.beat(ME, count, ())[ME] for count in (1, 7, 7)] == [1, 7, 7]
+    assert other.beat(PEER, 1, [ME]) == {ME: 7, PEER: 1}
+    assert other.beat(PEER, 2, [ME, PEER]) == {ME: 7, PEER: 2}
+    assert one.beat(ME, 10**18, [PEER]) == {ME: 10**18, PEER: 2}
 
 
 def test_a_node_that_never_beat_has_no_count(store: Store, job: str) -> None:
     """It may have died before it could; its silence begins now."""
-    counts = store.journal(job).beat(ME, [PEER])
+    counts = store.journal(job).beat(ME, 1, [PEER])
     assert not counts.get(PEER)
     assert counts[ME] == 1
 
@@ -372,9 +379,8 @@ def test_incarnations_are_counted_apart_and_so_are_awkward_names(store: Store, j
     journal = store.journal(job)
     nodes = [Node(NodeId(name), i) for name in ("n", "n.1", "n/1", "../n", ".", "ä %", 300 * "n") for i in (0, 1, 11)]
     for i, node in enumerate(nodes):
-        for _ in range(i + 1):
-            journal.beat(node, ())
-    counts = journal.beat(ME, nodes)
+        journal.beat(node, i + 1, ())
+    counts = journal.beat(ME, 1, nodes)
     assert [counts[node] for node in nodes] == [*range(1, len(nodes) + 1)]
 
 

@@ -19,7 +19,7 @@ from reknit.adapters.keeper.wire import (
     ToAgent,
     ToKeeper,
 )
-from reknit.core.agent.events import WorkersStarted
+from reknit.core.agent.workers import WorkersStarted
 
 HELLO = b'{"kind":"Hello","version":%d,"pid":1,"host":"h"}\n' % VERSION
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import io
 import json
 import os
 import signal
@@ -29,12 +31,15 @@ from reknit import (
     start,
 )
 from reknit.adapters.clock import Clock
-from reknit.core.agent.commands import StartWorkers, StopWorkers
-from reknit.core.agent.events import Event, Started, WorkerExit, WorkersExited, WorkersStarted, WorkersStopped
+from reknit.adapters.keeper import start as keeper_start
+from reknit.core.agent.commands import StopWorkers
+from reknit.core.agent.events import Event, Started
 from reknit.core.agent.reasons import SignalReceived
 from reknit.core.agent.states import WorkerState
+from reknit.core.agent.workers import StartWorkers, WorkerExit, WorkersExited, WorkersStarted, WorkersStopped
 from reknit.core.job.reasons import BudgetSpent
 from tests.alone import run_alone
+from tests.interrupts import interrupted, interrupted_after
 from tests.leaks import children, nothing_left
 from tests.waiting import PATIENCE_S, read_pids
 
@@ -59,7 +64,6 @@ def _nothing_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     scratch = tmp_path / "scratch"
     scratch.mkdir()
     monkeypatch.setenv("TMPDIR", str(scratch))
-    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
     run(TRUE)  # what is imported or made once in a process is no leak
     with nothing_left(scratch):
         yield
@@ -159,9 +163,9 @@ def test_an_unrelated_child_keeps_its_status() -> None:
     assert other.wait(PATIENCE_S) == 7
 
 
-def test_a_hundred_agents_one_after_another() -> None:
+def test_thirty_agents_one_after_another() -> None:
     """A service that lives for months: what each leaves would add up."""
-    for _ in range(100):
+    for _ in range(30):
         assert run(TRUE).state is WorkerState.SUCCEEDED
 
 
@@ -246,6 +250,14 @@ def test_what_cannot_be_opened_leaves_nothing() -> None:
     """A wrong argument is found out after the keeper was started."""
     with pytest.raises(TypeError):
         start(TRUE, observers=None)  # type: ignore[arg-type]  # the wrong argument that is meant
+
+
+def test_a_wrong_argument_is_named() -> None:
+    """Before anything is opened."""
+    with nothing_left(), pytest.raises(ValueError, match=r"^settings must be a Settings, not 'train\.py'"):
+        run("train.py")  # type: ignore[arg-type]  # the wrong argument that is meant
+    with nothing_left(), pytest.raises(ValueError, match=r"^say must be a function, or None, not 'x'"):
+        start(TRUE, say="x")  # type: ignore[arg-type]  # the wrong argument that is meant
 
 
 def test_no_thread_to_be_had(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -411,3 +423,47 @@ class Staff:
 
     def close(self) -> None:
         self.is_closed = True
+
+
+def test_an_interrupted_close_can_be_repeated(tmp_path: Path) -> None:
+    """Ctrl-C while it waits, for example for an object in the place of `sys.stdout` that takes nothing."""
+    held, seen = threading.Event(), threading.Event()
+
+    class Slow(io.StringIO):
+        def write(self, text: str) -> int:
+            seen.set()
+            return super().write(text) if held.wait(PATIENCE_S) else 0
+
+    with nothing_left(tmp_path):
+        with contextlib.redirect_stdout(Slow()):
+            running = Running(Settings(command=("echo", "line")))
+        running.start()
+        assert running.join(PATIENCE_S) is not None
+        assert seen.wait(PATIENCE_S)
+        interrupted(running.close)
+        held.set()
+        running.close()
+
+
+@pytest.mark.parametrize("name", ["agent", "reknit output"])
+def test_an_interrupt_while_a_thread_begins_leaves_nothing(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`threading.Thread.start` waits for the thread, so Ctrl-C may come there. Nobody could close the agent."""
+    begin = threading.Thread.start
+
+    def interrupted_start(thread: threading.Thread) -> None:
+        begin(thread)
+        if (thread.name == "reknit output") == (name == "reknit output"):
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched, contextlib.redirect_stdout(io.StringIO()):
+        patched.setattr(threading.Thread, "start", interrupted_start)
+        with pytest.raises(KeyboardInterrupt):
+            start(TRUE, say=lambda line: None)
+    assert not children()
+
+
+@pytest.mark.parametrize(("owner", "moment"), [(keeper_start, "_spawned"), (Running, "_close_own")])
+def test_an_interrupt_while_an_agent_is_opened_or_closed_leaves_nothing(owner: Any, moment: str) -> None:
+    """Ctrl-C, when a keeper was just started or was just ended. Nobody has the agent, so nobody could close it."""
+    interrupted_after(owner, moment, lambda: run(TRUE))
+    assert not children()

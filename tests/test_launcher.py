@@ -13,7 +13,7 @@ import pytest
 
 from reknit.adapters.keeper.streams import StreamSettings
 from reknit.adapters.keeper.wire import Process, StartProcesses, variables
-from reknit.core.agent.events import WorkersExited, WorkersStarted, WorkersStopped
+from reknit.core.agent.workers import WorkersExited, WorkersStarted, WorkersStopped
 from reknit.core.job.entries import Joined, Node, NodeId
 from reknit.core.job.ranks import assign
 from tests.keepers import Kept, wait_gone
@@ -32,7 +32,7 @@ def python(local_rank: int, script: str, *args: str, **more: Any) -> Process:
 def run(kept: Kept, *processes: Process, round_: int = 0) -> list[Any]:
     """Run these processes until all have ended. Returns the events."""
     kept.keeper.start(StartProcesses(round_, processes))
-    return drive_exits(kept.keeper, kept.clock, len(processes))  # type: ignore[arg-type]
+    return drive_exits(kept.keeper, kept.clock, len(processes))
 
 
 @pytest.mark.parametrize("how", HOWS)
@@ -64,7 +64,7 @@ def test_ranks_from_an_assignment(keep: Keep, tmp_path: Path) -> None:
         for ranks in assignment.workers
     )
     kept.keeper.start(StartProcesses(0, processes, assignment))
-    assert failures(drive_exits(kept.keeper, kept.clock, 2)) == []  # type: ignore[arg-type]
+    assert failures(drive_exits(kept.keeper, kept.clock, 2)) == []
     for rank in range(2):
         env, _ = json.loads((tmp_path / f"{rank}").read_text())
         assert (env["RANK"], env["MASTER_PORT"], env["ROLE_NAME"]) == (f"{rank}", "29500", "mine")

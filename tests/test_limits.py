@@ -15,6 +15,7 @@ import pytest
 
 from reknit.app.limits import limit_text
 from tests.command import REKNIT, run
+from tests.places import VARIABLE
 
 
 @pytest.mark.parametrize("number", [errno.EMFILE, errno.ENFILE, errno.EAGAIN, errno.ENOMEM, errno.ENOSPC])
@@ -60,8 +61,7 @@ def test_descriptors(tmp_path: Path, backend: str, limit: int) -> None:
     conf = f"--rdzv-conf=last_call_timeout=0,join_timeout=1 --rdzv-endpoint={tmp_path}/j --store-timeout=1"
     conf += " --rdzv-id=j --local-addr=127.0.0.1"
     argv = ["--nnodes=1:2", "--rdzv-backend=file", *conf.split()] if backend == "file" else []
-    env = {"XDG_RUNTIME_DIR": str(tmp_path)}
-    status, job = run(tmp_path, *limited(f"-n {limit}", *argv, "--no-python", "true"), env=env)
+    status, job = run(tmp_path, *limited(f"-n {limit}", *argv, "--no-python", "true"))
     assert "bug in reknit" not in job.err, job.err
     assert "Traceback" not in job.err, job.err
     # 74: a journal that cannot be opened is out of reach, whatever the reason, and may be back in a second.
@@ -84,10 +84,10 @@ def test_a_full_disk_for_the_lock(tmp_path: Path, files: int) -> None:
     argv = ["--nnodes=1:2", "--rdzv-backend=file", f"--rdzv-endpoint={tmp_path}/j", "--rdzv-id=j", "w.py"]
     command = f"{mount} && exec {shlex.join([REKNIT, 'run', *argv])}"
     launcher = f"import os; os.execvp('unshare', {[*private, command]!r})"
-    status, job = run(tmp_path, sys.executable, "-c", launcher, env={"XDG_RUNTIME_DIR": str(small)}, script="pass")
+    status, job = run(tmp_path, sys.executable, "-c", launcher, env={VARIABLE: str(small)}, script="pass")
     assert status == 71, job.err
     (line,) = job.said
-    assert line.startswith(f"exit status 71: no lock for this node: No space left on device: {small}/reknit")
+    assert line.startswith(f"exit status 71: no lock for this node: No space left on device: {small}/reknit-")
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="becomes another user, so that the limit holds")
@@ -107,7 +107,7 @@ def under_a_limit_of_processes(tmp_path: Path, limit: int) -> None:
 import argparse, inspect, locale, re, traceback, contextlib, json, hashlib, hmac, fcntl, socket, threading
 import ctypes, psutil, shutil, reknit.adapters.keeper.process
 import reknit.app.verbs.run, reknit.app.parsing, reknit.app.run, reknit.app.several
-import reknit.adapters.journals.file, reknit.adapters.keeper.errors, reknit.adapters.keeper.tracebacks
+import reknit.adapters.journals.file.journal, reknit.adapters.keeper.errors, reknit.adapters.keeper.tracebacks
 import reknit.app.meeting, reknit.core.text.describe, reknit.core.text.snapshot, reknit.app.limits
 import os, resource
 os.setgroups([]); os.setgid(65534); os.setuid(65534 - 9)
@@ -117,8 +117,7 @@ main()
 """
     (tmp_path / "launcher.py").write_text(patch)
     argv = ["run", "--nnodes=1:2", "--rdzv-backend=file", *conf.split(), "--no-python", "true"]
-    env = {"XDG_RUNTIME_DIR": str(tmp_path)}
-    status, job = run(tmp_path, sys.executable, "launcher.py", *argv, env=env)
+    status, job = run(tmp_path, sys.executable, "launcher.py", *argv)
     assert "bug in reknit" not in job.err, job.err
     assert "Traceback" not in job.err, job.err
     assert status in (0, 71), (limit, job.err)

@@ -12,6 +12,7 @@ from reknit.adapters.clock import Clock
 from reknit.adapters.keeper.line import Line
 from reknit.adapters.keeper.start import by_command
 from reknit.adapters.keeper.stream import Ended
+from tests.interrupts import interrupted
 from tests.waiting import PATIENCE_S, descriptors, until
 
 
@@ -56,3 +57,13 @@ def test_a_keeper_that_does_not_end_in_time_has_ended_nothing(clock: Clock) -> N
     """What it leaves must be found by its mark, so the caller must know that it was killed."""
     line = Line(clock, lambda: by_command(["sleep", "1000"]))
     assert not line.shut_down(0.01)
+
+
+def test_an_interrupted_end_leaves_nothing(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ctrl-C while a program closes its agent. Nobody else has the keeper any more."""
+    monkeypatch.setattr("reknit.adapters.keeper.line._END_S", 0.01)
+    before = descriptors()
+    line = Line(clock, lambda: by_command(["sleep", "1000"]))
+    interrupted(lambda: line.shut_down(PATIENCE_S))
+    assert not psutil.pid_exists(line.pid)
+    assert descriptors() <= before

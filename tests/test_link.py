@@ -1,4 +1,4 @@
-"""The link with threads, over fake journals: what the agent's loop sees, and in which order."""
+"""The link with threads, over fake journals: what the agent's loop sees. What a link decides: test_link_machine."""
 
 from __future__ import annotations
 
@@ -19,7 +19,6 @@ from reknit.core.job.reasons import Refusal
 from tests.waiting import PATIENCE_S, descriptors, until
 
 ME, PEER = Node(NodeId("me")), Node(NodeId("peer"))
-FOLD = Job(epoch=5)
 
 
 class Told(MemoryJournal):
@@ -32,7 +31,6 @@ class Told(MemoryJournal):
         self.gates: dict[str, threading.Event] = {}
         """A call with this name waits for the gate."""
         self.calls: SimpleQueue[str] = SimpleQueue()
-        self.base: tuple[int, Job] | None = None
         self.said: list[tuple[str, Entry]] = []
         self.published: SimpleQueue[tuple[int, Job]] = SimpleQueue()
 
@@ -50,14 +48,11 @@ class Told(MemoryJournal):
 
     def read(self, after: int, wait_s: float, least: int = 1) -> Batch:
         self._obey("read")
-        if self.base is not None and after < self.base[0]:
-            found = self.since(self.base[0])
-            return Batch(self.base[0] + len(found), found, self.base[1])
         return super().read(after, wait_s)
 
-    def beat(self, node: Node, watch: Sequence[Node]) -> Mapping[Node, int]:
+    def beat(self, node: Node, count: int, watch: Sequence[Node]) -> Mapping[Node, int]:
         self._obey("beat")
-        return super().beat(node, watch)
+        return super().beat(node, count, watch)
 
     def publish(self, position: int, job: Job) -> None:
         self._obey("publish")
@@ -67,9 +62,9 @@ class Told(MemoryJournal):
 class Agent:
     """The agent's side of a link: keeps what it is told."""
 
-    def __init__(self, journal: MemoryJournal, look_s: float = 0.02, *, beats_apart: bool = False) -> None:
+    def __init__(self, journal: MemoryJournal, look_s: float = 0.02) -> None:
         self.clock = Clock()
-        self.link = ThreadedLink(journal, self.clock, "nonce", look_s=look_s, beats_apart=beats_apart)
+        self.link = ThreadedLink(journal, self.clock, "nonce", look_s=look_s)
         self.seen: list[Event] = []
         self.count_read = 0
         """Reads that it has taken in; the fold of each is a job of that epoch."""
@@ -138,57 +133,21 @@ def test_what_is_said_is_said_in_order_and_read_back(agents: Callable[..., Agent
     assert all(token.startswith("nonce-") for token, _ in journal.said)
 
 
-def test_nothing_is_told_while_nothing_happens(agents: Callable[..., Agent]) -> None:
-    """An agent that has nothing to do sleeps."""
-    journal = Told()
-    agent = agents(journal, look_s=0.01)
-    agent.until(lambda seen: any(map(is_read, seen)))
-    agent.forget()
-    until(lambda: journal.calls.qsize() > 5)
-    assert agent.look() == []
-
-
-def test_a_reader_waits_until_the_agent_has_taken_in_what_it_told(agents: Callable[..., Agent]) -> None:
-    """Else it reads in ones and twos what comes meanwhile, not knowing how much is worth waiting for."""
-    journal = Told()
-    agent = agents(journal, look_s=10 * PATIENCE_S)
-    agent.clock.wait(agent.clock.now() + PATIENCE_S)  # until there is news: the first read
-    assert journal.calls.get() == "read"
-    for i in range(20):
-        agent.link.append(Aborted(str(i)))
-        assert journal.calls.get(timeout=PATIENCE_S) == "append"
-    agent.until(lambda _: len(agent.entries) == 20)
-
-
 def test_a_beat_is_answered_by_counters_and_then_by_a_read_that_began_after_it(agents: Callable[..., Agent]) -> None:
     """After a gap the agent waits for exactly that: whether it was declared lost meanwhile. The first ends no gap."""
     journal = Told()
-    journal.beat(PEER, ())
+    journal.beat(PEER, 1, ())
     agent = agents(journal)
     agent.until(lambda seen: any(map(is_read, seen)))
-    agent.link.beat(ME, [PEER])
+    agent.link.beat(ME, 1, [PEER])
     agent.until(lambda seen: any(isinstance(event, Counters) for event in seen))
     for count in range(2, 20):
         agent.forget()
-        agent.link.beat(ME, [PEER])
+        agent.link.beat(ME, count, [PEER])
         counters, read, *_ = agent.until(lambda seen: any(map(is_read, seen)))
         assert isinstance(counters, Counters)
         assert counters.counts == {ME: count, PEER: 1}
         assert isinstance(read, EntriesRead)
-
-
-def test_a_beat_while_one_is_on_its_way_is_left_out(agents: Callable[..., Agent]) -> None:
-    """A store that comes back must not be flooded with what was due while it was away."""
-    journal = Told()
-    gate = journal.gates["beat"] = threading.Event()
-    agent = agents(journal)
-    for _ in range(10):
-        agent.link.beat(ME, [])
-    gate.set()
-    agent.until(lambda seen: any(isinstance(e, Counters) for e in seen))
-    agent.link.beat(ME, [])
-    agent.until(lambda seen: sum(isinstance(e, Counters) for e in seen) > 1)
-    assert [e.counts[ME] for e in agent.seen if isinstance(e, Counters)] == [1, 2]
 
 
 # ---- outages ----
@@ -204,7 +163,7 @@ def test_an_outage_is_told_and_its_end_by_a_read(agents: Callable[..., Agent], c
     if call == "append":
         agent.link.append(Aborted("x"))
     elif call == "beat":
-        agent.link.beat(ME, [])
+        agent.link.beat(ME, 1, [])
     agent.until(lambda seen: any(map(is_failed, seen)))
     failed = next(e for e in agent.seen if isinstance(e, JournalFailed))
     assert (failed.why, failed.refusal) == ("gone fishing", None)
@@ -228,32 +187,6 @@ def test_what_could_not_be_said_is_said_again_as_the_same(agents: Callable[..., 
     assert {token for token, entry in journal.said if entry == Aborted("first")} == {"nonce-1"}
 
 
-def test_nothing_read_is_told_while_something_cannot_be_said(agents: Callable[..., Agent]) -> None:
-    """The agent would take each read for the end of the outage. What it is told afterwards is read afterwards."""
-    journal = Told()
-    agent = agents(journal)
-    agent.until(lambda seen: any(map(is_read, seen)))
-    journal.fails["beat"] = Unavailable("no")
-    agent.link.beat(ME, [])
-    agent.until(lambda seen: any(map(is_failed, seen)))
-    agent.forget()
-    journal.append("other-1", Aborted("during the outage"))
-    until(lambda: journal.calls.get(timeout=PATIENCE_S) == "read" and journal.calls.qsize() == 0 and not agent.entries)
-    assert not any(map(is_read, agent.look()))
-    journal.fails.clear()
-    agent.until(lambda _: agent.entries)
-    assert agent.entries == [Aborted("during the outage")]
-
-
-def test_a_read_that_was_under_way_when_an_outage_began_does_not_end_it_for_good(agents: Callable[..., Agent]) -> None:
-    """The failure is told again and again, so the agent's patience does run out."""
-    journal = Told()
-    agent = agents(journal)
-    journal.fails["append"] = Unavailable("no")
-    agent.link.append(Aborted("x"))
-    agent.until(lambda seen: sum(map(is_failed, seen)) > 2)
-
-
 # ---- the end ----
 
 
@@ -263,7 +196,7 @@ def test_a_refusal_is_told_once_and_nothing_follows(agents: Callable[..., Agent]
     journal = Told()
     journal.fails[call] = Refused(Refusal.SECRET, "another secret")
     agent = agents(journal)
-    agent.link.append(Aborted("x")) if call == "append" else agent.link.beat(ME, [])
+    agent.link.append(Aborted("x")) if call == "append" else agent.link.beat(ME, 1, [])
     agent.until(lambda seen: any(map(is_failed, seen)))
     assert [(e.why, e.refusal) for e in agent.seen if isinstance(e, JournalFailed)] == [
         ("another secret", Refusal.SECRET)
@@ -287,7 +220,7 @@ def test_a_bug_in_a_journal_is_raised_where_the_loop_is(agents: Callable[..., Ag
     if call == "publish":
         agent.until(lambda seen: any(map(is_read, seen)))
     agent.link.append(Aborted("x"))
-    agent.link.beat(ME, [])
+    agent.link.beat(ME, 1, [])
 
     def raised() -> bool:
         try:
@@ -300,19 +233,18 @@ def test_a_bug_in_a_journal_is_raised_where_the_loop_is(agents: Callable[..., Ag
     assert raised()  # and again, as long as somebody asks
 
 
-@pytest.mark.parametrize("beats_apart", [False, True])
-def test_closing_leaves_no_thread_and_no_descriptor(agents: Callable[..., Agent], beats_apart: bool) -> None:
+def test_closing_leaves_no_thread_and_no_descriptor(agents: Callable[..., Agent]) -> None:
     """Whatever the threads do: in a read, with nothing to say, or in the pause between two tries of an outage."""
     before = set(threading.enumerate()), descriptors()
     journal = Told()
     journal.fails["append"] = Unavailable("no")
-    agent = agents(journal, look_s=10 * PATIENCE_S, beats_apart=beats_apart)
+    agent = agents(journal, look_s=10 * PATIENCE_S)
     agent.link.append(Aborted("x"))
     agent.until(lambda seen: any(map(is_failed, seen)))
     del journal.fails["append"]
     agent.until(lambda _: agent.entries)
     journal.fails["beat"] = Unavailable("no")
-    agent.link.beat(ME, [])
+    agent.link.beat(ME, 1, [])
     agent.until(lambda seen: sum(map(is_failed, seen)) > 1)
     agent.link.close()
     agent.link.close()
@@ -325,7 +257,7 @@ def test_closing_does_not_wait_for_ever_for_a_call_that_hangs(
     agents: Callable[..., Agent], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A file system that is gone keeps a thread in the kernel. The agent ends all the same; the thread wakes nobody."""
-    monkeypatch.setattr("reknit.adapters.link._CLOSE_S", 0.05)
+    monkeypatch.setattr("reknit.adapters.link.threads._CLOSE_S", 0.05)
     journal = Told()
     gate = journal.gates["append"] = threading.Event()
     agent = agents(journal)
@@ -360,90 +292,24 @@ def test_the_fold_of_a_long_read_is_published_with_its_position(agents: Callable
         if len(read.entries) > MANY:
             longest = i
     assert journal.published.get(timeout=PATIENCE_S) == (MANY + 2, Job(epoch=longest))
-    agent.link.beat(ME, [])
+    agent.link.beat(ME, 1, [])
     agent.until(lambda seen: any(isinstance(e, Counters) for e in seen))
     assert journal.published.empty()
-
-
-@pytest.mark.parametrize(("count", "is_worth"), [(MANY, False), (MANY + 1, True)])
-def test_a_fold_that_is_far_behind_itself_is_replaced(agents: Callable[..., Agent], count: int, is_worth: bool) -> None:
-    """Who starts from an old fold and then has much to read saves that to the next; little is not worth it."""
-    journal = Told()
-    journal.base = (10, FOLD)
-    for i in range(10 + count):
-        journal.append(str(i), Aborted(str(i)))
-    agent = agents(journal)
-    agent.until(lambda seen: any(map(is_read, seen)))
-    read = agent.seen[0]
-    assert isinstance(read, EntriesRead)
-    assert read.base == FOLD
-    assert len(read.entries) == count
-    agent.link.beat(ME, [])
-    agent.until(lambda seen: any(isinstance(e, Counters) for e in seen))
-    assert journal.published.empty() is not is_worth
-    if is_worth:
-        assert journal.published.get() == (10 + count, Job(epoch=0))
-
-
-def test_what_is_still_on_its_way_is_not_said_twice(agents: Callable[..., Agent]) -> None:
-    """A store that is slow would be flooded by a thousand agents that say everything again."""
-    journal = Told()
-    journal.gates["append"] = threading.Event()
-    agent = agents(journal)
-    agent.link.append(Aborted("x"))
-    agent.link.append(Aborted("x"))
-    journal.gates["append"].set()
-    agent.until(lambda _: agent.entries)
-    agent.link.append(Aborted("x"))
-    agent.until(lambda _: len(agent.entries) == 2, "what had landed, and is meant again")
-    assert len(journal.said) == 2
-
-
-def test_beats_go_on_while_something_cannot_be_said(agents: Callable[..., Agent]) -> None:
-    """On a full disk: the node lives, and must not be taken for dead."""
-    journal = Told()
-    journal.fails["append"] = Unavailable("No space left on device")
-    agent = agents(journal)
-    agent.link.append(Aborted("x"))
-    agent.until(lambda seen: any(map(is_failed, seen)))
-    for _ in range(3):
-        agent.forget()
-        agent.link.beat(ME, ())
-        agent.until(lambda seen: any(isinstance(event, Counters) for event in seen))
-    journal.fails.clear()
-    agent.until(lambda _: agent.entries)
 
 
 def test_beats_go_on_while_an_append_waits_for_its_turn(agents: Callable[..., Agent]) -> None:
     """Eight nodes write to one file, each for half a second: who waits for four is alive."""
     journal = Told()
     gate = journal.gates["append"] = threading.Event()
-    agent = agents(journal, beats_apart=True)
+    agent = agents(journal)
     agent.link.append(Aborted("x"))
     for count in range(1, 4):
-        agent.link.beat(ME, [])
+        agent.link.beat(ME, 1, [])
         agent.until(lambda seen, n=count: sum(isinstance(e, Counters) for e in seen) == n)
     assert not agent.entries
     gate.set()
     agent.until(lambda _: agent.entries)
     assert not any(map(is_failed, agent.seen))
-
-
-def test_a_beat_that_fails_apart_holds_reads_back_as_any_other(agents: Callable[..., Agent]) -> None:
-    """One outage and not a flicker: an append that succeeds meanwhile does not end it."""
-    journal = Told()
-    agent = agents(journal, beats_apart=True)
-    agent.until(lambda seen: any(map(is_read, seen)))
-    journal.fails["beat"] = Unavailable("no beat")
-    agent.link.beat(ME, [])
-    agent.until(lambda seen: sum(map(is_failed, seen)) > 1)
-    agent.forget()
-    agent.link.append(Aborted("x"))
-    until(lambda: len(journal.since(0)) == 1)
-    agent.until(lambda seen: sum(map(is_failed, seen)) > 1)
-    assert not agent.entries
-    del journal.fails["beat"]
-    agent.until(lambda _: agent.entries)
 
 
 def test_a_fold_that_cannot_be_published_keeps_nothing_from_being_said(agents: Callable[..., Agent]) -> None:

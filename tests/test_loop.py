@@ -17,20 +17,18 @@ from reknit.adapters.keeper.processes import Processes
 from reknit.adapters.loop import Loop, Observer, Ports
 from reknit.adapters.shells import run
 from reknit.core.agent.agent import Agent, Spec
-from reknit.core.agent.commands import Append, Command, Finish, StartWorkers, StopWorkers
-from reknit.core.agent.events import (
-    Event,
+from reknit.core.agent.commands import Append, Command, Finish, StopWorkers
+from reknit.core.agent.events import Event, Started, StopRequested, Woken
+from reknit.core.agent.reasons import SignalReceived
+from reknit.core.agent.states import WorkerState
+from reknit.core.agent.workers import (
     PortReserved,
-    Started,
-    StopRequested,
-    Woken,
+    StartWorkers,
     WorkerExit,
     WorkersExited,
     WorkersStarted,
     WorkersStopped,
 )
-from reknit.core.agent.reasons import SignalReceived
-from reknit.core.agent.states import WorkerState
 from reknit.core.job.entries import Entry, NodeId, RestartPolicy, Terms
 from reknit.core.job.job import Job
 from reknit.core.job.reasons import AllSucceeded, BudgetSpent

@@ -8,8 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from reknit.app.arguments import parse
 from reknit.app.meeting import Met, judged
-from reknit.app.options import UsageError, parse
+from reknit.app.options import UsageError
 from reknit.app.parsing import asked
 from reknit.app.settings import Settings
 from reknit.core.job.entries import Admission, RestartPolicy, Terms
@@ -118,6 +119,31 @@ def test_etcd_over_tls(tmp_path: Path) -> None:
     )
 
 
+def test_a_user_of_etcd(tmp_path: Path) -> None:
+    """`ps` shows a command line to everybody, so the password has two other ways. No message shows it."""
+    file = tmp_path / "password"
+    file.touch()
+    assert meet(*ETCD, REKNIT_RDZV_PASSWORD="v").meeting.user == ""
+    for conf, password, path in (
+        ("user=u", "v", ""),
+        ("user=u,password=c", "c", ""),
+        (f"user=u,password_file={file}", "", str(file)),
+    ):
+        found = meet(*ETCD, f"--rdzv-conf={conf}", REKNIT_RDZV_PASSWORD="v").meeting
+        assert (found.user, found.password, found.password_file) == ("u", password, path)
+        assert "password='" not in repr(found)
+    for conf, why in (
+        ("user=u", "user=u: its password is missing; set REKNIT_RDZV_PASSWORD, or give password_file=FILE"),
+        ("password=p", "password needs user=NAME"),
+        ("user=u,password=p,password_file=f", "give password or password_file, not both"),
+        ("user=u,password_file=/none", "password_file=/none: no such file, or it cannot be read"),
+        ("user=u,password=p,part", "after a password: KEY=VALUE expected"),
+    ):
+        assert refused(*ETCD, f"--rdzv-conf={conf}") == f"--rdzv-conf: {why}"
+    (line,) = meet(*FILE, "--rdzv-conf=user=u,password=pa55").notices
+    assert line.startswith("--rdzv-conf: user, password: without effect; ")
+
+
 # ---- on which terms ----
 
 
@@ -219,7 +245,7 @@ def test_keys_that_do_nothing_are_named_once() -> None:
     (line,) = meet(*FILE, "--rdzv-conf=timeout=900,is_host=1,joint_timeout=3").notices
     assert line == (
         "--rdzv-conf: timeout, is_host, joint_timeout: without effect; file takes join_timeout, last_call_timeout,"
-        " heartbeat, keep_alive_interval, keep_alive_max_attempt, settle"
+        " heartbeat, keep_alive_interval, keep_alive_max_attempt, settle, group"
     )
     assert meet(*C10D, "--rdzv-conf=join_timeout=3,store_type=tcp,is_host=0,heartbeat_timeout=3").notices == ()
     (line,) = meet(*C10D, PET_RDZV_CONF="rank=1").notices
@@ -280,6 +306,8 @@ def test_the_master_of_another_backend_is_said_to_do_nothing() -> None:
         ),
         ("--admission=later", "--admission=later: soon, at-failure or never expected"),
         ("--fence-after=0", "--fence-after=0: must be at least 0.5 seconds"),
+        ("--fence-after=1e300", "--fence-after=1e300: must be at most 1000000000 seconds"),
+        ("--rdzv-conf=heartbeat=1e300", "--rdzv-conf: heartbeat is 1e+300: must be at most 1000000000 seconds"),
         ("--fence-after=x", "--fence-after=x: a number of seconds expected"),
         ("--store-timeout=x", "--store-timeout=x: a number of seconds expected"),
         ("--node-rank=x", "--node-rank=x: a whole number expected"),

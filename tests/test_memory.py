@@ -48,8 +48,8 @@ def test_a_beat_is_answered_by_counters_and_a_fresh_read() -> None:
     journal = MemoryJournal()
     link = MemoryLink(journal, Clock())
     link.events(0.0)
-    journal.beat(PEER, ())
-    link.beat(ME, (PEER, Node(NodeId("unheard"))))
+    journal.beat(PEER, 1, ())
+    link.beat(ME, 1, (PEER, Node(NodeId("unheard"))))
     counters, read = link.events(1.0)
     assert isinstance(counters, Counters)
     assert counters.counts == {ME: 1, PEER: 1}

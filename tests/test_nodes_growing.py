@@ -8,20 +8,22 @@ from pathlib import Path
 import pytest
 
 from tests.etcd import Etcd
-from tests.nodes import BAD, CONF, GLOO, GOOD, Nodes, at_c10d, at_etcd, at_file, ended
+from tests.nodes import BAD, CONF, GLOO, GOOD, WAITS, Nodes, at_c10d, at_etcd, at_file, ended
 from tests.stores import free_port
 
 
 @pytest.mark.parametrize("backend", ["c10d", "file", "etcd", "static"])
 def test_a_group_of_two_nodes(tmp_path: Path, backend: str) -> None:
-    """What it is all for: a real process group over two nodes, wherever they meet."""
+    """What it is all for: a process group over two nodes, wherever they meet. It is a real one in the two cases that
+    find the bootstrap address in different ways."""
     with ExitStack() as stack:
         place = at_c10d()
         if backend == "file":
             place = at_file(tmp_path)
         elif backend == "etcd":
             place = at_etcd(stack.enter_context(Etcd(tmp_path)))
-        nodes = stack.enter_context(Nodes(tmp_path, "--nnodes=2", *place, script=GLOO))
+        script = GLOO if backend in ("c10d", "static") else WAITS
+        nodes = stack.enter_context(Nodes(tmp_path, "--nnodes=2", *place, script=script))
         each: list[tuple[str, ...]] = [(), ()]
         if backend == "static":
             nodes.argv = ("--nnodes=2", f"--master-port={free_port()}", "--rdzv-id=j")

@@ -16,7 +16,7 @@ import pytest
 from reknit.core.job.entries import Entry, Failed, Joined, Lost, Succeeded
 from reknit.core.text.codec import dumps
 from tests.etcd import EtcdCluster
-from tests.nodes import BAD, GOOD, UP, NodeRun, Nodes, all_alive, at_etcd, at_file, ended
+from tests.nodes import BAD, GOOD, UP, NodeRun, Nodes, all_alive, at_c10d, at_etcd, at_file, ended
 from tests.waiting import is_alive
 
 
@@ -44,9 +44,11 @@ def finish(*runs: NodeRun) -> None:
 
 def test_the_leader_of_etcd_is_killed(tmp_path: Path) -> None:
     """The cluster elects another one; the job goes on, and its next round too."""
+    # The election takes some seconds on a busy machine. Nobody is to join anew because of it.
+    calm = "--rdzv-conf=heartbeat=30,last_call_timeout=1"
     with (
         EtcdCluster(tmp_path) as cluster,
-        Nodes(tmp_path, "--nnodes=2", "--max-restarts=1", *at_etcd(cluster)) as nodes,
+        Nodes(tmp_path, "--nnodes=2", "--max-restarts=1", *at_etcd(cluster), calm) as nodes,
     ):
         a, b = nodes.start("a", "b")
         first = nodes.formed(a, b)
@@ -76,7 +78,7 @@ def test_etcd_answers_nothing(tmp_path: Path) -> None:
         assert all_alive(first)
         assert len(a.ups) == len(b.ups) == 1
         b.tell(BAD)
-        b.says(f"rank {b.ups[0].rank} failed: exit code 1 (node b)")
+        b.says(f"rank {b.ups[0].rank} on node b failed: exit code 1")
         assert is_alive(a.ups[0].pid)
         for i in range(3):
             cluster.cont(i)
@@ -134,3 +136,23 @@ def test_a_full_disk(tmp_path: Path, small_disk: Path) -> None:
         assert {up.restart for up in second} == {1}
         finish(a, b)
         assert_told(nodes.entries())
+
+
+def test_the_host_of_the_store_is_killed_and_comes_back(tmp_path: Path) -> None:
+    """The others remember the journal, and found it again in the new store. Their workers run on until the host joins
+    again, as a new incarnation, and the round is formed anew."""
+    with Nodes(tmp_path, "--nnodes=3", "--max-restarts=0", *at_c10d()) as nodes:
+        (a,) = nodes.start("a")
+        a.says("this node hosts the job's store")
+        b, c = nodes.start("b", "c")
+        first = nodes.formed(a, b, c)
+        a.vanish()
+        for run in (b, c):
+            run.says("the journal cannot be reached, workers keep running")
+        assert all_alive(b.ups + c.ups)
+        (again,) = nodes.start("a")
+        again.says("this node hosts the job's store")
+        second = nodes.formed(again, b, c, after=first)
+        assert {up.restart for up in second} == {0}
+        again.says("this agent takes its place as a.1")
+        finish(again, b, c)

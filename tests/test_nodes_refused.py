@@ -22,7 +22,7 @@ LINES = {
     "secret": "the journal of job j is signed with another secret (--rdzv-secret)",
     "no secret": "the journal of job j is signed, and this node has no --rdzv-secret",
     "job": "127.0.0.1:PORT serves job j",
-    "name": "another agent of job j runs on this host as a (pid P)",
+    "name": "another agent of job j runs on this host as a (pid P, since ",
 }
 
 

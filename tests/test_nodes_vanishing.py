@@ -10,7 +10,7 @@ import pytest
 
 from reknit.core.job.entries import Joined, Lost
 from tests.etcd import Etcd
-from tests.nodes import CONF, GLOO, GOOD, Nodes, all_alive, at_c10d, at_etcd, at_file, ended
+from tests.nodes import CONF, GLOO, GOOD, WAITS, Nodes, all_alive, at_c10d, at_etcd, at_file, ended
 from tests.waiting import is_alive, until
 
 
@@ -20,8 +20,10 @@ def place(tmp_path: Path, backend: str) -> tuple[str, ...]:
 
 @pytest.mark.parametrize("backend", ["c10d", "file"])
 def test_the_survivors_regroup(tmp_path: Path, backend: str) -> None:
-    """No last call, no restart spent, the old order: with real groups, whose collectives the dead node tears."""
-    with Nodes(tmp_path, "--nnodes=2:3", "--max-restarts=0", *place(tmp_path, backend), script=GLOO) as nodes:
+    """No last call, no restart spent, the old order. Where they meet in c10d, they have real groups, whose collectives
+    the dead node tears."""
+    script = GLOO if backend == "c10d" else WAITS
+    with Nodes(tmp_path, "--nnodes=2:3", "--max-restarts=0", *place(tmp_path, backend), script=script) as nodes:
         (a,) = nodes.start("a")
         a.says("joins job")
         b, c = nodes.start("b", "c")

@@ -11,7 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reknit.app.options import OPTIONS, UsageError, parse
+from reknit.app.arguments import parse
+from reknit.app.options import OPTIONS, UsageError
 from reknit.app.parsing import Asked, asked
 from reknit.app.settings import Settings
 from tests.command import refusal, run
@@ -82,6 +83,28 @@ def test_the_grace_has_torchelastics_variable_too() -> None:
     assert config(TORCH_ELASTIC_SHUTDOWN_TIMEOUT="7").grace_s == 7
     assert config("--shutdown-timeout=3", TORCH_ELASTIC_SHUTDOWN_TIMEOUT="7").grace_s == 3
     assert refused(TORCH_ELASTIC_SHUTDOWN_TIMEOUT="x").startswith("TORCH_ELASTIC_SHUTDOWN_TIMEOUT=x: ")
+
+
+def test_the_watchdog_for_timers_has_torchelastics_variables() -> None:
+    """Only the text 1 starts it, as in torch. Whoever has set another text is told so."""
+    on, path = "TORCHELASTIC_ENABLE_FILE_TIMER", "TORCHELASTIC_TIMER_FILE"
+    assert config().timer_file is None
+    assert config(**{on: "1"}).timer_file == ""
+    assert config(**{on: "1", path: "/p"}).timer_file == "/p"
+    assert config(**{on: "0"}).timer_file is None
+    assert notices(**{on: "1", path: "/p"}) == notices(**{on: "0"}) == ()
+    assert config(**{on: "true", path: "/p"}).timer_file is None
+    assert notices(**{on: "true", path: "/p"}) == (f"{on}=true: only 1 starts the watchdog for timers",)
+    assert notices(**{path: "/p"}) == (f"{path}: no watchdog for timers is started, because {on} is not 1",)
+
+
+def test_progress_is_watched_if_asked_for() -> None:
+    """By the option or its variable, which torch's API reads as well."""
+    assert [config().hang_after_s, config("--hang-after=1.5").hang_after_s] == [None, 1.5]
+    assert config(PET_HANG_AFTER="7").hang_after_s == 7
+    assert refused("--hang-after=-1") == "--hang-after=-1: must be at least 1.0 seconds"
+    assert refused("--hang-after=nan") == "--hang-after=nan: must be at least 1.0 seconds"
+    assert refused("--hang-after=0.2") == "--hang-after=0.2: must be at least 1.0 seconds"
 
 
 def test_what_is_for_many_nodes_is_accepted_and_said_to_do_nothing() -> None:
@@ -254,7 +277,10 @@ def test_a_program_that_cannot_be_executed(script: Path) -> None:
     assert config("--no-python", "./s.py", "s.py").command[0] == "./s.py"
 
 
-@given(st.sampled_from([o.name for o in OPTIONS if o.metavar]), st.text(max_size=8) | st.floats().map(str))
+@given(
+    st.sampled_from([o.name for o in OPTIONS if o.metavar]),
+    st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=8) | st.floats().map(str),
+)
 def test_any_value_is_taken_or_refused_by_name(name: str, value: str) -> None:
     """No text that fits into a command line makes the judge itself fail."""
     if value in ("gpu", "xpu", "auto") or name in ("help", "log-dir"):

@@ -19,8 +19,7 @@ from reknit.adapters.clock import Clock
 from reknit.adapters.keeper.bootstrap import Reservation
 from reknit.adapters.keeper.environment import arguments
 from reknit.adapters.keeper.streams import StreamSettings
-from reknit.core.agent.commands import StartWorkers
-from reknit.core.agent.events import PortReserved, WorkersExited, WorkersStarted, WorkersStopped
+from reknit.core.agent.workers import PortReserved, StartWorkers, WorkersExited, WorkersStarted, WorkersStopped
 from tests.alone import ENV, ROOT, command, run_alone
 from tests.processes import Make, assignment, drive, drive_exits, failures, start, stop, stopped
 

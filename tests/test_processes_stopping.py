@@ -12,7 +12,7 @@ import pytest
 
 from reknit.adapters.clock import Clock
 from reknit.adapters.keeper.streams import StreamSettings
-from reknit.core.agent.events import WorkersExited, WorkersStopped
+from reknit.core.agent.workers import WorkersExited, WorkersStopped
 from tests.alone import STUBBORN, run_alone
 from tests.processes import FOR_EVER, Make, drive, failures, start, stop, stopped
 from tests.waiting import PATIENCE_S, is_alive, read_pids, until

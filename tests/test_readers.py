@@ -19,7 +19,7 @@ READERS: list[Callable[[str], Any]] = [
     readers.workers(10),
     readers.nodes,
     readers.seconds,
-    readers.seconds_from(1.0),
+    readers.seconds_from(1.0, 9.0),
     readers.port,
     readers.one_of("a", "b"),
     readers.truth,
@@ -40,6 +40,9 @@ def test_any_text_is_read_or_refused(read: Callable[[str], Any], text: str) -> N
     ("read", "text", "value"),
     [
         (readers.whole(0), "3", 3),
+        (readers.restarts, "3", {"max_restarts": 3}),
+        (readers.restarts, "3/steady", {"max_restarts": 3, "renews": True}),
+        (readers.restarts, "3/600", {"max_restarts": 3, "renews": True, "steady_s": 600.0}),
         (readers.optional(readers.whole(0)), "", None),
         (readers.workers(10), "auto", "auto"),
         (readers.workers(10), "2", 2),

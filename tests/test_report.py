@@ -17,7 +17,8 @@ from reknit.core.agent.commands import Append, Result
 from reknit.core.agent.events import Started, Woken
 from reknit.core.agent.states import WorkerState
 from reknit.core.job import reasons
-from reknit.core.job.entries import Filler, Node, NodeId, WorkerFailure
+from reknit.core.job.entries import Filler, Node, NodeId
+from reknit.core.job.workers import WorkerFailure
 from tests.command import REKNIT, run
 from tests.waiting import PATIENCE_S, until
 
@@ -62,6 +63,7 @@ STATUSES = {
     own.JournalRefused(reasons.Refusal.SECRET, "x"): 77,
     own.TermsDiffer(()): 78,
     reasons.Unstable(3): 1,
+    reasons.LongOver(3): 1,
     reasons.AbortedByOperator("x"): 1,
     reasons.BudgetSpent(0, reasons.WorkerFailed(N, failed())): 3,
 }
@@ -247,7 +249,7 @@ def test_a_traceback_without_record(tmp_path: Path) -> None:
     assert (status, job.said[2:]) == (
         1,
         [
-            f"rank 1 failed: {how} (node N); stopping this node's workers (SIGTERM, SIGKILL after 30 s)",
+            f"rank 1 on node N failed: {how}; stopping this node's workers (SIGTERM, SIGKILL after 30 s)",
             "the job failed: no restarts are allowed (--max-restarts=0)",
             f"  rank 1 failed first (node N, local rank 1, pid P): {how}",
             "  its traceback:",

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from reknit.core.job.entries import Admit, Failed, Leaving, Left, RestartPolicy, Terms, WorkerFailure
+from reknit.core.job.entries import Admit, Entry, Failed, Leaving, Left, RestartPolicy, Terms
 from reknit.core.job.job import Closed, Job, Running
 from reknit.core.job.reasons import BudgetSpent, Departure, NodeGone, Unstable, WorkerFailed
-from reknit.core.job.restart import backoff_s, is_echo, root_cause, root_cause_of
+from reknit.core.job.restart import Sequel, backoff_s, is_echo, root_cause, root_cause_of, sequel
+from reknit.core.job.workers import NoProgress, WorkerFailure
 
 from .playbook import failed, failure, joined, lost, node, running
 
@@ -90,6 +91,43 @@ def test_no_restart_is_the_default() -> None:
     assert isinstance(job.phase, Closed)
 
 
+SPENT = Terms(1, 3, RestartPolicy(max_restarts=0))
+CAPPED = Terms(1, 3, RestartPolicy(max_restarts=2, max_unspent=0))
+NOTHING_LEFT = Terms(1, 3, RestartPolicy(max_restarts=0, max_unspent=0))
+
+
+@pytest.mark.parametrize(
+    ("terms", "entries", "answer"),
+    [
+        (TERMS, (), Sequel.ROUND),
+        (TERMS, (failed("n0"),), Sequel.ROUND),
+        (TERMS, (failed("n0"), lost("n1", by="n2")), Sequel.ROUND),
+        (SPENT, (), Sequel.UNKNOWN),
+        (SPENT, (failed("n0"),), Sequel.UNKNOWN),
+        (SPENT, (failed("n0"), lost("n1", by="n2")), Sequel.ROUND),
+        (SPENT, (lost("n1", by="n2"), failed("n0")), Sequel.ROUND),
+        (CAPPED, (), Sequel.UNKNOWN),
+        (CAPPED, (failed("n0"),), Sequel.UNKNOWN),
+        (CAPPED, (lost("n1", by="n2"),), Sequel.END),
+        (CAPPED, (failed("n0"), Leaving(node("n1"))), Sequel.END),
+        (NOTHING_LEFT, (), Sequel.END),
+        (NOTHING_LEFT, (failed("n0"),), Sequel.END),
+    ],
+)
+def test_what_follows_is_known_as_soon_as_nothing_can_change_it(
+    terms: Terms, entries: tuple[Entry, ...], answer: Sequel
+) -> None:
+    """Whoever stops workers would like to know before the judgement whether they are started again. The answer must
+    hold, so an excuse that may still come makes it unknown."""
+    assert sequel(running(3, terms, *entries), 0) is answer
+
+
+def test_what_follows_for_a_node_that_a_judgement_has_passed_over_is_unknown() -> None:
+    """The others went on without it. They may succeed before it is taken in again."""
+    job = running(3, TERMS, lost("n2", by="n0"), *BACK[:2])
+    assert (job.round, sequel(job, 0), sequel(job, 1)) == (1, Sequel.UNKNOWN, Sequel.ROUND)
+
+
 @pytest.mark.parametrize(
     "message",
     [
@@ -109,6 +147,12 @@ def test_a_workers_own_exception_is_no_echo() -> None:
     own = WorkerFailure(0, 0, 1, message="ValueError: loss is NaN", stderr=("retrying: connection reset",))
     assert not is_echo(own)
     assert is_echo(WorkerFailure(0, 0, 1, stderr=("connection reset",)))
+
+
+def test_a_worker_that_reknit_has_ended_is_no_echo() -> None:
+    """What it has printed before is not why it was ended."""
+    hung = WorkerFailure(0, 0, -6, stderr=("connection reset",), cause=NoProgress(30))
+    assert not is_echo(hung)
 
 
 def test_only_the_end_of_the_output_is_looked_at() -> None:

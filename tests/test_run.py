@@ -15,6 +15,7 @@ import pytest
 
 from reknit.app.verbs.run import run as run_agent
 from tests.command import REKNIT, STUBBORN, Run, run
+from tests.places import below
 from tests.waiting import PATIENCE_S, is_alive, read_pids, until
 
 
@@ -93,7 +94,7 @@ def test_a_daemon_of_a_killed_job_ends_before_the_next_job_starts(tmp_path: Path
                 os.kill(daemon, signal.SIGKILL)
         assert status == 0, second.err
         assert "ended 1 process that an earlier agent had left behind" in second.said
-    assert not [path for path in (tmp_path / "reknit").iterdir() if path.is_file()], "no lock is left"
+    assert not [path for path in below(tmp_path).iterdir() if path.is_file()], "no lock is left"
 
 
 def test_a_keeper_that_dies_before_the_report_is_written(tmp_path: Path) -> None:
@@ -355,17 +356,16 @@ def test_a_refusal_needs_no_process(capfd: pytest.CaptureFixture[str]) -> None:
 
 def test_an_agent_that_cannot_begin_leaves_nothing(tmp_path: Path) -> None:
     """One line, a status of its own, and neither a lock nor the folder that was made for its files."""
-    (tmp_path / "file").touch()
-    env = {"XDG_RUNTIME_DIR": str(tmp_path)}
     argv = ("--nnodes=2", "--rdzv-backend=c10d", "--rdzv-endpoint=127.0.0.1:1", "--rdzv-id=a\nb")
-    (tmp_path / "reknit").symlink_to("file")
-    status, job = run(tmp_path, *argv, "w.py", script="pass", env=env)
+    below(tmp_path).mkdir()
+    below(tmp_path).chmod(0o1777)
+    status, job = run(tmp_path, *argv, "w.py", script="pass")
     assert status == 69
     assert job.said == [
-        f"the folder for this node's lock, {tmp_path}/reknit, is not a folder of this user alone",
+        f"the folder for this node's lock, {below(tmp_path)}, is open to other users; close it with chmod 1700",
         "exit status 69: the job's journal cannot be used as asked",
     ]
-    assert sorted(os.listdir(tmp_path)) == ["file", "reknit", "w.py"]
+    assert sorted(os.listdir(tmp_path)) == [below(tmp_path).name, "w.py"]
 
 
 def test_limits_are_the_users(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 from attrs import evolve
 
 from reknit.adapters.keeper.streams import StreamSettings
-from reknit.app.settings import Meeting, Settings
+from reknit.app.settings import HealthCheck, Meeting, Settings
 from reknit.core.job.entries import RestartPolicy, Terms
 
 MANY = Terms(min_nodes=2, max_nodes=4)
@@ -59,6 +60,7 @@ def test_a_function_in_the_place_of_a_command() -> None:
         ({}, "Settings.command must be a program and its arguments"),
         ({"function": "print"}, "Settings.function must be a function"),
         ({"function": print, "args": "x"}, "Settings.args must be a tuple"),
+        ({"function": print, "args": 3}, "Settings.args must be a tuple, not 3"),
         ({"command": ("true",), "args": (1,)}, "Settings.args must be empty, because no function is given"),
         ({"function": print, "start_method": "exec"}, "Settings.start_method must be one of spawn, fork, forkserver"),
     ):
@@ -86,14 +88,24 @@ def test_a_secret_is_not_shown() -> None:
         ({"command": ()}, "Settings.command must be a program and its arguments"),
         ({"command": ("python", 3)}, "Settings.command must be a program and its arguments"),
         ({"command": ("",)}, "Settings.command must be the name of a program first, not ('',)"),
+        ({"log_dir": 3}, "Settings.log_dir must be a str, not 3"),
+        ({"env": ["A=1"]}, "Settings.env must be a mapping from the names of variables to texts, not ['A=1']"),
+        (
+            {"env": {"SECRET": "x", "A": 1}},
+            "Settings.env must be a mapping from the names of variables to texts, not {'A': 1}",
+        ),
         ({"stdin": "text"}, "Settings.stdin must be bytes, or None, not 'text'"),
         ({"local_world_size": 0}, "Settings.local_world_size must be a whole number from 1 to 10000, not 0"),
         ({"local_world_size": "2"}, "Settings.local_world_size must be a whole number from 1 to 10000, not '2'"),
         ({"local_world_size": True}, "Settings.local_world_size must be a whole number from 1 to 10000, not True"),
+        ({"health": 8080}, "Settings.health must be a HealthCheck, or None, not 8080"),
         ({"grace_s": -1}, "Settings.grace_s must be a number of seconds, 0 or more, not -1"),
+        ({"hang_after_s": 0}, "Settings.hang_after_s must be more than 0, or None, not 0"),
+        ({"hang_after_s": "5"}, "Settings.hang_after_s must be a number of seconds, 0 or more, not '5'"),
         ({"grace_s": float("nan")}, "Settings.grace_s must be a number of seconds, 0 or more, not nan"),
         ({"store_timeout_s": "9"}, "Settings.store_timeout_s must be a number of seconds, 0 or more, not '9'"),
         ({"master_port": 65536}, "Settings.master_port must be a whole number from 0 to 65535, not 65536"),
+        ({"timer_file": 1}, "Settings.timer_file must be a path, an empty text, or None, not 1"),
         ({"rank_hint": -1}, "Settings.rank_hint must be a whole number of at least 0, or None, not -1"),
         ({"signals": ("SIGTERM",)}, "Settings.signals must be numbers of signals that a process can handle"),
         ({"signals": (signal.SIGKILL,)}, "Settings.signals must be numbers of signals that a process can handle"),
@@ -120,13 +132,26 @@ def test_nonsense_is_refused_by_name(fields: dict[str, Any], message: str) -> No
     assert str(caught.value).startswith(message)
 
 
+PAIRS = 'pairs of a host and a port from 1 to 65535, for example (("node0", 29400),)'
+
+
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
         ({"backend": "zoo"}, "Meeting.backend must be one of c10d, file, etcd, not 'zoo'"),
         ({"backend": "c10d"}, "Meeting.endpoints must be one endpoint for c10d, not ()"),
         ({"backend": "c10d", "endpoints": (("h", 0),)}, "Meeting.endpoints must be pairs of a host and a port"),
-        ({"backend": "c10d", "endpoints": ("h:1",)}, "Meeting.endpoints must be pairs of a host and a port"),
+        (
+            {"backend": "c10d", "endpoints": "h:1"},
+            f"Meeting.endpoints must be {PAIRS}, not 'h:1'",
+        ),
+        (
+            {"backend": "c10d", "endpoints": ["h:1"]},
+            f"Meeting.endpoints must be {PAIRS}, not ('h:1',)",
+        ),
+        ({"backend": "c10d", "endpoints": ("h", 1)}, f"Meeting.endpoints must be {PAIRS}, not ('h', 1)"),
+        ({"backend": "c10d", "endpoints": None}, "Meeting.endpoints must be pairs of a host and a port"),
+        ({"backend": "c10d", "endpoints": [["h", 1], "h"]}, "Meeting.endpoints must be pairs of a host and a port"),
         ({"backend": "etcd"}, "Meeting.endpoints must be at least one endpoint for etcd, not ()"),
         ({"backend": "file"}, "Meeting.folder must be a folder for the backend file, and empty for others, not ''"),
         ({"backend": "file", "folder": "/x", "endpoints": (("h", 1),)}, "Meeting.endpoints must be empty for file"),
@@ -142,3 +167,22 @@ def test_a_place_where_nobody_could_meet(fields: dict[str, Any], message: str) -
     with pytest.raises(ValueError) as caught:  # noqa: PT011 - the message is compared below
         Meeting(**fields)
     assert str(caught.value).startswith(message)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"port": -1}, "HealthCheck.port must be a whole number from 0 to 65535, not -1"),
+        ({"port": "80"}, "HealthCheck.port must be a whole number from 0 to 65535, not '80'"),
+        (
+            {"port": 80, "host": "node0"},
+            "HealthCheck.host must be a numeric address, for example 127.0.0.1, not 'node0'",
+        ),
+        ({"port": 80, "host": 7}, "HealthCheck.host must be a numeric address"),
+        ({"port": 80, "timeout_s": -1}, "HealthCheck.timeout_s must be a number of seconds, 0 or more, not -1"),
+    ],
+)
+def test_a_server_that_could_not_listen(fields: dict[str, Any], message: str) -> None:
+    """A name would have to be looked up, which may take minutes."""
+    with pytest.raises(ValueError, match=re.escape(message)):
+        HealthCheck(**fields)

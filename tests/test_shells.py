@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import signal
 import threading
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from typing import Any
@@ -18,11 +16,13 @@ from reknit.adapters.loop import Loop, Ports
 from reknit.adapters.ports import Link
 from reknit.adapters.shells import LoopThread, Wishes, run, run_async
 from reknit.core.agent.agent import Agent, Spec
-from reknit.core.agent.commands import SIGTERM, Command, Result, StartWorkers, StopWorkers
-from reknit.core.agent.events import Event, Started, WorkerExit, WorkersExited, WorkersStarted, WorkersStopped
+from reknit.core.agent.commands import SIGTERM, Command, Result, StopWorkers
+from reknit.core.agent.events import Event, Started
 from reknit.core.agent.reasons import SignalReceived
 from reknit.core.agent.states import WorkerState
+from reknit.core.agent.workers import StartWorkers, WorkerExit, WorkersExited, WorkersStarted, WorkersStopped
 from reknit.core.job.entries import NodeId, RestartPolicy, Terms
+from tests.interrupts import interrupted
 from tests.waiting import PATIENCE_S, descriptors, until
 
 
@@ -156,28 +156,14 @@ def test_a_thread_runs_it_and_join_gives_the_result(make: Make) -> None:
 
 
 def test_a_wait_that_was_interrupted_can_be_repeated(make: Make) -> None:
-    """Ctrl-C. In Python 3.11 an interrupted `Thread.join` takes a thread that runs for one that has ended. Whoever
-    waits again, to close the ports, would close them under the loop."""
-
-    def interrupt(signum: int, frame: object) -> None:
-        raise KeyboardInterrupt
+    """Ctrl-C. In Python 3.11 an interrupted `threading.Thread.join` takes a thread that runs for one that has ended.
+    Whoever waits again, to close the ports, would close them under the loop."""
 
     node = make("a")
     thread = LoopThread(node.loop)
     thread.start()
     assert node.staff.is_running.wait(PATIENCE_S)
-    before = signal.signal(signal.SIGUSR1, interrupt)
-    timer = threading.Timer(0.05, os.kill, (os.getpid(), signal.SIGUSR1))
-
-    def wait() -> None:
-        timer.start()
-        thread.join(PATIENCE_S)
-
-    try:
-        with pytest.raises(KeyboardInterrupt):
-            wait()
-    finally:
-        signal.signal(signal.SIGUSR1, before)
+    interrupted(lambda: thread.join(PATIENCE_S))
     node.wishes.ask()
     assert thread.join(PATIENCE_S) is not None
 

@@ -12,10 +12,11 @@ from reknit.adapters.simulated import faults, staff
 from reknit.adapters.simulated.hosts import Proc
 from reknit.adapters.simulated.world import World
 from reknit.core.agent.agent import Agent, Spec
-from reknit.core.agent.commands import SIGTERM, Command, StartWorkers
+from reknit.core.agent.commands import SIGTERM, Command
 from reknit.core.agent.events import Event, JournalFailed, Started
 from reknit.core.agent.reasons import SignalReceived
 from reknit.core.agent.states import WorkerState
+from reknit.core.agent.workers import StartWorkers
 from reknit.core.job.entries import Entry, NodeId, RestartPolicy, Terms
 from reknit.core.job.job import Job, Running
 from reknit.core.job.reasons import AllSucceeded
@@ -66,7 +67,7 @@ def test_a_fault_happens_at_its_time() -> None:
     world = formed(2)
     proc, began = world.procs[1], world.now
     world.after(5.0, partial(faults.cut, world, proc))
-    world.after(8.0, partial(faults.mend, world, proc))
+    world.after(8.0, partial(faults.mend, proc))
     world.run_for(4.9)
     assert not proc.cut
     world.run_for(1.0)

@@ -9,21 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reknit.core.job.entries import (
-    Entry,
-    Failed,
-    Joined,
-    Leaving,
-    Lost,
-    Node,
-    NodeId,
-    Opened,
-    Succeeded,
-    Terms,
-    WorkerFailure,
-)
+from reknit.core.job.entries import Entry, Failed, Joined, Leaving, Lost, Node, NodeId, Opened, Succeeded, Terms
 from reknit.core.job.fold import fold_all
 from reknit.core.job.job import Job
+from reknit.core.job.workers import WorkerFailure
 from reknit.core.text.codec import CodecError
 from reknit.core.text.snapshot import freeze, thaw
 
@@ -50,6 +39,7 @@ def test_a_job_survives(entries: list[Entry]) -> None:
     back = thaw(json.loads(text))
     assert back == job
     assert list(back.live) == list(job.live), "the order of the journal decides who is sealed"
+    assert list(back.gone) == list(job.gone), "the first of them is forgotten first"
     assert "\n" not in text
     assert freeze(back) == text
 

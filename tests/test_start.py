@@ -15,8 +15,7 @@ import pytest
 from reknit.adapters.keeper import boot, client
 from reknit.adapters.keeper.start import Keeping, Start, _paths, by_command
 from reknit.adapters.keeper.wire import LARGEST_RECORD, WINDOW, Configure, Output
-from reknit.core.agent.commands import StartWorkers
-from reknit.core.agent.events import WorkersExited
+from reknit.core.agent.workers import StartWorkers, WorkersExited
 from tests.command import REKNIT
 from tests.keepers import SLEEP, Kept, wait_gone, worker_pids
 from tests.processes import assignment

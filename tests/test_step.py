@@ -9,9 +9,10 @@ import pytest
 
 from reknit.core.agent import events
 from reknit.core.agent.agent import Agent
-from reknit.core.agent.commands import Append, Finish, StartWorkers, StopWorkers
+from reknit.core.agent.commands import Append, Finish, StopWorkers
 from reknit.core.agent.reasons import SignalReceived
 from reknit.core.agent.step import step
+from reknit.core.agent.workers import StartWorkers
 from reknit.core.job.entries import Leaving, RestartPolicy, Terms
 from reknit.core.job.reasons import Departure, NodeGone, Refusal
 
@@ -29,6 +30,7 @@ from .playbook import (
     failed,
     failure,
     joined,
+    limit,
     lost,
     node,
     playing,
@@ -58,6 +60,7 @@ EVERYTHING: tuple[Builder, ...] = (
     stopped(stuck=(1,)),
     reserved(),
     ask_to_leave(),
+    limit(0),
     after(0),
     after(1e9),
 )

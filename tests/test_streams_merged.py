@@ -14,7 +14,7 @@ from pathlib import Path
 
 from reknit.adapters.clock import Clock
 from reknit.adapters.keeper.streams import STDERR, STDOUT, Streams, StreamSettings
-from reknit.core.agent.events import WorkersStopped
+from reknit.core.agent.workers import WorkersStopped
 from tests.alone import ENV
 from tests.processes import Make, drive, drive_exits, start, stop, stopped
 from tests.streams import Console, finished, open_, spawn, streams_to

@@ -4,28 +4,29 @@ from __future__ import annotations
 
 import subprocess
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from functools import partial
 from itertools import count
-from typing import Any
+from typing import TypeVar
 
 import pytest
 
 from reknit.adapters.journals.envelope import Envelope
+from reknit.adapters.journals.tcpstore import connections as connections_module
 from reknit.adapters.journals.tcpstore import journal as journal_module
+from reknit.adapters.journals.tcpstore import rebirth as rebirth_module
 from reknit.adapters.journals.tcpstore.client import Client
-from reknit.adapters.journals.tcpstore.host import host_store
 from reknit.adapters.journals.tcpstore.journal import TCPStoreJournal
-from reknit.adapters.link import MANY
 from reknit.adapters.ports import Batch, Refused, Unavailable
-from reknit.core.job.entries import Aborted, Entry, Filler, Joined, Node, NodeId, Opened, Terms
-from reknit.core.job.fold import fold
-from reknit.core.job.job import Job
+from reknit.core.job.entries import Aborted, Entry, Filler, Node, NodeId
 from reknit.core.job.reasons import Refusal
 from tests.alone import ENV, ROOT, command
-from tests.stores import HOST, hosted
-from tests.waiting import PATIENCE_S
+from tests.stores import HOST, JobStore, folded, hosted, many, stubborn
+from tests.waiting import PATIENCE_S, until
 
+T = TypeVar("T")
 JOBS = (f"job-{number}" for number in count())
 ME = Node(NodeId("me"))
 
@@ -36,52 +37,23 @@ def port() -> Iterator[int]:
         yield port
 
 
-class Store:
-    """One job in a store that other tests use as well."""
-
-    def __init__(self, port: int, closing: ExitStack) -> None:
-        self.port = port
-        self.job = next(JOBS)
-        self._closing = closing
-        self.client = Client(HOST, port, PATIENCE_S)
-        closing.callback(self.client.close)
-
-    def journal(self, job: str = "", *, secret: str = "", **settings: Any) -> TCPStoreJournal:
-        settings = {"exclusive": False, "timeout_s": PATIENCE_S, **settings}
-        journal = TCPStoreJournal(HOST, self.port, Envelope(job or self.job, secret), **settings)
-        self._closing.callback(journal.close)
-        return journal
-
-    def key(self, name: str) -> str:
-        return f"reknit/{self.job}/{name}"
+@pytest.fixture(scope="module")
+def other_port() -> Iterator[int]:
+    with hosted() as (_, port):
+        yield port
 
 
 @pytest.fixture
-def store(port: int) -> Iterator[Store]:
+def store(port: int) -> Iterator[JobStore]:
     with ExitStack() as closing:
-        yield Store(port, closing)
-
-
-def many(number: int) -> list[Entry]:
-    """Enough to make who reads them far behind."""
-    joined = (
-        Joined(Node(NodeId(f"n{i:03}")), nonce="x", round=0, address="10.0.0.1", port=i) for i in range(number - 1)
-    )
-    return [Opened(Terms(min_nodes=1000, max_nodes=1000), "x"), *joined]
-
-
-def folded(entries: list[Entry]) -> Job:
-    job = Job()
-    for entry in entries:
-        job = fold(job, entry)
-    return job
+        yield JobStore(port, closing)
 
 
 # ---- slots and holes ----
 
 
 def test_a_slot_whose_writer_died_is_plugged_and_the_same_for_all(
-    store: Store, monkeypatch: pytest.MonkeyPatch
+    store: JobStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A node that dies between two words must neither stop the journal nor be read differently by two."""
     monkeypatch.setattr(journal_module, "_HOLE_S", 0.05)
@@ -99,19 +71,21 @@ def test_a_slot_whose_writer_died_is_plugged_and_the_same_for_all(
     assert other.read(0, PATIENCE_S).entries == tuple(found)
 
 
-def test_a_slot_that_is_filled_late_is_not_plugged(store: Store) -> None:
+def test_a_slot_that_is_filled_late_is_not_plugged(store: JobStore) -> None:
     """The writer was slow, not dead: all wait a moment for it."""
     journal, writer = store.journal(), store.journal()
-    writer.beat(ME, ())  # it is connected
+    writer.beat(ME, 1, ())  # it is connected
     store.client.add(store.key("head"), 1)
-    record = Envelope(store.job).wrap("1", Aborted("late"), "0")
+    envelope = Envelope(store.job)
+    envelope.admit(store.client.get(store.key("header")))
+    record = envelope.wrap("1", Aborted("late"), "0")
     thread = threading.Thread(target=lambda: store.client.compare_set(store.key("slot/0"), b"", record))
     thread.start()
     assert journal.read(0, 0.0) == Batch(1, (Aborted("late"),))
     thread.join()
 
 
-def test_a_writer_whose_slot_was_plugged_takes_another(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_writer_whose_slot_was_plugged_takes_another(store: JobStore, monkeypatch: pytest.MonkeyPatch) -> None:
     """It was stopped for a while and knows nothing of it; its entry must not be lost."""
     journal = store.journal()
     real = Client.compare_set
@@ -128,7 +102,7 @@ def test_a_writer_whose_slot_was_plugged_takes_another(store: Store, monkeypatch
 
 @pytest.mark.parametrize("is_written", [True, False])
 def test_an_append_that_broke_is_continued_where_it_was(
-    store: Store, monkeypatch: pytest.MonkeyPatch, is_written: bool
+    store: JobStore, monkeypatch: pytest.MonkeyPatch, is_written: bool
 ) -> None:
     """Whether the store had done it or not, the entry is there once, and leaves no hole."""
     journal = store.journal()
@@ -151,12 +125,12 @@ def test_an_append_that_broke_is_continued_where_it_was(
     assert journal.read(0, 0.0) == Batch(2, (Aborted("x"), Aborted("y")))
 
 
-def test_a_connection_that_was_lost_is_made_again(store: Store) -> None:
+def test_a_connection_that_was_lost_is_made_again(store: JobStore) -> None:
     """An agent outlives any of its connections."""
     journal = store.journal()
     journal.append("1", Aborted("x"))
     journal.read(0, 0.0)
-    for client in journal._clients.values():
+    for client in journal._connections._clients.values():
         client.close()
     journal.append("2", Aborted("y"))
     assert journal.read(1, 0.0) == Batch(2, (Aborted("y"),))
@@ -165,10 +139,10 @@ def test_a_connection_that_was_lost_is_made_again(store: Store) -> None:
 # ---- whose store it is ----
 
 
-def test_a_store_that_serves_another_job_is_refused() -> None:
+def test_a_store_that_serves_another_job_is_refused(lost: Lost) -> None:
     """Two jobs with one endpoint is an operator's mistake that would otherwise end as a mystery."""
     with hosted() as (_, port), ExitStack() as closing:
-        store = Store(port, closing)
+        store = JobStore(port, closing)
         store.journal("one", exclusive=True).append("1", Aborted("x"))
         store.journal("one", exclusive=True).append("2", Aborted("x"))
         with pytest.raises(
@@ -178,7 +152,7 @@ def test_a_store_that_serves_another_job_is_refused() -> None:
         assert refused.value.refusal is Refusal.OTHER_JOB
 
 
-def test_only_who_founds_a_journal_begins_it(store: Store) -> None:
+def test_only_who_founds_a_journal_begins_it(store: JobStore) -> None:
     """Else one with a wrong secret that is there first would turn the job's own host away."""
     stranger = store.journal(founds=False, secret="wrong", timeout_s=0.1)
     with pytest.raises(Unavailable, match=r"waited 0\.1 s for its host to begin the journal"):
@@ -190,114 +164,189 @@ def test_only_who_founds_a_journal_begins_it(store: Store) -> None:
     assert guest.read(0, 0.0).entries == (Aborted("x"),)
 
 
-def test_a_store_that_came_back_empty_is_refused() -> None:
-    """Its host was restarted: who went on would be in another job than those who remember."""
+# ---- a store that was lost ----
+
+
+Lost = Callable[..., tuple[JobStore, list[TCPStoreJournal]]]
+
+
+@pytest.fixture
+def lost(port: int, other_port: int) -> Iterator[Lost]:
+    """Makes agents that have read `many(4)` from a store that has lost everything since. Only the first of them may
+    begin a journal. In truth their endpoint now leads to another store, which takes no time to start."""
     with ExitStack() as closing:
-        with hosted() as (_, port):
-            store = Store(port, closing)
-            journal = store.journal()
-            journal.append("1", Aborted("x"))
-        with pytest.raises(Unavailable):
-            journal.append("2", Aborted("y"))
-        again = host_store(HOST, port)
-        assert again is not None
-        closing.callback(again.close)
-        for call in (lambda: journal.append("2", Aborted("y")), lambda: journal.read(1, 0.0)):
-            with pytest.raises(Refused) as refused:
-                call()
-            assert refused.value.refusal is Refusal.IDENTITY
+
+        def lose(agents: int = 2, *, is_remembered: bool = True) -> tuple[JobStore, list[TCPStoreJournal]]:
+            store = JobStore(port, closing)
+            journals = [store.journal(founds=i == 0) for i in range(agents)]
+            for i, entry in enumerate(many(4)):
+                journals[0].append(str(i), entry)
+            for journal in journals:
+                batch = journal.read(0, 0.0)
+                if is_remembered:
+                    journal.remember(batch.position, folded([*batch.entries]))
+            for journal in journals:
+                journal._connections._address = HOST, other_port
+                for client in journal._connections._clients.values():
+                    client.close()
+            return JobStore(other_port, closing, store.job), journals
+
+        yield lose
 
 
-def test_names_with_separators_do_not_meet(store: Store) -> None:
+def at_once(*calls: Callable[[], T]) -> list[T]:
+    """The calls, each in a thread."""
+    with ThreadPoolExecutor(len(calls)) as pool:
+        return [future.result() for future in [pool.submit(stubborn, call) for call in calls]]
+
+
+def test_a_store_that_came_back_empty_is_refused_by_an_agent_that_remembers_nothing(lost: Lost) -> None:
+    """An agent that went on would be in another job than those who remember."""
+    for journal in lost(is_remembered=False)[1]:
+        with pytest.raises(Refused) as refused:
+            stubborn(partial(journal.read, 4, 0.0))
+        assert refused.value.refusal is Refusal.IDENTITY
+
+
+def test_agents_that_remember_found_the_journal_again(lost: Lost) -> None:
+    """Their workers run. The journal goes on where it was, for them and for those who come later."""
+    store, journals = lost(3)
+    assert at_once(*(partial(journal.read, 4, 0.0) for journal in journals)) == [Batch(4)] * 3
+    stubborn(lambda: journals[1].append("5", Aborted("x")))
+    assert [stubborn(partial(journal.read, 4, 0.0)) for journal in journals] == [Batch(5, (Aborted("x"),))] * 3
+    assert journals[2].beat(ME, 7, ()) == {ME: 7}
+    late = store.journal(founds=False)
+    base = late.read(0, 0.0)
+    assert base == Batch(4, base=folded(many(4)))
+    assert late.read(4, 0.0) == Batch(5, (Aborted("x"),))
+
+
+def test_the_agent_that_has_read_furthest_founds_the_journal_again(lost: Lost, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What others have read must not be undone. Those behind take the fold."""
+    monkeypatch.setattr(rebirth_module, "_ONE_MISSING_S", PATIENCE_S)
+    monkeypatch.setattr(rebirth_module, "_OFFERS_S", PATIENCE_S)
+    _, journals = lost(3)
+    journals[2].remember(3, folded(many(4)[:3]))
+    assert at_once(*(partial(journal.read, at, 0.0) for journal, at in zip(journals, (4, 4, 3), strict=True))) == [
+        Batch(4),
+        Batch(4),
+        Batch(4, base=folded(many(4))),
+    ]
+
+
+def test_an_agent_that_has_read_further_than_those_who_went_on_is_refused(lost: Lost) -> None:
+    """It came too late to be asked. What it has read, and may have acted on, never happened for the others."""
+    _, (late, early) = lost()
+    early.remember(3, folded(many(4)[:3]))
+    assert stubborn(lambda: early.read(3, 0.0)) == Batch(3)
+    with pytest.raises(Refused, match="again without something that this node has read") as refused:
+        stubborn(lambda: late.read(4, 0.0))
+    assert refused.value.refusal is Refusal.IDENTITY
+
+
+def test_a_host_that_has_lost_its_store_waits_for_those_who_remember(lost: Lost) -> None:
+    """It has read nothing itself. A journal that it began at once would leave the others behind."""
+    store, (_, guest) = lost()
+    host = store.journal(has_elders=True)
+    found, _ = at_once(lambda: host.read(0, 0.0), lambda: guest.read(4, 0.0))
+    assert found == Batch(4, base=folded(many(4)))
+
+
+def test_a_host_that_has_lost_its_store_does_not_wait_for_ever(
+    store: JobStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All the others may have died with it."""
+    monkeypatch.setattr(connections_module, "_ELDERS_S", 0.05)
+    assert store.journal(has_elders=True).read(0, 0.0) == Batch(0)
+
+
+def test_the_best_offer_of_an_agent_that_has_died_is_passed_over(lost: Lost, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It cannot found the journal again any more, and nobody may wait for it for ever."""
+    monkeypatch.setattr(rebirth_module, "_OFFERS_S", 0.1)
+    store, (dead, alive) = lost()
+    envelope = Envelope(store.job)
+    envelope._journal = dead._envelope._journal
+    offer = envelope.seal({"position": 9, "digest": "", "name": "dead"}, "offer")
+    store.client.set(store.key("best"), offer)
+    assert stubborn(lambda: alive.read(4, 0.0)) == Batch(4)
+
+
+def test_who_takes_the_place_of_a_dead_agent_waits_for_those_whom_its_offer_has_hidden(
+    lost: Lost, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both have offered less than the dead one. The one that is first to pass it over has read less than the other."""
+    monkeypatch.setattr(rebirth_module, "_OFFERS_S", 0.5)
+    store, (further, behind) = lost()
+    behind.remember(3, folded(many(4)[:3]))
+    envelope = Envelope(store.job)
+    envelope._journal = further._envelope._journal
+    offer = envelope.seal({"position": 9, "digest": "", "name": "dead"}, "offer")
+    store.client.set(store.key("best"), offer)
+    store.client.add(store.key("offers"), 1)
+
+    def later() -> Batch:
+        until(lambda: store.client.add(store.key("offers"), 0) > 1)  # the other begins to wait first
+        return stubborn(lambda: further.read(4, 0.0))
+
+    found, base = at_once(later, lambda: behind.read(3, 0.0))
+    assert found == Batch(4)
+    assert base == Batch(4, base=folded(many(4)))
+
+
+def test_a_host_that_has_lost_its_store_waits_longer_for_those_who_have_offered(
+    lost: Lost, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Several agents are dead, so the only one that remembers waits for them, and its way is long."""
+    monkeypatch.setattr(connections_module, "_ELDERS_S", 0.3)
+    monkeypatch.setattr(rebirth_module, "_ONE_MISSING_S", 1.0)
+    store, (_, guest) = lost()
+    host = store.journal(has_elders=True)
+    found, _ = at_once(lambda: host.read(0, 0.0), lambda: guest.read(4, 0.0))
+    assert found == Batch(4, base=folded(many(4)))
+
+
+def test_what_was_under_way_when_the_store_was_lost_is_said_anew(lost: Lost) -> None:
+    """Its slot belonged to the life before."""
+    _, (host, guest) = lost()
+    assert host._connections._course is not None
+    host._connections._course.taken = "5", 4, b"a record"
+    at_once(lambda: host.read(4, 0.0), lambda: guest.read(4, 0.0))
+    stubborn(lambda: host.append("5", Aborted("x")))
+    assert guest.read(4, 0.0) == Batch(5, (Aborted("x"),))
+
+
+# ---- what others have read ----
+
+
+def test_a_record_that_was_changed_after_it_was_read_is_noticed(store: JobStore) -> None:
+    """Folds that differ in silence make a job that hangs."""
+    journal, other = store.journal(), store.journal()
+    journal.append("1", Aborted("x"))
+    journal.read(0, 0.0)
+    forger = Envelope(store.job, author="somebody")
+    forger.admit(store.client.get(store.key("header")))
+    store.client.set(store.key("slot/0"), forger.wrap("1", Aborted("y"), "0"))
+    other.read(0, 0.0)
+    journal.append("2", Aborted("z"))
+    with pytest.raises(Refused, match=r"has read other records than this node before record 1 ") as refused:
+        other.read(1, 0.0)
+    assert refused.value.refusal is Refusal.IDENTITY
+    assert journal.read(1, 0.0).entries == (Aborted("z"),)
+
+
+def test_names_with_separators_do_not_meet(store: JobStore) -> None:
     """A job's name may hold anything, also what looks like another job's keys."""
     one = store.journal(f"{store.job}/beat/0/x")
     other = store.journal(store.job)
     one.append("1", Aborted("x"))
-    assert other.beat(Node(NodeId("x/head")), ())[Node(NodeId("x/head"))] == 1
+    assert other.beat(Node(NodeId("x/head")), 1, ())[Node(NodeId("x/head"))] == 1
     assert one.read(0, 0.0) == Batch(1, (Aborted("x"),))
-
-
-# ---- who is far behind ----
-
-
-def test_the_first_far_behind_reads_everything_and_the_others_take_its_fold(store: Store) -> None:
-    """A thousand nodes that each fold a thousand entries take longer than the nodes need to join."""
-    journal, entries = store.journal(), many(MANY + 10)
-    for i, entry in enumerate(entries):
-        journal.append(str(i), entry)
-    first = store.journal()
-    batch = first.read(0, 0.0)
-    assert batch == Batch(len(entries), tuple(entries), is_awaited=True)
-    others: list[Batch] = []
-    thread = threading.Thread(target=lambda: others.append(store.journal().read(0, 0.0)))
-    thread.start()
-    first.publish(batch.position, folded(entries))
-    thread.join()
-    late = store.journal().read(0, 0.0)
-    assert late.base == folded(entries)
-    assert (late.position, late.entries) == (len(entries), ())
-
-
-def test_the_fold_comes_with_the_few_entries_that_follow(store: Store) -> None:
-    """Who joins late must not need a second look to know where the job is."""
-    journal, entries = store.journal(), many(MANY + 10)
-    for i, entry in enumerate(entries):
-        journal.append(str(i), entry)
-    journal.publish(MANY + 7, folded(entries[: MANY + 7]))
-    batch = journal.read(0, 0.0)
-    assert batch.base == folded(entries[: MANY + 7])
-    assert (batch.position, batch.entries) == (len(entries), tuple(entries[MANY + 7 :]))
-
-
-def test_a_fold_that_is_too_large_is_not_published(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    """torch's server hangs up on a value of 8 MiB. Those who wait for it are let go all the same."""
-    monkeypatch.setattr(journal_module, "_LARGEST", 10)
-    journal, entries = store.journal(), many(MANY + 1)
-    for i, entry in enumerate(entries):
-        journal.append(str(i), entry)
-    batch = journal.read(0, 0.0)
-    assert batch.is_awaited
-    journal.publish(batch.position, folded(entries))
-    assert store.client.get(store.key("fold")) == b""
-    assert store.client.get(store.key(f"done/{len(entries) // MANY}")) == b"1"
-    assert store.journal().read(0, 0.0).entries == tuple(entries)
-
-
-def test_a_claim_that_is_not_kept_holds_nobody_up(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The one who was to read for all has died: the next one does it."""
-    monkeypatch.setattr(journal_module, "_CLAIM_S", 0.05)
-    journal, entries = store.journal(), many(MANY + 10)
-    for i, entry in enumerate(entries):
-        journal.append(str(i), entry)
-    store.client.add(store.key(f"claim/{len(entries) // MANY}"), 1)
-    assert journal.read(0, 0.0) == Batch(len(entries), tuple(entries), is_awaited=True)
-
-
-@pytest.mark.parametrize("forged", [b"", b"{}", b"\xff", b'{"position":40,"job":7}'])
-def test_a_fold_that_cannot_be_used_is_not(store: Store, forged: bytes) -> None:
-    """The entries are the truth; a fold is a convenience."""
-    journal, entries = store.journal(), many(MANY + 10)
-    for i, entry in enumerate(entries):
-        journal.append(str(i), entry)
-    store.client.set(store.key("fold"), forged)
-    store.client.set(store.key("fold-at"), b"40")
-    assert journal.read(0, 0.0).entries == tuple(entries)
-
-
-def test_an_older_fold_does_not_replace_a_newer(store: Store) -> None:
-    """Readers would be thrown back."""
-    journal, entries = store.journal(), many(MANY + 10)
-    for i, entry in enumerate(entries):
-        journal.append(str(i), entry)
-    journal.publish(MANY + 10, folded(entries))
-    journal.publish(MANY + 1, folded(entries[: MANY + 1]))
-    assert journal.read(0, 0.0).base == folded(entries)
 
 
 # ---- the end ----
 
 
-def test_who_has_closed_it_connects_no_more(store: Store) -> None:
+def test_who_has_closed_it_connects_no_more(store: JobStore) -> None:
     """A thread that tries again must not leave a connection behind."""
     journal = store.journal()
     journal.append("1", Aborted("x"))
@@ -307,7 +356,7 @@ def test_who_has_closed_it_connects_no_more(store: Store) -> None:
             call()
 
 
-def test_twenty_agents_that_say_something_at_once_are_all_heard_once(store: Store) -> None:
+def test_twenty_agents_that_say_something_at_once_are_all_heard_once(store: JobStore) -> None:
     """All nodes of a job join at once, each from a process of its own."""
     script = """
         import sys

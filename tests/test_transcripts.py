@@ -16,8 +16,9 @@ from attrs import evolve
 
 from reknit.core.agent.agent import Spec
 from reknit.core.agent.events import StopRequested
-from reknit.core.job.entries import Aborted, Admission, NodeId, RestartPolicy, Terms, WorkerFailure
+from reknit.core.job.entries import Aborted, Admission, NodeId, RestartPolicy, Terms
 from reknit.core.job.job import Job
+from reknit.core.job.workers import WorkerFailure
 
 from .cluster import Cluster
 from .playbook import diff
@@ -82,6 +83,10 @@ class Verbs:
 
     def mend(self, label: str) -> None:
         self.cluster.hosts[label].is_cut = False
+
+    def mute(self, label: str) -> None:
+        """What the node says vanishes on its way, and its beats and reads work."""
+        self.cluster.hosts[label].is_mute = True
 
     def slow(self, label: str) -> None:
         """The node's workers ignore signals from now on: they go when they are killed."""

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from reknit.adapters.journals.turn import Turn
+from reknit.adapters.journals.file.turn import Turn
 from reknit.adapters.ports import Refused, Unavailable
 from reknit.core.job.reasons import Refusal
 from tests.alone import ENV, ROOT, command
@@ -21,7 +21,7 @@ from tests.waiting import PATIENCE_S
 
 HOLDER = """
 import sys
-from reknit.adapters.journals.turn import Turn
+from reknit.adapters.journals.file.turn import Turn
 with Turn(sys.argv[1], 5.0):
     print("held", flush=True)
     sys.stdin.read()
@@ -40,7 +40,9 @@ def holder(path: Path) -> subprocess.Popen[str]:
 def test_who_waits_in_vain_says_for_whom(tmp_path: Path) -> None:
     """One hung node stops all others: its operator must learn which."""
     with holder(tmp_path / "lock") as process:
-        with pytest.raises(Unavailable, match=f"waited 0.1 s for the lock; .* pid {process.pid} had it last"):
+        with pytest.raises(
+            Unavailable, match=rf"waited 0.1 s for the lock; process {process.pid} of this host \(python.*\) holds it$"
+        ):
             Turn(str(tmp_path / "lock"), 0.1).__enter__()
         process.send_signal(signal.SIGKILL)
 
@@ -109,7 +111,7 @@ def test_a_file_system_without_locks_is_refused(tmp_path: Path, monkeypatch: pyt
 
 GREEDY = """
 import sys
-from reknit.adapters.journals.turn import Turn
+from reknit.adapters.journals.file.turn import Turn
 while True:
     with Turn(sys.argv[1], 60.0):
         print("x" * 50, file=sys.stderr, flush=True)

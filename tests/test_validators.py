@@ -9,8 +9,8 @@ import pytest
 from attrs import evolve
 
 from reknit.core.agent.agent import Spec
-from reknit.core.job.entries import NodeId, Opened, RestartPolicy, Terms
-from reknit.core.text.codec import CodecError, dumps, load_entry
+from reknit.core.job.entries import Entry, NodeId, Opened, RestartPolicy, Terms
+from reknit.core.text.codec import CodecError, dumps, loads
 
 NAN, INF = float("nan"), float("inf")
 SPEC = Spec(NodeId("n0"), "10.0.0.1")
@@ -34,6 +34,8 @@ SPEC = Spec(NodeId("n0"), "10.0.0.1")
         (Terms(), {"silence_s": 1.0}, "Terms.silence_s must be longer than beat_s, which is 1, not 1.0"),
         (Terms(), {"silence_s": NAN}, "Terms.silence_s must be a number of seconds above 0, not nan"),
         (Terms(), {"fence_s": 4.0}, "Terms.fence_s must be shorter than silence_s, which is 4, not 4.0"),
+        (Terms(), {"restarts": 3}, "Terms.restarts must be of type RestartPolicy, not 3"),
+        (Terms(), {"admission": "soon"}, "Terms.admission must be of type Admission, not 'soon'"),
         (Terms(), {"fence_s": 0.0}, "Terms.fence_s must be a number of seconds above 0, not 0.0"),
         (
             RestartPolicy(),
@@ -77,4 +79,4 @@ def test_a_journal_with_nonsense_cannot_be_read() -> None:
     """Another machine wrote it. `fold` stays total, because such an entry never reaches it."""
     text = dumps(Opened(Terms(2, 3), "j")).replace('"max_nodes":3', '"max_nodes":1')
     with pytest.raises(CodecError, match=r"Terms\.max_nodes must be at least min_nodes, which is 2, not 1"):
-        load_entry(text)
+        loads(text, Entry)

@@ -10,13 +10,14 @@ import pytest
 
 from reknit.core.agent import agent, commands, events, step
 from reknit.core.agent import reasons as own_reasons
+from reknit.core.agent import workers as own_workers
 from reknit.core.agent.agent import Pulse, Workers
-from reknit.core.job import entries, job, ranks, reasons
+from reknit.core.job import entries, job, reasons, workers
 from reknit.core.job.entries import Joined, Lost, Node, NodeId
 from reknit.core.job.job import Job
 
 A, B = Node(NodeId("a")), Node(NodeId("b"), 1)
-MODULES = (agent, commands, entries, events, job, ranks, reasons, own_reasons, step)
+MODULES = (agent, commands, entries, events, job, workers, own_workers, reasons, own_reasons, step)
 
 
 @pytest.mark.parametrize("module", MODULES, ids=lambda module: module.__name__)

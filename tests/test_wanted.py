@@ -7,9 +7,10 @@ from typing import Any
 import pytest
 from attrs import evolve
 
-from reknit.core.agent.commands import Append, Finish, ReservePort, StartWorkers, StopWorkers
+from reknit.core.agent.commands import Append, Finish, StopWorkers
 from reknit.core.agent.situation import owed, situation_of
 from reknit.core.agent.wanted import farewell
+from reknit.core.agent.workers import ReservePort, StartWorkers
 from reknit.core.job.entries import (
     Aborted,
     Admit,

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from reknit.core.agent.commands import Append, Finish, ReservePort, StartWorkers, StopWorkers
+from reknit.core.agent.commands import Append, Finish, StopWorkers
 from reknit.core.agent.reasons import CannotStop, CutOff, DeclaredLost, JournalRefused, SignalReceived, StopReason
 from reknit.core.agent.states import WorkerState
+from reknit.core.agent.workers import ReservePort, StartWorkers
 from reknit.core.job.entries import Aborted, Admit, Entry, Failed, Joined, RestartPolicy, Succeeded, Terms
-from reknit.core.job.ranks import Assignment, WorkerRanks
 from reknit.core.job.reasons import (
     AbortedByOperator,
     AllSucceeded,
@@ -18,6 +18,7 @@ from reknit.core.job.reasons import (
     Refusal,
     WorkerFailed,
 )
+from reknit.core.job.workers import Assignment, WorkerRanks
 
 from .playbook import (
     Builder,

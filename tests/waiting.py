@@ -18,7 +18,7 @@ _COMPUTED_S = 0.3
 so a much shorter time would say little."""
 
 
-def until(condition: Callable[[], T], what: str = "") -> T:
+def until(condition: Callable[[], T | None], what: str = "") -> T:
     """Wait until `condition` gives a true value. Returns that value."""
     give_up = time.monotonic() + PATIENCE_S
     while not (value := condition()):

@@ -1,11 +1,21 @@
-"""What a journal in a store writes around an entry: JSON, with its token and, if there is a secret, a signature.
+"""What a journal in a store writes around an entry: one line of JSON.
 
-    {"token":"f3a1-7","entry":{"kind":"Succeeded",…},"mac":"…64 hex digits…"}
+    {"token":"f3a1-7","place":"12","by":"node-a pid 41","at":1795871234.5,"seen":"12 9f2c…","entry":{…},"mac":"…"}
 
-1. A record is signed together with the job's id, the journal's id and the place where the record lies. So it counts in
-   no other job, in no later run of this job, and in no other place. (HMAC-SHA256, RFC 2104.)
-2. Every agent takes two kinds of record for a `Filler`. A record with a wrong signature was not written by an agent of
-   the job. A record that is no JSON object was torn or overwritten.
+    token   names this append. A call that is repeated has the same token.
+    place   where the record lies. In another place it does not count.
+    by, at  who wrote it, and when, in seconds of Unix time by the writer's clock. For people and tools. No agent
+            decides by them.
+    seen    a position up to which the writer had read the journal, and the digest of all records before it (`Prefix`).
+            Empty: the writer does not say.
+    entry   the entry.
+    mac     HMAC-SHA256 (RFC 2104) of the job's id, the journal's id, the place and the text before it. The key is the
+            secret.
+
+1. Because of what `mac` covers, a record counts in no other job, in no later run of this job, and in no other place.
+   Without a secret the key is empty. Then `mac` protects against damage, and not against people.
+2. Every agent takes two kinds of record for a `Filler`. A record with a wrong `mac` was not written by an agent of the
+   job, or was damaged. A record that is no JSON object was torn.
 3. The header is the first record of a journal. It names the journal, so that an agent notices when another journal has
    taken its place. From the header an agent also learns that it has a wrong secret, before it reads an entry.
 """
@@ -16,58 +26,186 @@ import hashlib
 import hmac
 import json
 import os
+import time
+from collections import OrderedDict
+from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any
+
+from attrs import frozen
 
 from reknit.adapters.ports import Refused
 from reknit.core.job.entries import FORMAT, Entry, Filler
 from reknit.core.job.job import Job
 from reknit.core.job.reasons import Refusal
-from reknit.core.text.codec import CodecError, decode_entry, dumps
+from reknit.core.text.codec import CodecError, decode, dumps
 from reknit.core.text.snapshot import freeze, thaw
 
 _MAC = ',"mac":"'
+_REMEMBERED = 4096
+"""Number of positions whose digest a reader remembers."""
+
+
+@frozen
+class Record:
+    """What a record says. The fields are described at the top of this file."""
+
+    entry: Entry
+    token: str = ""
+    by: str = ""
+    at: float | None = None
+    """None: the record does not say it."""
+    seen: str = ""
+
+
+def chained(digest: str, record: bytes) -> str:
+    """The digest of all records up to this one. `digest`: of the records before."""
+    return hashlib.blake2b(digest.encode() + record, digest_size=16).hexdigest()
+
+
+@frozen
+class Life:
+    """Where a journal goes on.
+
+    A store may lose its content. Then the agents found the journal again, and it begins another *life*: the records
+    from `position` on are kept in another place of the store. What was before is known from a fold.
+    """
+
+    name: str = ""
+    """Empty: the first life."""
+    position: int = 0
+    """Where this life begins."""
+    digest: str = ""
+    """The digest of all records before `position`."""
+
+    def place(self, number: int) -> str:
+        """The place of a record of this life."""
+        return f"{number} {self.name}" if self.name else str(number)
+
+
+class Prefix:
+    """What a reader has read of a journal: the position behind it, and a digest of its records.
+
+    Two readers with the same position and the same digest have read the same records.
+    """
+
+    def __init__(self, position: int = 0, digest: str = "") -> None:
+        self.position = position
+        self.digest = digest
+        self._digests: OrderedDict[int, str] = OrderedDict({position: digest})
+        """By position, for the latest positions."""
+
+    def extend(self, record: bytes, position: int) -> None:
+        """One more record was read. `position`: the position behind it."""
+        self.position = position
+        self.digest = chained(self.digest, record)
+        self._digests[position] = self.digest
+        if len(self._digests) > _REMEMBERED:
+            self._digests.popitem(last=False)
+
+    def at(self, position: int) -> str:
+        """The digest of the records before `position`. Empty: this reader does not know it, or no longer."""
+        return self._digests.get(position, "")
+
+    @property
+    def seen(self) -> str:
+        """As it stands in a record."""
+        return f"{self.position} {self.digest}"
+
+    def contradicts(self, seen: str) -> bool:
+        """Whether the writer of a record had read other records than this reader. False if this reader does not know
+        the position, or no longer."""
+        position, _, digest = seen.partition(" ")
+        known = self._digests.get(int(position)) if position.isdigit() else None
+        return bool(digest) and known is not None and known != digest
 
 
 class Envelope:
     """Writes and opens the records of one job."""
 
-    def __init__(self, job: str, secret: str = "") -> None:
-        """`job`: the job's id. `secret`: signs the records. Empty: records have no signature, and everybody who can
-        reach the store is trusted."""
+    def __init__(self, job: str, secret: str = "", author: str = "") -> None:
+        """`job`: the job's id. `secret`: signs the records. Empty: everybody who can reach the store is trusted.
+        `author`: who writes, in words for people. Empty: this process, by its host and pid."""
         self.job = job
+        self._author = json.dumps(author or f"{os.uname().nodename} pid {os.getpid()}")
         self._secret = _bytes(secret)
         self._journal = ""
         """The id of the journal. Empty until a header was admitted."""
 
     # ---- entries ----
 
-    def wrap(self, token: str, entry: Entry, place: str) -> bytes:
-        return self._signed(f'{{"token":{json.dumps(token)},"entry":{dumps(entry)}}}', place)
+    def wrap(self, token: str, entry: Entry, place: str, seen: str = "") -> bytes:
+        """A record of `entry`. Two calls make two records, because the time is in them."""
+        head = f'"token":{json.dumps(token)},"place":{json.dumps(place)},"by":{self._author},"at":{time.time():.3f}'
+        return self._signed(f'{{{head},"seen":{json.dumps(seen)},"entry":{dumps(entry)}}}', place)
+
+    def unwrap(self, record: bytes, place: str) -> Record | None:
+        """What the record says. None: no agent of this job has written it here, or it is damaged.
+
+        Raises `Refused` if an agent of this job has written what cannot be read here.
+        """
+        text = self._checked(record, place)
+        return None if text is None else _opened(text)
 
     def open(self, record: bytes, place: str) -> tuple[str, Entry]:
-        """Token and entry. Raises `Refused` if an agent of this job has written what cannot be read here."""
-        text = self._checked(record, place)
-        return ("", Filler()) if text is None else _opened(text)
+        """Token and entry: a `Filler` where `unwrap` finds nothing. Raises `Refused` like `unwrap`."""
+        found = self.unwrap(record, place)
+        return ("", Filler()) if found is None else (found.token, found.entry)
 
     # ---- the fold of a prefix ----
 
-    def wrap_job(self, position: int, job: Job) -> bytes:
-        return self._signed(f'{{"position":{position},"job":{freeze(job)}}}', "job")
+    def wrap_job(self, position: int, job: Job, digest: str = "") -> bytes:
+        """`digest`: of all records before `position` (`Prefix.digest`)."""
+        return self._signed(f'{{"position":{position},"digest":"{digest}","job":{freeze(job)}}}', "job")
 
     def open_job(self, record: bytes) -> tuple[int, Job] | None:
         """Position and fold. None if the record cannot be used: the reader then reads the entries."""
+        found = self.open_fold(record)
+        return None if found is None else found[:2]
+
+    def open_fold(self, record: bytes) -> tuple[int, Job, str] | None:
+        """Position, fold and digest. None if the record cannot be used."""
         text = self._checked(record, "job")
         return None if text is None else _opened_job(text)
 
+    # ---- the end of a journal ----
+
+    def wrap_end(self, seen: str) -> bytes:
+        """What a writer leaves beside the journal: where the journal ended, and the digest of all before."""
+        return self._signed(f'{{"seen":{json.dumps(seen)}}}', "end")
+
+    def open_end(self, record: bytes) -> tuple[int, str] | None:
+        """Position and digest. None if the record cannot be used."""
+        text = self._checked(record, "end")
+        position, _, digest = str(_json(text or "").get("seen")).partition(" ")
+        return (int(position), digest) if position.isdigit() else None
+
+    # ---- other values of the store ----
+
+    def seal(self, fields: Mapping[str, object], place: str) -> bytes:
+        """A record that is no entry. `place`: tells its kind from others."""
+        return self._signed(json.dumps(fields, separators=(",", ":")), place)
+
+    def unseal(self, record: bytes, place: str) -> dict[str, Any]:
+        """The fields. Empty: no agent of this job has written the record, or it is damaged."""
+        text = self._checked(record, place)
+        return {} if text is None else _json(text)
+
     # ---- the header ----
 
-    def header(self) -> bytes:
-        """A header for a new journal."""
-        data = {"format": FORMAT, "job": self.job, "journal": os.urandom(8).hex(), "signed": bool(self._secret)}
-        return self._signed(json.dumps(data, separators=(",", ":")), "header")
+    def header(self, life: Life = Life()) -> bytes:
+        """A header. `life`: where the journal goes on. By default the header is that of a new journal."""
+        journal = self._journal if life.name else os.urandom(8).hex()
+        data = {"format": FORMAT, "job": self.job, "journal": journal, "signed": bool(self._secret)}
+        if life.name:
+            data |= {"life": life.name, "position": life.position, "digest": life.digest}
+        return self.seal(data, "header")
 
-    def admit(self, record: bytes) -> None:
+    def forget(self) -> None:
+        """The next header that is admitted may name any journal."""
+        self._journal = ""
+
+    def admit(self, record: bytes) -> Life:
         """Check the header that was found in the store. `record`: empty if there is none. Raises `Refused`."""
         header, what = _json(record), f"the journal of job {self.job}"
         is_signed = bool(header.get("signed"))
@@ -89,34 +227,36 @@ class Envelope:
             )
         if self._secret and not is_signed:
             raise Refused(Refusal.SECRET, f"{what} is not signed: give --rdzv-secret on all nodes, or on none")
+        if header.get("job") != self.job:
+            raise Refused(Refusal.OTHER_JOB, f"the place of {what} holds the journal of job {header.get('job')}")
         if self._checked(record, "header") is None:
+            if not is_signed:
+                raise Refused(Refusal.FORMAT, f"{what} has a damaged header; use another --rdzv-id")
             raise Refused(
                 Refusal.SECRET, f"{what} is signed with another secret (--rdzv-secret): give all nodes the same"
             )
-        if header.get("job") != self.job:
-            raise Refused(Refusal.OTHER_JOB, f"the place of {what} holds the journal of job {header.get('job')}")
         journal = str(header.get("journal"))
         if self._journal and journal != self._journal:
             raise Refused(
                 Refusal.IDENTITY, f"{what} is another one than before: its store was replaced; start all agents again"
             )
         self._journal = journal
+        position = header.get("position")
+        if not header.get("life") or type(position) is not int:
+            return Life()
+        return Life(str(header["life"]), position, str(header.get("digest")))
 
     # ---- signatures ----
 
     def _signed(self, body: str, place: str) -> bytes:
-        if not self._secret:
-            return body.encode()
         return f'{body[:-1]}{_MAC}{self._mac(body, place)}"}}'.encode()
 
     def _checked(self, record: bytes, place: str) -> str | None:
-        """The record without its signature. None if the signature is wrong."""
+        """The record without its `mac`. None if that is wrong."""
         try:
             text = record.decode()
         except UnicodeDecodeError:
             return None
-        if not self._secret:
-            return text
         body, found, end = text.rpartition(_MAC)
         body += "}"
         if not found or not hmac.compare_digest(end[:-2].encode(), self._mac(body, place).encode()):
@@ -131,26 +271,41 @@ class Envelope:
         return hmac.digest(self._secret, _bytes(text), hashlib.sha256).hex()
 
 
+def glimpsed(record: bytes) -> Record | None:
+    """What a record says, whoever has written it: for tools that have no secret. None: it is no record.
+
+    Raises `Refused` like `unwrap`."""
+    body, found, _ = record.decode(errors="replace").rpartition(_MAC)
+    return _opened(body + "}") if found else None
+
+
+def is_of_this_format(header: bytes) -> bool:
+    """Whether this version of reknit reads journals with this header. It may be signed with any secret."""
+    return _json(header).get("format") == FORMAT
+
+
 @lru_cache(maxsize=4096)
-def _opened(text: str) -> tuple[str, Entry]:
+def _opened(text: str) -> Record | None:
     # Remembered, because many agents of one process may read the same records. Entries are values, so they can share.
     data = _json(text)
     if not data:
-        return "", Filler()
+        return None
+    by, at, seen = data.get("by"), data.get("at"), data.get("seen")
     try:
-        return str(data.get("token")), decode_entry(data.get("entry"))
+        entry = decode(data.get("entry"), Entry)
     except CodecError as e:
         raise Refused(
             Refusal.FORMAT, f"the journal holds an entry that this version of reknit cannot read: {e}"
         ) from None
+    return Record(entry, str(data.get("token")), str(by or ""), at if isinstance(at, float) else None, str(seen or ""))
 
 
 @lru_cache(maxsize=4)
-def _opened_job(text: str) -> tuple[int, Job] | None:
+def _opened_job(text: str) -> tuple[int, Job, str] | None:
     data = _json(text)
     position = data.get("position")
     try:
-        return (position, thaw(data.get("job"))) if type(position) is int else None
+        return (position, thaw(data.get("job")), str(data.get("digest", ""))) if type(position) is int else None
     except CodecError:
         return None
 

@@ -45,9 +45,9 @@ class MemoryJournal:
         with self._changed:
             return tuple(self._entries[after:])
 
-    def beat(self, node: Node, watch: Sequence[Node]) -> Mapping[Node, int]:
+    def beat(self, node: Node, count: int, watch: Sequence[Node]) -> Mapping[Node, int]:
         with self._changed:
-            self._counts[node] = self._counts.get(node, 0) + 1
+            self._counts[node] = count
             return {n: self._counts[n] for n in (node, *watch) if n in self._counts}
 
     def publish(self, position: int, job: Job) -> None:
@@ -74,8 +74,8 @@ class MemoryLink:
         self._count += 1
         self._journal.append(str(self._count), entry)
 
-    def beat(self, node: Node, watch: Sequence[Node]) -> None:
-        self._counters.append(Counters(self._clock.now(), self._journal.beat(node, watch)))
+    def beat(self, node: Node, count: int, watch: Sequence[Node]) -> None:
+        self._counters.append(Counters(self._clock.now(), self._journal.beat(node, count, watch)))
         self._owes_read = True
 
     def events(self, now: float) -> list[Event]:

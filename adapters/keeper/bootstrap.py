@@ -8,7 +8,7 @@ choosing the port and using it.
 from __future__ import annotations
 
 import socket
-from collections.abc import Container
+from collections.abc import Collection, Container
 
 _TRIES = 64
 """So many ports are drawn at most, until one is found that was not used before. That is enough as long as a host has
@@ -42,6 +42,47 @@ class Reservation:
     def release(self) -> None:
         if self._socket:
             self._socket.close()
+
+
+class BootstrapPorts:
+    """The bootstrap port of each round in turn.
+
+    It is another one for each round, for two reasons. The kernel may keep the last port busy for a while. And workers
+    of an earlier round, on a node that was cut off, must not reach the new round's store."""
+
+    def __init__(self, used: Collection[int] = (), first: int = 0, always: int = 0) -> None:
+        """`used`: ports that are not reserved again. `first`: the port to reserve first, if it is free. 0: any port.
+        `always`: the port of every round. It is free again each time, because the worker that had it is gone. 0:
+        another free port for each round."""
+        self._used = set(used)
+        self._always = always
+        self._reservation: Reservation | None = None
+        if first and not always:
+            try:
+                self._reservation = Reservation((), first)
+            except OSError:
+                pass  # another process has taken the port: if this node becomes group rank 0, its round fails
+
+    def present(self) -> int:
+        """The port that is reserved on this host, until `another` is called. 0: no port is free.
+
+        Raises `OSError` if the port of every round is taken. Once that is reserved, it stays reserved.
+        """
+        if self._reservation is None:
+            self._reservation = Reservation(self._used, self._always)
+        return self._reservation.port
+
+    def another(self) -> int:
+        """The port of the next round."""
+        if self._reservation is not None and not self._always:
+            self._used.add(self._reservation.port)
+            self.release()
+        return self.present()
+
+    def release(self) -> None:
+        if self._reservation is not None:
+            self._reservation.release()
+            self._reservation = None
 
 
 def _bind_either(port: int) -> socket.socket:

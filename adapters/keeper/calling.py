@@ -8,10 +8,9 @@ from collections.abc import Container, Mapping
 from functools import partial
 from typing import TYPE_CHECKING
 
-from reknit.core.agent.commands import StartWorkers
-from reknit.core.agent.events import WorkersExited
+from reknit.core.agent.workers import StartWorkers, WorkersExited
 from reknit.core.job.job import EMPTY
-from reknit.core.job.ranks import WorkerRanks
+from reknit.core.job.workers import WorkerRanks
 
 from .bootstrap import Reservation
 from .parcels import Parcel
@@ -38,6 +37,8 @@ class Calling:
         self._function = function
         self._calls: Calls | None = None
         """The functions of the round that was started last. None: its workers are programs."""
+        self._ranks: dict[int, int] = {}
+        """By local rank: the ranks of that round."""
 
     def message(
         self, command: StartWorkers | StartProcesses, functions: Mapping[int, Function], *, takes_files: bool
@@ -63,6 +64,7 @@ class Calling:
 
         if not takes_files and not self.forks:
             raise FunctionError("a worker can be a function only if its keeper is on the same host")
+        self._ranks = {process.local_rank: process.rank for process in command.processes}
         self._calls = Calls(command.round, functions, self.start_method)
         return command if self.forks else self._calls.parcel(command)
 
@@ -76,7 +78,7 @@ class Calling:
         """Starts the keeper that has the functions of this round. None: any keeper can start them."""
         if self._calls is None or not self.forks:
             return None
-        return partial(self._calls.fork_keeper, self._console)
+        return partial(self._calls.fork_keeper, self._ranks, self._console)
 
     def port(self, used: Container[int], port: int) -> int:
         """fork: reserve a bootstrap port in this process, because the keeper of a round ends before the next round

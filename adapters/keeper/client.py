@@ -26,8 +26,9 @@ from attrs import evolve
 from reknit.adapters.children import abandon_in_forks
 from reknit.adapters.console import LAST_WORDS_S, Console
 from reknit.adapters.ports import CannotStart, Clock
-from reknit.core.agent.commands import ReservePort, StartWorkers, StopWorkers
-from reknit.core.agent.events import Event, PortReserved, Started, WorkersExited, WorkersStarted, WorkersStopped
+from reknit.core.agent.commands import StopWorkers
+from reknit.core.agent.events import Event, Started
+from reknit.core.agent.workers import PortReserved, ReservePort, StartWorkers, WorkersExited, WorkersStopped
 from reknit.core.job.job import EMPTY
 
 from . import wire
@@ -167,8 +168,8 @@ class Keeper:
         """fork: another bootstrap port, which this process reserves. Otherwise 0, because the keepers reserve them."""
         return self._calling.port(self._used_ports, self._configure.master_port) if self._calling.forks else 0
 
-    def stop(self, command: StopWorkers) -> None:
-        round_ = self._round
+    def stop(self, command: StopWorkers | wire.Stop) -> None:
+        round_, stop = self._round, wire.Stop(command.round, command.signal, command.grace_s)
         if isinstance(self._keeper, NoKeeper):
             self._round = None
             self._pending.append(WorkersStopped(self._clock.now(), command.round, self._reserve()))
@@ -177,10 +178,10 @@ class Keeper:
             is_ready = isinstance(self._keeper, ReadyKeeper)
             if round_.stop is not None and not (is_ready or round_.running):
                 return  # no worker of the round lives, and the next keeper answers the first stop
-            round_.stop = command
+            round_.stop = stop
             if is_ready:
                 self._await_answer(round_, command.grace_s)
-        self._keeper.tell(command)
+        self._keeper.tell(stop)
 
     def _await_answer(self, round_: Staff, grace_s: float) -> None:
         by = self._clock.now() + grace_s + _ANSWER_S
@@ -267,9 +268,9 @@ class Keeper:
             case wire.Flushed() if isinstance(keeper, ReadyKeeper):
                 keeper.owes_flush = False
             case wire.Pids() | wire.Exitcodes():
-                self.told.take(message)
+                self.told.take(message, self.pid, self._configure.mark)
                 self._calling.release()
-            case WorkersStarted() | WorkersExited() | WorkersStopped() | PortReserved():
+            case _ if isinstance(message, wire.Happened):
                 self._pending.append(self._noted(message))
 
     def _be_ready(self, keeper: StartingKeeper, ready: wire.Ready, now: float) -> None:
@@ -331,7 +332,7 @@ class Keeper:
     def _replace(self) -> None:
         """Start a keeper in the place of the last one, unless too many have failed in a row."""
         self._failures += 1
-        self._configure = evolve(self._configure, sweeps=True)
+        self._configure = evolve(self._configure, sweeps=True, left=self.told.left)
         waiting: list[object] = []
         if (round_ := self._round) is not None:
             round_.answer_by = None  # this was for the last keeper: the time of the next one begins when it is ready
@@ -384,7 +385,7 @@ class Keeper:
         if line is not None and not line.shut_down(_CLOSE_S) and self._configure.mark:
             from reknit.adapters.orphans import end_marked  # slow to import, and rarely needed
 
-            end_marked(self._configure.mark, _SWEEP_S)
+            end_marked(self._configure.mark, _SWEEP_S, self.told.processes)
 
     def abandon(self) -> None:
         """In a forked child: close the copies of the descriptors. Otherwise the keeper would not see the end of the

@@ -3,8 +3,33 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
-from reknit.core.job.ranks import Assignment, WorkerRanks
+from reknit.adapters.orphans import MARK
+from reknit.core.job.workers import Assignment, WorkerRanks
+
+if TYPE_CHECKING:
+    from .wire import Configure
+
+TIMER_FILE = "TORCHELASTIC_TIMER_FILE"
+"""The variable that tells workers the path of the pipe for timers (`timerpipe.py`)."""
+
+
+def handed_down(own: Mapping[str, str], wanted: Configure, timer_file: str = "") -> dict[str, str]:
+    """The variables with which the environment of every worker begins.
+
+    `own`: those of the keeper. `timer_file`: the path of the keeper's pipe for timers. Empty: it has none. If then no
+    other process reads the pipe that the variable names, it is left out: a client would find nobody, and fail.
+    """
+    env = {name: value for name, value in own.items() if name not in wanted.withheld}
+    if timer_file:
+        env[TIMER_FILE] = timer_file
+    elif TIMER_FILE in env:
+        from .timerpipe import is_read  # needed by few jobs
+
+        if not is_read(env[TIMER_FILE]):
+            del env[TIMER_FILE]
+    return {**env, **dict(wanted.env), **({MARK: wanted.mark} if wanted.mark else {})}
 
 
 def environment(
@@ -40,7 +65,7 @@ def given_by(
 ) -> dict[str, str]:
     """The variables of a worker that come from its ranks. Raises `ValueError` as `environment` does."""
     return {
-        **_device(base, worker.local_rank, virtual=virtual_local_rank),
+        **device(base, worker.local_rank, virtual=virtual_local_rank),
         "RANK": str(worker.rank),
         "WORLD_SIZE": str(assignment.world_size),
         "LOCAL_WORLD_SIZE": str(len(assignment.workers)),
@@ -61,7 +86,9 @@ def given_by(
     }
 
 
-def _device(base: Mapping[str, str], local_rank: int, *, virtual: bool) -> dict[str, str]:
+def device(base: Mapping[str, str], local_rank: int, *, virtual: bool) -> dict[str, str]:
+    """The variables that say which device a worker uses. The parameters are those of `environment`, and so is the
+    error."""
     if not virtual:
         return {"LOCAL_RANK": str(local_rank)}
     listed = base.get("CUDA_VISIBLE_DEVICES")

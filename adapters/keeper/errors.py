@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     # Not imported otherwise: a worker that records its error imports this file, and should not pay for the core.
     from typing import Any
 
-    from reknit.core.job.entries import WorkerFailure
+    from reknit.core.job.workers import WorkerFailure
 
 _LARGEST_FILE = 4 << 20
 """Upper bound on an error file, in bytes."""
@@ -119,6 +119,11 @@ def _shorten(text: str, longest: int) -> str:
     return f"{text[:half]}\n[… {len(text) - 2 * half} characters left out …]\n{text[-half:]}"
 
 
+def shorten_stacks(text: str) -> str:
+    """The stacks of a worker, shortened as a traceback is."""
+    return _shorten(text, _LONGEST_TRACEBACK)
+
+
 def _clean(text: str) -> str:
     """The text without lone surrogates. JSON can hold them and UTF-8 cannot."""
     return text.encode("utf-8", "backslashreplace").decode()
@@ -126,15 +131,25 @@ def _clean(text: str) -> str:
 
 def write(path: str, failure: WorkerFailure, exitcode: int) -> bool:
     """Write `failure` as torchelastic's error file, for the program that runs this agent. False if that fails."""
+    return write_document(path, document_of(failure, exitcode))
+
+
+def document_of(failure: WorkerFailure, exitcode: int) -> dict[str, Any]:
+    """`failure` as the content of torchelastic's error file. `exitcode`: 0 is left out."""
     import time
 
+    text = failure.message
+    if failure.cause is not None:
+        from reknit.core.text.describe import how_text
+
+        text = how_text(failure)
     message: dict[str, object] = {
-        "message": failure.message or f"worker of rank {failure.rank} failed with exit code {failure.exitcode}",
+        "message": text or f"worker of rank {failure.rank} failed with exit code {failure.exitcode}",
         "extraInfo": {"py_callstack": failure.traceback, "timestamp": str(int(time.time()))},
     }
     if exitcode:
         message["errorCode"] = exitcode
-    return write_document(path, {"message": message})
+    return {"message": message}
 
 
 def write_document(path: str, document: dict[str, Any]) -> bool:

@@ -15,13 +15,14 @@ import os
 import time
 
 _SCRATCH = "reknit_scratch_"
-_LIMITS = (errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE)
+LIMITS = (errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE)
+"""Errors that say that the disk is full, or that no descriptor is left."""
 _OLD_S = 60.0
 """A scratch folder that is younger than this is never removed: its owner may not have locked it yet. Seconds."""
 
 
-class NoFolder(Exception):
-    """The folder that the user asked for cannot be made. The text is one line that names the folder."""
+class CannotMake(Exception):
+    """A folder or a pipe that the user asked for cannot be made. The text is one line that names it."""
 
     def __init__(self, why: str, *, is_limit: bool) -> None:
         super().__init__(why)
@@ -36,8 +37,8 @@ class LogFolder:
         `keeps`: the workers' output goes into the folder, so it stays.
         `made`: the path of the folder if an earlier keeper has made it. Empty: it is made now.
 
-        Raises `NoFolder` if the folder cannot be made and the user asked for it. Without a scratch folder the job runs
-        all the same, without error files.
+        Raises `CannotMake` if the folder cannot be made and the user asked for it. Without a scratch folder the job
+        runs all the same, without error files.
         """
         self.path = made
         """Empty: there is no folder."""
@@ -60,7 +61,7 @@ class LogFolder:
             self.path = ""
             if base or keeps:
                 asked = f"--log-dir={base}" if base else f"temporary folder {temporary_base()}"
-                raise NoFolder(f"{asked}: {e.strerror}", is_limit=e.errno in _LIMITS) from None
+                raise CannotMake(f"{asked}: {e.strerror}", is_limit=e.errno in LIMITS) from None
 
     def _hold(self) -> None:
         try:
@@ -71,16 +72,17 @@ class LogFolder:
 
     def close(self) -> None:
         """Remove the folder if it is a scratch folder. May be repeated."""
-        if self._is_scratch and self.path:
-            try:
+        try:
+            if self._is_scratch and self.path:
                 import shutil  # slow to import, and not needed before
 
                 shutil.rmtree(self.path, ignore_errors=True)
-            except (OSError, ImportError):
-                pass  # no descriptor is free for the import: a later keeper removes the folder
-        if self._lock >= 0:
-            os.close(self._lock)
-            self._lock = -1
+        except (OSError, ImportError):
+            pass  # no descriptor is free for the import: a later keeper removes the folder
+        finally:  # also after an interrupt: a later keeper removes a folder without a lock only
+            if self._lock >= 0:
+                os.close(self._lock)
+                self._lock = -1
 
 
 def worker_folder(log_dir: str, round_: int, local_rank: int, *, must: bool) -> str:

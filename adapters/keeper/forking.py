@@ -24,6 +24,7 @@ from functools import partial
 from typing import Any, NoReturn
 
 from reknit.adapters.children import apart
+from reknit.adapters.orphans import MARK, carry
 
 from . import boot
 from .function_main import Worker
@@ -40,7 +41,7 @@ def fork_keeper(workers: Mapping[int, Worker], files: Mapping[int, int], console
     the descriptor that a worker writes its value to. `console`: the descriptors that become the keeper's stdout and
     stderr. Raises `OSError`."""
     # The program of the keeper is imported here and not in the fork. So a program that starts several rounds pays once.
-    from . import process  # noqa: F401
+    from . import process  # noqa: F401  # `_become` uses it
 
     for stream in (sys.stdout, sys.stderr):
         try:
@@ -66,6 +67,9 @@ def _become(
 ) -> NoReturn:
     from .process import keep
 
+    # What the program has dropped must not be collected here. Files would be closed whose numbers are counted as the
+    # program's below, and `release` would close what the keeper has opened under these numbers.
+    gc.freeze()
     boot.open_standard()
     for number, fd in shown.items():
         os.dup2(fd, number)
@@ -115,6 +119,8 @@ class Forks:
             status = _FAILED
             try:
                 self._forget_keeper(given_back)
+                if MARK in env:
+                    carry(env[MARK])
                 kept = {0, 1, 2, ticket, self._files[local_rank], *(self._hosts - {*self._files.values()})}
                 settle(env, ends, ticket, descriptors() - kept)
                 status = _run(worker)

@@ -76,7 +76,7 @@ class ForkServer:
             if ticket >= 0:
                 os.close(ticket)
             if isinstance(error, ConnectionError):
-                raise OSError("the fork server has ended: its traceback says why") from None
+                raise OSError("the fork server has ended: its last lines on stderr say why") from None
             raise
         if ticket >= 0:
             guard.arm(ticket, pid)

@@ -6,10 +6,11 @@ import gc
 import importlib
 import json
 import os
+import signal
 import socket
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from multiprocessing import spawn
 from typing import Any, NoReturn
 
@@ -63,13 +64,15 @@ class Server(Started):
     def _fork(self, request: dict[str, Any], files: list[int]) -> int:
         """Returns the pid of the worker."""
         read_end, write_end = os.pipe()
+        # Python forgets at a fork which signals have come, so a worker would lose one that comes right after it.
+        mask = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
         try:
             between = os.fork()
             if between == 0:
                 try:
                     pid = os.fork()
                     if pid == 0:
-                        self._become_worker(request, files, (read_end, write_end))
+                        self._become_worker(request, files, (read_end, write_end), mask)
                     os.write(write_end, pid.to_bytes(LENGTH))
                 except OSError as error:
                     os.write(write_end, (-(error.errno or 1)).to_bytes(LENGTH, signed=True))
@@ -78,16 +81,20 @@ class Server(Started):
             os.waitpid(between, 0)  # from now on the worker is a child of the keeper
             return int.from_bytes(os.read(read_end, LENGTH), signed=True)
         finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
             os.close(read_end)
             os.close(write_end)
 
-    def _become_worker(self, request: dict[str, Any], files: list[int], pipe: tuple[int, int]) -> NoReturn:
+    def _become_worker(
+        self, request: dict[str, Any], files: list[int], pipe: tuple[int, int], mask: Collection[int]
+    ) -> NoReturn:
         status = _FAILED
         try:
             ends = dict(zip(request["numbers"], files, strict=False))
             ticket = files[len(ends)] if request["has_ticket"] else -1
             settle(request["env"], ends, ticket, {SOCKET, *pipe, *files})
             gc.unfreeze()
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
             main: Any = spawn
             status = main._main(self._told, os.dup(self._told))
         except BaseException:

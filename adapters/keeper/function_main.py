@@ -56,11 +56,14 @@ class Started(process.BaseProcess):
 class Worker(Started):
     """The process of one function, made by the agent. The keeper starts it."""
 
-    def __init__(self, start_method: str, file: int, load: Callable[[], tuple[Callable[..., object], Any]]) -> None:
-        """`file`: the descriptor, in the worker, into which the value goes. `load`: gives the function and its
-        arguments, in the worker."""
+    def __init__(
+        self, rank: int, start_method: str, file: int, load: Callable[[], tuple[Callable[..., object], Any]]
+    ) -> None:
+        """`rank`: part of the name of the process, which `multiprocessing` writes above a traceback. `file`: the
+        descriptor, in the worker, into which the value goes. `load`: gives the function and its arguments, in the
+        worker."""
         # A host that is a daemonic process may have no children of its own. This one is a child of the keeper.
-        super().__init__(daemon=False)
+        super().__init__(name=f"rank {rank}", daemon=False)
         self._start_method = start_method
         self._file = file
         self._load = load
@@ -104,7 +107,7 @@ class Worker(Started):
                 _pickler(file).dump(value)
             except Exception as error:
                 kind = type(value).__qualname__
-                raise TypeError(f"the return value, of type {kind}, cannot be pickled: {_text(error)}") from error
+                raise TypeError(f"the return value, of type {kind}, cannot be pickled: {one_line(error)}") from error
         os.pwrite(self._file, RETURNED, 0)
 
     def _record(self, path: str, error: BaseException) -> None:
@@ -115,12 +118,17 @@ class Worker(Started):
         said = _text(error)
         if not isinstance(error, Exception):
             said = f"the function has ended without returning: {said}"
-        extra = {"py_callstack": _cut(_traceback(error)), "timestamp": str(int(time.time()))}
-        try:
-            with open(path, "w") as file:
-                json.dump({"message": {"message": _cut(said), "extraInfo": extra}}, file)
-        except OSError:
-            pass  # a full disk, for example: the traceback on stderr says the same
+        write_error(path, said, _traceback(error))
+
+
+def write_error(path: str, said: str, stack: str) -> None:
+    """Write torchelastic's error file. `stack`: the traceback. Empty: there is none."""
+    extra = {"py_callstack": _cut(stack), "timestamp": str(int(time.time()))}
+    try:
+        with open(path, "w") as file:
+            json.dump({"message": {"message": _cut(said), "extraInfo": extra}}, file)
+    except OSError:
+        pass  # a full disk, for example: stderr says the same
 
 
 def _cut(text: str) -> str:
@@ -156,6 +164,12 @@ def _handed_up(path: str, error: BaseException) -> bool:
     return True
 
 
+_BELOW_THE_GUARD = (
+    '. A worker imports the script, but runs nothing that stands below `if __name__ == "__main__":`. '
+    "Define functions and classes above this line"
+)
+
+
 class Payload:
     """A pickled function with its arguments, in a file that several workers share."""
 
@@ -172,7 +186,8 @@ class Payload:
             try:
                 function, args = pickle.loads(data)
             except Exception as error:
-                raise TypeError(f"the function or its arguments cannot be read here: {_text(error)}") from error
+                why = one_line(error) + (_BELOW_THE_GUARD if "<module '__mp_main__' from" in str(error) else "")
+                raise TypeError(f"the function or its arguments cannot be read here: {why}") from error
             finally:
                 del me._inheriting
         return function, args
@@ -226,6 +241,12 @@ def _pidfd(pid: int | None) -> int | None:
 
 def _name(function: object) -> str:
     return str(getattr(function, "__qualname__", None) or type(function).__qualname__)
+
+
+def one_line(error: BaseException) -> str:
+    """Type and text of the exception, in one line of at most 1000 characters. The exception's own `__str__` may
+    fail."""
+    return f"{' '.join(_text(error).split()):.1000}"
 
 
 def _text(error: BaseException) -> str:

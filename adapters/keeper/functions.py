@@ -18,21 +18,21 @@ import mmap
 import os
 import pickle
 import sys
+import threading
 from collections import ChainMap
 from collections.abc import Callable, Mapping
-from multiprocessing import context, forkserver, resource_tracker, spawn
+from multiprocessing import context, forkserver, process, resource_tracker, spawn
 from multiprocessing.reduction import ForkingPickler
 from typing import Any, ClassVar
 
 from attrs import evolve, frozen
 
-from reknit.core.agent.events import WorkerExit, WorkersExited
-from reknit.core.job.entries import WorkerFailure
-from reknit.core.job.ranks import WorkerRanks
+from reknit.core.agent.workers import WorkerExit, WorkersExited
+from reknit.core.job.workers import WorkerFailure, WorkerRanks
 
 from .forking import cuda_is_initialized, fork_keeper
 from .forkserver_main import Server
-from .function_main import RETURNED, Held, Passed, Payload, Worker
+from .function_main import RETURNED, Held, Passed, Payload, Worker, one_line, write_error
 from .parcels import Parcel
 from .start import Keeping
 from .wire import Process, StartProcesses
@@ -121,11 +121,11 @@ class Calls:
             self._packed[key] = _pack(function)
         return self._packed[key]
 
-    def fork_keeper(self, console: tuple[int, int]) -> Keeping:
-        """Start a keeper that is a fork of this process, and whose workers call these functions. `console`: the
-        descriptors that become its stdout and stderr. Raises `OSError`."""
+    def fork_keeper(self, ranks: Mapping[int, int], console: tuple[int, int]) -> Keeping:
+        """Start a keeper that is a fork of this process, and whose workers call these functions. `ranks`: by local
+        rank. `console`: the descriptors that become its stdout and stderr. Raises `OSError`."""
         workers = {
-            local_rank: Worker("fork", self._files[local_rank], Held(function.fn, function.args))
+            local_rank: Worker(ranks[local_rank], "fork", self._files[local_rank], Held(function.fn, function.args))
             for local_rank, function in self._functions.items()
         }
         return fork_keeper(workers, self._files, console)
@@ -136,13 +136,13 @@ class Calls:
         processes = []
         told = _told()
         tracker = _tracker()
-        for process in command.processes:
-            local_rank = process.local_rank
+        for asked in command.processes:
+            local_rank = asked.local_rank
             if local_rank not in self._files:
-                processes.append(process)  # it is a program
+                processes.append(asked)  # it is a program
                 continue
             file, packed = self._files[local_rank], self._which[local_rank]
-            _write(file, told, Worker(self._start_method, _FILE, Payload(_PAYLOAD)))
+            _write(file, told, Worker(asked.rank, self._start_method, _FILE, Payload(_PAYLOAD)))
             numbers = {_TOLD: file, _FILE: file, _PAYLOAD: packed.file}
             numbers |= dict(enumerate(packed.descriptors, _FIRST))
             if tracker >= 0:
@@ -150,7 +150,7 @@ class Calls:
             sent += [fd for fd in dict.fromkeys(numbers.values()) if fd not in sent]
             descriptors = tuple((number, sent.index(fd)) for number, fd in numbers.items())
             argv = () if self._has_server else _command_line(tracker)
-            processes.append(evolve(process, argv=argv, descriptors=descriptors))
+            processes.append(evolve(asked, argv=argv, descriptors=descriptors))
         command = evolve(command, processes=tuple(processes))
         if self._has_server:
             command = evolve(command, fork_server=self._server(told, tracker, sent))
@@ -204,7 +204,7 @@ class Calls:
                 return pickle.loads(pickled)
             except Exception as error:
                 what = f"what the function of local rank {local_rank} has returned cannot be read here"
-                raise FunctionError(f"{what}: {type(error).__name__}: {error}") from error
+                raise FunctionError(f"{what}: {one_line(error)}") from error
 
     def close(self) -> None:
         """Close everything. May be repeated."""
@@ -219,9 +219,27 @@ class Calls:
 
 def verify(function: Function, start_method: str) -> None:
     """Raises `FunctionError` if this function cannot be a worker. Starts nothing."""
+    end_import(start_method)
     Calls(0, {0: function}, start_method).close()
-    if start_method != "fork":
-        _told()
+
+
+_UNGUARDED = (
+    "a worker imports this script, and the script starts workers again: "
+    'put the start below the line `if __name__ == "__main__":`'
+)
+
+
+def end_import(start_method: str) -> None:
+    """End this process if it is a worker that imports the script of the program. No worker may be started then.
+
+    Raises `SystemExit`, so that no traceback hides the sentence that matters. In another thread than the main thread
+    this would end the thread without a word, so `FunctionError` is raised there."""
+    if start_method == "fork" or not getattr(process.current_process(), "_inheriting", False):
+        return
+    if threading.current_thread() is not threading.main_thread():
+        raise FunctionError(_UNGUARDED)
+    write_error(os.environ.get("TORCHELASTIC_ERROR_FILE", ""), _UNGUARDED, "")
+    raise SystemExit(f"reknit: {_UNGUARDED}")
 
 
 def check(fn: Callable[..., object]) -> None:
@@ -278,7 +296,7 @@ def _by_value(function: Function, spawning: _Spawning) -> memoryview:
     """For what a notebook or an interactive session has defined, which no worker can import."""
     name = _name(function.fn)
     try:
-        import cloudpickle  # type: ignore[import-untyped]
+        import cloudpickle  # type: ignore[import-untyped]  # it has no types
     except ImportError:
         raise FunctionError(
             f"{name} or one of its arguments is defined in an interactive session, which a worker cannot import: "
@@ -305,7 +323,7 @@ def _by_value(function: Function, spawning: _Spawning) -> memoryview:
 
 
 def _why_not(function: Function, error: Exception) -> str:
-    name, cause = _name(function.fn), f"{type(error).__name__}: {error}"
+    name, cause = _name(function.fn), one_line(error)
     try:
         ForkingPickler.dumps(function.fn)
     except Exception:
@@ -339,16 +357,12 @@ def _has_main_file() -> bool:
 
 def _told() -> bytes:
     """What `multiprocessing` tells a process that it starts."""
-    try:
-        with _as_spawning(_Spawning()):
-            told = spawn.get_preparation_data("worker")
-            if not _has_main_file():
-                told.pop("init_main_from_path", None)  # for example `<stdin>`
-            return bytes(ForkingPickler.dumps(told))
-    except RuntimeError:
-        raise FunctionError(
-            "workers are started while a worker imports this script: put the start below `if __name__ == '__main__':`"
-        ) from None
+    end_import("spawn")
+    with _as_spawning(_Spawning()):
+        told = spawn.get_preparation_data("worker")
+        if not _has_main_file():
+            told.pop("init_main_from_path", None)  # for example `<stdin>`
+        return bytes(ForkingPickler.dumps(told))
 
 
 def _command_line(tracker: int) -> tuple[str, ...]:

@@ -13,9 +13,8 @@ from typing import TYPE_CHECKING
 
 from attrs import evolve
 
-from reknit.core.agent.commands import StartWorkers
-from reknit.core.job.entries import WorkerFailure
-from reknit.core.job.ranks import WorkerRanks
+from reknit.core.agent.workers import StartWorkers
+from reknit.core.job.workers import WorkerFailure, WorkerRanks
 
 from .environment import arguments, given_by, whole
 from .folder import worker_folder
@@ -29,6 +28,7 @@ if TYPE_CHECKING:
     from reknit.adapters.ports import Clock
 
     from .forking import Forks
+    from .watchdog import Watchdog
 
 
 class Launcher:
@@ -48,6 +48,7 @@ class Launcher:
         virtual_local_rank: bool,
         forks: Forks | None,
         is_abandoned: Callable[[], bool],
+        watchdog: Watchdog | None,
     ) -> None:
         self._clock = clock
         self._streams = streams
@@ -60,6 +61,7 @@ class Launcher:
         self._virtual_local_rank = virtual_local_rank
         self._forks = forks
         self._is_abandoned = is_abandoned
+        self._watchdog = watchdog
         self._server: ForkServer | None = None
         self._guard: Guard | None = None
 
@@ -82,6 +84,8 @@ class Launcher:
             if self._stdin is not None:
                 streams.ends[STDIN] = file_with(self._stdin)
             env = whole(self._env, given, process.error_file)
+            if self._watchdog is not None:
+                env |= self._watchdog.variables(process.local_rank, env)
             ends = {**streams.ends, **_files(process, descriptors)}
             if process.argv:
                 pid = spawn([*process.argv], env, ends, guard=self._guard, given_back=self._given_back)

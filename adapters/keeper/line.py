@@ -79,7 +79,13 @@ class Line:
         self._stream.send(Shutdown())
         # A stopped keeper (SIGSTOP) is continued by the kernel only if it had the time to ask for that.
         signal_process(self.pid, signal.SIGCONT)
-        give_up = time.monotonic() + deadline_s
+        try:
+            self._await_end(time.monotonic() + deadline_s)
+        finally:  # a signal's handler may raise an error in this wait
+            how = self.end()
+        return bool(how) and not how.startswith("killed")
+
+    def _await_end(self, give_up: float) -> None:
         while (left_s := give_up - time.monotonic()) > 0:
             self._stream.flush()
             self.wait(min(left_s, 0.1) if self._stream.unsent else left_s)
@@ -92,8 +98,6 @@ class Line:
             is_readable(self._fd, give_up - time.monotonic())
         else:
             reap([self.pid], max(0.0, give_up - time.monotonic()))
-        how = self.end()
-        return bool(how) and not how.startswith("killed")
 
     def end(self) -> str:
         """Kill the keeper if it lives, and close everything. Returns how the keeper had ended by itself. Empty: it was

@@ -25,11 +25,11 @@ from typing import TYPE_CHECKING, NoReturn
 from reknit.adapters.children import become_subreaper, pidfd_of
 from reknit.adapters.clock import Clock, is_readable
 from reknit.adapters.console import LAST_WORDS_S, Console
-from reknit.adapters.orphans import MARK, end_marked_counting
-from reknit.core.agent.commands import ReservePort, StartWorkers, StopWorkers
-from reknit.core.agent.events import WorkersStarted, WorkersStopped
+from reknit.adapters.orphans import end_marked, processes_of
+from reknit.core.agent.workers import ReservePort, StartWorkers, WorkersStarted, WorkersStopped
 
-from .folder import LogFolder, NoFolder, remove_abandoned, working_folder
+from .environment import handed_down
+from .folder import CannotMake, LogFolder, remove_abandoned, working_folder
 from .guard import continue_on_news
 from .parcels import Receiver
 from .processes import Processes
@@ -54,11 +54,13 @@ from .wire import (
     Say,
     Shutdown,
     StartProcesses,
+    Stop,
     Unusable,
 )
 
 if TYPE_CHECKING:
     from .forking import Forks
+    from .watchdog import Watchdog
 
 _IGNORED = (
     signal.SIGHUP,
@@ -221,7 +223,7 @@ class Keeper:
             case StartWorkers() | StartProcesses():
                 count = message.descriptors if isinstance(message, StartProcesses) else 0
                 self._workers.start(message, self._receiver.take(count))
-            case StopWorkers():
+            case Stop():
                 self._workers.stop(message)
             case ReservePort():
                 self._workers.renew_port()
@@ -242,11 +244,12 @@ class Keeper:
                 return
         swept, stuck = 0, tuple[int, ...]()
         if wanted.sweeps:
-            swept, stuck = end_marked_counting(wanted.mark, _SWEEP_S)
+            swept, stuck = end_marked(wanted.mark, _SWEEP_S, processes_of(wanted.left))
         try:
             keeps = bool(wanted.streams.redirects or wanted.streams.tee)
             self._folder = LogFolder(wanted.log_base, wanted.run_id, keeps=keeps, made=wanted.log_dir)
-        except NoFolder as error:
+            watchdog = self._watchdog(wanted)
+        except CannotMake as error:
             self._stream.send(Unusable(str(error), is_usage=not error.is_limit))
             return
         if wanted.pings:
@@ -255,7 +258,7 @@ class Keeper:
         self._workers = Processes(
             clock=self._clock,
             argv=wanted.argv,
-            env=_environ(wanted),
+            env=handed_down(os.environ, wanted, "" if watchdog is None else watchdog.timer_file),
             run_id=wanted.run_id,
             log_dir=self._folder.path,
             streams=wanted.streams,
@@ -272,6 +275,7 @@ class Keeper:
             stdout=stdout,
             stderr=stderr,
             relays=wanted.relays,
+            watchdog=watchdog,
         )
         try:
             port = self._workers.reserve_port()
@@ -279,6 +283,21 @@ class Keeper:
             self._stream.send(Unusable(f"--master-port={wanted.master_port}: {error.strerror}", is_usage=True))
             return
         self._stream.send(Ready(port, self._folder.path, swept, stuck))
+
+    def _watchdog(self, wanted: Configure) -> Watchdog | None:
+        """None: nothing is to be watched, and nothing is imported for it."""
+        if wanted.hang_after_s is None and wanted.timer_file is None:
+            return None
+        from .watchdog import Watchdog
+
+        folder = self._folder.path if self._folder is not None else ""
+        return Watchdog(
+            self._clock,
+            hang_after_s=wanted.hang_after_s,
+            folder=folder,
+            timer_file=wanted.timer_file,
+            run_id=wanted.run_id,
+        )
 
     def _is_abandoned(self) -> bool:
         """Whether the agent is gone. This is asked between the starts of many workers."""
@@ -376,11 +395,6 @@ class Keeper:
                 self._workers.say(f"reknit: these processes cannot be killed: {', '.join(map(str, stuck))}")
             # If the agent has waited for the console in vain, waiting once more would only delay its end.
             self._workers.flush(0.0 if self._is_over and self._owes_flush else LAST_WORDS_S)
+            self._workers.close()
         if self._folder is not None:
             self._folder.close()
-
-
-def _environ(wanted: Configure) -> dict[str, str]:
-    """The variables with which the environment of every worker begins."""
-    own = {name: value for name, value in os.environ.items() if name not in wanted.withheld}
-    return {**own, **dict(wanted.env), **({MARK: wanted.mark} if wanted.mark else {})}

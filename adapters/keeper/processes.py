@@ -4,6 +4,7 @@
    `events`, which the keeper calls whenever the clock wakes up, and at `wakes_at` at the latest.
 2. A stop has four stages. (1) Every group gets the signal. (2) When the grace is over, every group gets SIGKILL. (3)
    When the leaders are dead, the strays are ended. (4) Everything is closed. One `WorkersStopped` answers the stop.
+   A stop waits for hung workers to be looked at and ended first (`watchdog.py`), unless it sends SIGKILL at once.
 3. An exit is reported if the worker ended by itself, that is, if it was found dead before the stop's signal was sent.
 4. A process that survives SIGKILL for `STUCK_AFTER_S` seconds is reported as stuck. Nothing waits for it any more.
 """
@@ -16,26 +17,31 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from reknit.adapters.children import reap
-from reknit.adapters.keeper.bootstrap import Reservation
-from reknit.adapters.keeper.errors import explain
+from reknit.adapters.keeper.bootstrap import BootstrapPorts
 from reknit.adapters.keeper.streams import Streams, StreamSettings
-from reknit.core.agent.commands import StartWorkers, StopWorkers
-from reknit.core.agent.events import Event, PortReserved, WorkerExit, WorkersExited, WorkersStarted, WorkersStopped
-from reknit.core.job.entries import WorkerFailure
+from reknit.core.agent.workers import (
+    PortReserved,
+    StartWorkers,
+    WorkerExit,
+    WorkersExited,
+    WorkersStarted,
+    WorkersStopped,
+)
 
+from .failing import failure_of
 from .launcher import Launcher
 from .leaders import Leader
+from .pauses import Pauses
 from .strays import STUCK_AFTER_S, Strays
-from .wire import StartProcesses, workers_of
+from .wire import Happened, StartProcesses, Stop, workers_of
 
 if TYPE_CHECKING:
     from reknit.adapters.ports import Clock
 
     from .forking import Forks
+    from .watchdog import Hung, Watchdog
 
 _AT_ONCE = 0.0
-_LAST_LINES = 20
-"""Number of a worker's last lines that the report of its failure holds."""
 _CLOSE_S = 5.0
 """Seconds that `end_all` waits for the end of the processes that it has killed."""
 
@@ -50,6 +56,8 @@ class _Round:
         """`WorkersStarted` was reported."""
         self.exits: list[WorkerExit] = []
         """Exits that were not reported yet."""
+        self.late_stop: Stop | None = None
+        """A stop that waits for hung workers to be ended. None: there is none."""
         self.stopping = False
         self.kill_at = 0.0
         """When SIGKILL is due, on the clock's time. It counts only while `stopping`."""
@@ -89,17 +97,16 @@ class Processes:
         master_port: int = 0,
         virtual_local_rank: bool = False,
         forks: Forks | None = None,
+        watchdog: Watchdog | None = None,
     ) -> None:
         """`log_dir`: a worker's files are in `<log_dir>/round_<round>/<local_rank>/`. Empty: there are no files.
         `own_children`: True if every child of this process belongs to the job. Then strays are ended as well.
         `given_back`: signals that this process ignores and its workers do not.
         `is_abandoned`: asked between the starts of two workers. If it returns True, no further worker is started.
-        `used_ports`: bootstrap ports that are not reserved again.
-        `port`: the bootstrap port to reserve first, if it is free. 0: any port.
+        `used_ports`, `port`, `master_port`: see `BootstrapPorts`.
         `stdin`: what each worker reads from its standard input. None: workers inherit that of this process.
         `stdout`, `stderr`: the descriptors of the console. `relays`: see `Streams`.
-        `master_port`: the bootstrap port of every round. 0: another free port for each round.
-        `virtual_local_rank`: see `environment`.
+        `virtual_local_rank`: see `environment`. `watchdog`: ends hung workers. None: nobody looks for them.
         `forks`: the workers without a program, which are forked from this process. None: there are none.
         """
         self._clock = clock
@@ -116,53 +123,35 @@ class Processes:
             virtual_local_rank=virtual_local_rank,
             forks=forks,
             is_abandoned=is_abandoned,
+            watchdog=watchdog,
         )
         self._is_abandoned = is_abandoned
+        self._watchdog = watchdog
+        if watchdog is not None:
+            watchdog.say = self.say
         self._spare = os.open(os.devnull, os.O_RDONLY)
         """A descriptor in reserve. When no descriptor is left, it is closed, because the report of that failure needs
         one. -1: the reserve was used."""
-        self._strays = Strays(clock, lambda: self._launcher.spared) if own_children else None
+        self._strays = Strays(clock, self._spared) if own_children else None
+        self._pauses = Pauses(self.say)
         self._round: _Round | None = None
         self.exitcodes: tuple[int, dict[int, int]] = (-1, {})
         """The last round that was stopped, and how its workers have ended, by local rank."""
         self._unknown_stops: list[int] = []
-        self._master_port = master_port
-        self._reservation: Reservation | None = None
-        self._used_ports = set(used_ports)
+        self._ports = BootstrapPorts(used_ports, port, master_port)
         self._owes_port = False
         self._wakes_at: float | None = None
-        if port and not master_port:
-            try:
-                self._reservation = Reservation((), port)
-            except OSError:
-                pass  # another process has taken the port: if this node becomes group rank 0, its round fails
 
     # ---- the port ----
 
     def reserve_port(self) -> int:
         """The bootstrap port on this host, which stays reserved until the next round has ended. 0: no port is free.
-
-        Raises `OSError` if `master_port` is taken. Once `master_port` is reserved, it stays reserved.
-        """
-        if self._reservation is None:
-            self._reservation = Reservation(self._used_ports, self._master_port)
-        return self._reservation.port
+        Raises `OSError` as `BootstrapPorts.present` does."""
+        return self._ports.present()
 
     def renew_port(self) -> None:
         self._owes_port = True
         self._wakes_at = _AT_ONCE
-
-    def _another_port(self) -> int:
-        """The bootstrap port of the next round. It is another one for each round, for two reasons. The kernel may keep
-        the last port busy for a while. And workers of an earlier round, on a node that was cut off, must not reach the
-        new round's store.
-
-        A `master_port` is the same in all rounds. It is free again, because the worker that had it is gone."""
-        if self._reservation is not None and not self._master_port:
-            self._used_ports.add(self._reservation.port)
-            self._reservation.release()
-            self._reservation = None
-        return self.reserve_port()
 
     # ---- starting ----
 
@@ -180,21 +169,30 @@ class Processes:
             self.end_all()  # the agent never asks for this. Two rounds at the same time would do more harm
         self._round = _Round(command.round)
         self._wakes_at = _AT_ONCE
+        if self._watchdog is not None:
+            self._watchdog.begin()
         for worker in workers_of(command):
             if self._is_abandoned():
                 return
             try:
-                self._round.leaders.append(self._launcher.start(command, worker, descriptors))
+                leader = self._launcher.start(command, worker, descriptors)
             except (OSError, ValueError) as error:
                 self._use_spare()
                 # The round fails because of this worker, so the others are not started.
                 self._round.exits.append(WorkerExit(worker.local_rank, self._launcher.failure(worker, error)))
                 return
+            self._round.leaders.append(leader)
+            if self._watchdog is not None:
+                self._watchdog.watch(leader)
 
     @property
     def pids(self) -> dict[int, int]:
         """The processes of the round that runs, by local rank. Empty: none runs."""
         return {} if self._round is None else {leader.local_rank: leader.pid for leader in self._round.leaders}
+
+    def _spared(self) -> Collection[int]:
+        """Children of this process that are no strays."""
+        return (*self._launcher.spared, *(() if self._watchdog is None else self._watchdog.children))
 
     def _use_spare(self) -> None:
         if self._spare >= 0:
@@ -203,7 +201,7 @@ class Processes:
 
     # ---- stopping ----
 
-    def stop(self, command: StopWorkers) -> None:
+    def stop(self, command: Stop) -> None:
         self._wakes_at = _AT_ONCE
         round_ = self._round
         if round_ is None or round_.number != command.round:
@@ -214,7 +212,13 @@ class Processes:
         if round_.stopping:
             round_.kill_at = min(round_.kill_at, kill_at)
             return
-        self._look(round_)
+        if self._watchdog is not None and kill_at > now and round_.late_stop is None:
+            self._look(round_, now)
+            self._watchdog.find_last(now)
+            if self._watchdog.is_ending:
+                round_.late_stop = command
+                return
+        self._look(round_, now, is_last=True)
         round_.stopping, round_.kill_at = True, kill_at
         round_.signal(command.signal)
         if command.signal != signal.SIGKILL:
@@ -254,17 +258,20 @@ class Processes:
         if self._strays is not None and stuck:
             self._strays.give_up(stuck)
         self._round = None
-        return WorkersStopped(now, round_.number, self._another_port(), stuck)
+        return WorkersStopped(now, round_.number, self._ports.another(), stuck)
 
     # ---- looking ----
 
-    def events(self, now: float) -> list[Event]:
-        found: list[Event] = [WorkersStopped(now, number, self.reserve_port()) for number in self._unknown_stops]
+    def events(self, now: float) -> list[Happened]:
+        found: list[Happened] = [WorkersStopped(now, number, self.reserve_port()) for number in self._unknown_stops]
         self._unknown_stops = []
         if self._owes_port:
             self._owes_port = False
-            found.append(PortReserved(now, self._another_port()))
+            found.append(PortReserved(now, self._ports.another()))
         round_ = self._round
+        if self._watchdog is not None:
+            is_over = round_ is None or round_.stopping or round_.late_stop is not None
+            self._watchdog.hear(() if round_ is None or is_over else round_.leaders, now)
         if round_ is None:
             if self._strays is not None:
                 self._strays.alive(())
@@ -273,13 +280,15 @@ class Processes:
         self._wakes_at = self._next_deadline()
         return found
 
-    def _round_events(self, round_: _Round, now: float) -> list[Event]:
-        found: list[Event] = []
+    def _round_events(self, round_: _Round, now: float) -> list[Happened]:
+        found: list[Happened] = []
         if not round_.announced:
             round_.announced = True
             found.append(WorkersStarted(now, round_.number))
         if not round_.stopping:
-            self._look(round_)
+            self._look(round_, now)
+            if round_.late_stop is not None and (self._watchdog is None or not self._watchdog.is_ending):
+                self.stop(round_.late_stop)
             if self._strays is not None:
                 self._strays.alive(round_.pids)
         if round_.exits:
@@ -289,40 +298,50 @@ class Processes:
             found.append(stopped)
         return found
 
-    def _look(self, round_: _Round) -> None:
-        for leader in round_.leaders:
-            if leader.look():
-                round_.exits.append(WorkerExit(leader.local_rank, self._failure(leader)))
+    def _look(self, round_: _Round, now: float, *, is_last: bool = False) -> None:
+        ended = [leader for leader in round_.leaders if leader.look()]
+        if self._watchdog is not None:
+            if not is_last:
+                self._watchdog.look(now)
+            ended = self._watchdog.reportable(ended, is_last=is_last)
+        round_.exits += map(self._exit, ended)
+        self._pauses.look([leader for leader in round_.leaders if self._hung(leader) is None], now)
+        if is_last:
+            self._forget()
 
-    def _failure(self, leader: Leader) -> WorkerFailure | None:
-        exitcode = leader.exitcode or 0
-        if exitcode == 0:
-            return None
-        lines = self._streams.tail(leader.streams, 10_000)
-        # A worker that was killed by a signal did not die of an exception that it has printed. (A shell whose command
-        # was killed by signal n ends with 128 + n.)
-        message, traceback = explain(leader.error_file, lines if 0 < exitcode < 128 else ())
-        return WorkerFailure(
-            local_rank=leader.local_rank,
-            rank=leader.rank,
-            exitcode=exitcode,
-            pid=leader.pid,
-            message=message,
-            traceback=traceback,
-            stderr=lines[-_LAST_LINES:],
-            log=next((os.path.dirname(path) for path in leader.streams.files.values()), ""),
-        )
+    def _forget(self) -> None:
+        """The round is being stopped: no worker is watched any more."""
+        self._pauses.forget()
+        if self._watchdog is not None:
+            self._watchdog.forget()
+
+    def _hung(self, leader: Leader) -> Hung | None:
+        return None if self._watchdog is None else self._watchdog.hung(leader)
+
+    def _exit(self, leader: Leader) -> WorkerExit:
+        hung = self._hung(leader)
+        lines = self._streams.tail(leader.streams, 10_000) if hung is not None or leader.exitcode else ()
+        failure = failure_of(leader, lines, hung)
+        if self._watchdog is not None and hung is not None and failure is not None and not hung.stacks:
+            # faulthandler's stacks are among the worker's own output, and do not say which worker it is.
+            self._watchdog.show(hung, failure.traceback)
+        return WorkerExit(leader.local_rank, failure)
 
     @property
     def wakes_at(self) -> float | None:
         """When `events` must be called at the latest, on the clock's time. After a command: at once. During a stop:
-        when SIGKILL is due, or when its survivors are given up. None: there is no such time."""
-        return self._wakes_at
+        when SIGKILL is due, or when its survivors are given up. Otherwise: when a worker may be hung, or the end of a
+        hung worker goes on. None: there is no such time."""
+        times = (self._wakes_at, None if self._watchdog is None else self._watchdog.hears_at)
+        return min((at for at in times if at is not None), default=None)
 
     def _next_deadline(self) -> float | None:
         round_ = self._round
-        if round_ is None or not round_.stopping:
+        if round_ is None:
             return None
+        if not round_.stopping:
+            deadlines = [self._pauses.wakes_at, None if self._watchdog is None else self._watchdog.wakes_at]
+            return min((at for at in deadlines if at is not None), default=None)
         deadlines = [self._strays.wakes_at] if self._strays is not None else []
         if any(leader.exitcode is None for leader in round_.leaders):
             deadlines.append(round_.kill_at if round_.killed_at is None else round_.killed_at + STUCK_AFTER_S)
@@ -343,13 +362,18 @@ class Processes:
 
     # ---- the end ----
 
+    def close(self) -> None:
+        """Remove what would outlive this process. Everything else is closed with it."""
+        if self._watchdog is not None:
+            self._watchdog.close()
+
     def end_all(self) -> tuple[int, tuple[int, ...]]:
         """SIGKILL everything at once, in whatever state it is, and read what the workers wrote. May be repeated.
 
-        Returns how many processes ended, and the pids of those that survive. Everything else that is open here is
-        closed with the keeper's process.
+        Returns how many processes ended, and the pids of those that survive.
         """
         round_, self._round = self._round, None
+        self._forget()
         if round_ is not None:
             round_.signal(signal.SIGKILL)
         if self._strays is not None:

@@ -24,6 +24,7 @@ from errno import EAGAIN
 
 from reknit.adapters.clock import Poller
 from reknit.adapters.console import Console
+from reknit.adapters.threads import Thread
 
 PARTIAL_S = 0.1
 """Seconds that the beginning of a line waits for its end."""
@@ -95,7 +96,7 @@ class Relay:
         self._unwritten: dict[Tap, None] = {}
         self._is_writing = False
         self._is_closing = False
-        self._thread: threading.Thread | None = None
+        self._thread: Thread | None = None
         self._poller: Poller | None = None
         self._wake_end = -1
 
@@ -149,16 +150,16 @@ class Relay:
             return self._lock.wait_for(lambda: not (self._unwritten or self._is_writing), max(0.0, deadline_s))
 
     def close(self) -> None:
-        """End the thread and close all descriptors. A thread that hangs in a write to a file is left behind."""
+        """End the thread and close all descriptors. A thread that hangs in a write to a file is left behind. See
+        `Streams.close` for who calls this."""
         with self._lock:
-            thread, self._thread = self._thread, None
             for tap in list(self._taps.values()):
                 self._finish_reading(tap)
-            if thread is None:
-                return
-            self._is_closing = True
+            thread = self._thread
+            self._is_closing = thread is not None
         self.wake()
-        thread.join(_LEAVES_S)
+        if thread is not None:
+            thread.wait(_LEAVES_S)
 
     def wake(self) -> None:
         """Make the thread look again, because a console has room or there is something to write."""
@@ -181,7 +182,7 @@ class Relay:
         os.set_blocking(read_end, False)
         os.set_blocking(wake_end, False)
         poller.add(read_end)
-        thread = threading.Thread(target=self._run, args=(poller, read_end), name="relay", daemon=True)
+        thread = Thread(self._run, poller, read_end, name="relay")
         try:
             thread.start()
         except RuntimeError:  # this is what Python raises if the system allows no further thread
@@ -270,7 +271,7 @@ class Relay:
             os.close(wake_end)
             os.close(self._wake_end)
             poller.close()
-            self._poller, self._wake_end, self._is_closing = None, -1, False
+            self._poller, self._wake_end, self._thread, self._is_closing = None, -1, None, False
 
     def _look(self, poller: Poller, fd: int, wake_end: int) -> int:
         if fd == wake_end:

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
-from reknit.core.agent.commands import StartWorkers, StopWorkers
-from reknit.core.agent.events import WorkerExit
-from reknit.core.job.entries import WorkerFailure
+from reknit.core.agent.workers import StartWorkers, WorkerExit
 from reknit.core.job.job import EMPTY
-from reknit.core.job.ranks import WorkerRanks
+from reknit.core.job.workers import WorkerFailure, WorkerRanks
 
-from .wire import Exitcodes, Pids, Process, StartProcesses, workers_of
+from .wire import Exitcodes, Pids, Process, StartProcesses, Stop, workers_of
+
+if TYPE_CHECKING:
+    from reknit.adapters.hostrecord import ProcessId
 
 _OS_ERROR = 71  # EX_OSERR of sysexits: a shell has no exit code for this
 
@@ -21,7 +23,7 @@ class Staff:
         self.number = command.round
         self.running: dict[int, WorkerRanks | Process] = {w.local_rank: w for w in workers_of(command)}
         """By local rank: the workers whose exit was not reported yet."""
-        self.stop: StopWorkers | None = None
+        self.stop: Stop | None = None
         """The latest request to stop. None: there was none."""
         self.answer_by: float | None = None
         """When the keeper must have answered the stop, on the clock's time. None: no answer is awaited."""
@@ -55,16 +57,34 @@ class Told:
     def __init__(self) -> None:
         self._pids = Pids(-1, EMPTY)
         self._exitcodes = Exitcodes(-1, EMPTY)
+        self.processes: tuple[ProcessId, ...] = ()
+        """The keeper and the workers of the latest round. Empty if they are on another host."""
 
-    def take(self, message: Pids | Exitcodes) -> None:
-        if isinstance(message, Pids):
-            self._pids = message
-        else:
+    def take(self, message: Pids | Exitcodes, keeper: int, mark: str) -> None:
+        """`keeper`: the pid of the keeper that tells this. `mark`: the mark of its workers."""
+        if isinstance(message, Exitcodes):
             self._exitcodes = message
+            return
+        from reknit.adapters.hostlock import remember  # the first worker does not wait for these imports
+        from reknit.adapters.hostrecord import children_of
+
+        self._pids = message
+        self.processes = children_of(keeper, message.pids.values())
+        remember(mark, self.processes)
+
+    @property
+    def left(self) -> tuple[tuple[int, int], ...]:
+        """The `processes`, as the next keeper is told of them."""
+        return tuple((each.pid, each.start) for each in self.processes)
 
     def pids(self, round_: int) -> Mapping[int, int]:
         """By local rank. Empty before `WorkersStarted` of the round, and after that of the next one."""
         return self._pids.pids if self._pids.round == round_ else EMPTY
+
+    @property
+    def latest(self) -> Mapping[int, int]:
+        """By local rank: the pids of the latest round. Any thread may read this."""
+        return self._pids.pids
 
     def exitcodes(self, round_: int) -> Mapping[int, int]:
         """By local rank: how the workers have ended, those included that the stop has ended. Empty before

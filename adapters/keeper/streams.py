@@ -25,7 +25,6 @@ from typing import Literal
 from attrs import frozen
 
 from reknit.adapters.console import Console
-from reknit.core.job.job import EMPTY
 
 from .relay import Relay, Tap
 
@@ -109,13 +108,14 @@ class Streams:
         return bool(self._settings.redirects or self._settings.tee)
 
     def open(
-        self, *, local_rank: int, rank: int, role: str, folder: str, paths: Mapping[int, str] = EMPTY
+        self, *, local_rank: int, rank: int, role: str, folder: str, paths: Mapping[int, str] | None = None
     ) -> WorkerStreams:
         """Prepare both streams of a worker. `folder`: an existing folder for its files. Empty: it has no files.
-        `paths`: by stream, the file that it is written to. Empty or missing: the stream goes where the settings say."""
+        `paths`: by stream, the file that it is written to. Empty or missing, or None for both streams: the stream goes
+        where the settings say."""
         streams = WorkerStreams()
         try:
-            streams.files = {stream: path for stream, path in paths.items() if path}
+            streams.files = {stream: path for stream, path in (paths or {}).items() if path}
             for stream, path in streams.files.items():
                 streams.ends[stream] = _create(path)
             self._open(streams, local_rank, rank, role, folder)
@@ -226,6 +226,9 @@ class Streams:
         """Like `flush`. Then drop what could not be written, end the threads and close the descriptors.
 
         All workers must have been released before. A thread that hangs in a write is left behind.
+
+        The keeper calls neither this nor the other `close` of what it holds, because its process ends. A process that
+        goes on afterwards, as that of a test does, must call it.
         """
         deadline = time.monotonic() + deadline_s
         is_flushed = self.flush(deadline_s)
@@ -284,8 +287,8 @@ def _prefix(template: str, role: str, local_rank: int, rank: int) -> str:
 
 
 def _is_same(one: int, other: int) -> bool:
-    """Whether two descriptors lead to the same file, pipe or terminal. False for /dev/null: nobody reads it, so there
-    the order of the lines does not matter."""
+    """Both descriptors are open on the same file, pipe or terminal. False if that is /dev/null: nobody reads it, so the
+    order of lines does not matter there. False if one of them is closed."""
     try:
         a, b = os.fstat(one), os.fstat(other)
         if stat.S_ISCHR(a.st_mode) and a.st_rdev == os.stat(os.devnull).st_rdev:
@@ -293,7 +296,7 @@ def _is_same(one: int, other: int) -> bool:
         if (a.st_dev, a.st_ino) == (b.st_dev, b.st_ino):
             return True
     except OSError:
-        return False  # one of them is closed
+        return False
     return _is_own_terminal(one) and _is_own_terminal(other)
 
 

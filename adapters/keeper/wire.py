@@ -1,7 +1,7 @@
 """What an agent and its keeper say to each other: one JSON object per line, over any pair of byte streams (`stream`).
 
-1. The core's own commands go to the keeper, and the core's own events come back, written by `core/text/codec`. The few
-   other messages are below.
+1. The core's own commands go to the keeper, and the core's own events come back, written by `core/text/codec`. They are
+   those of core/agent/workers.py. The few other messages are below.
 2. A message carries no time, because the keeper may run on a host with another clock. The agent's client gives every
    event that arrives its own time.
 """
@@ -12,13 +12,19 @@ from collections.abc import Mapping, Sequence
 
 from attrs import frozen
 
-from reknit.core.agent.commands import ReservePort, StartWorkers, StopWorkers
-from reknit.core.agent.events import PortReserved, WorkersExited, WorkersStarted, WorkersStopped
-from reknit.core.job.ranks import Assignment, WorkerRanks
+from reknit.core.agent.workers import (
+    PortReserved,
+    ReservePort,
+    StartWorkers,
+    WorkersExited,
+    WorkersStarted,
+    WorkersStopped,
+)
+from reknit.core.job.workers import Assignment, WorkerRanks
 
 from .streams import StreamSettings
 
-VERSION = 2
+VERSION = 4
 """The version of the messages. Both sides must have the same."""
 LARGEST_RECORD = 16_384
 """Bytes of a worker's output in one `Output`, at most."""
@@ -31,7 +37,7 @@ SILENCE_S = 20.0
 """Seconds after which a side that was not heard is taken for gone."""
 
 
-# ---- agent → keeper, beside StartWorkers, StopWorkers and ReservePort ----
+# ---- agent → keeper, beside StartWorkers and ReservePort ----
 
 
 @frozen
@@ -75,6 +81,16 @@ class StartProcesses:
 
 
 @frozen
+class Stop:
+    """`StopWorkers` without its reason, which the keeper does not need. The types of all reasons would have to be
+    imported before the first worker starts."""
+
+    round: int
+    signal: int
+    grace_s: float
+
+
+@frozen
 class Configure:
     """The agent's first message: what the workers of this keeper are. Answered by `Ready` or `Unusable`."""
 
@@ -101,6 +117,8 @@ class Configure:
     """The bootstrap port of every round. 0: any free one."""
     virtual_local_rank: bool = False
     """Each worker sees one GPU, as its device 0."""
+    timer_file: str | None = None
+    """The path of the pipe through which workers set timers. Empty: the keeper chooses it. None: there is no pipe."""
     used_ports: tuple[int, ...] = ()
     """Bootstrap ports that this agent has used. None of them is reserved again."""
     port: int = 0
@@ -110,6 +128,12 @@ class Configure:
     """Every worker has this text in its environment, in the variable `orphans.MARK`. Empty: it has no such variable."""
     sweeps: bool = False
     """An earlier keeper of this agent was killed. So the keeper first ends every process that carries the mark."""
+    left: tuple[tuple[int, int], ...] = ()
+    """With `sweeps`: the earlier keeper and its workers, as pid and start time (`hostrecord.ProcessId`). They are ended
+    even if they do not carry the mark."""
+    hang_after_s: float | None = None
+    """A worker that reports no progress for so many seconds is ended, and counts as failed. None: progress is not
+    watched."""
     pings: bool = False
     """Both sides send `Ping`. A side that hears nothing for `SILENCE_S` seconds takes the other side for gone."""
 
@@ -221,7 +245,7 @@ class Ping:
     """The sender lives."""
 
 
-_Wanted = StartWorkers | StartProcesses | StopWorkers | ReservePort
+_Wanted = StartWorkers | StartProcesses | Stop | ReservePort
 Happened = WorkersStarted | WorkersExited | WorkersStopped | PortReserved
 ToKeeper = _Wanted | Configure | Say | Flush | Resized | Credit | Shutdown | Ping
 ToAgent = Happened | Hello | Ready | Unusable | Pids | Exitcodes | Output | Flushed | Ping

@@ -6,6 +6,7 @@ later: `world.after(5.0, partial(faults.cut, world, proc))`.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 from . import store
@@ -33,14 +34,12 @@ def cut(world: World, proc: Proc) -> None:
     """The node can no longer reach the store."""
     if not proc.cut:
         proc.cut = proc.was_cut = True
-        store.tell_outage(world, proc)
+        store.hang_up(world, proc)
 
 
-def mend(world: World, proc: Proc) -> None:
+def mend(proc: Proc) -> None:
     """The node can reach the store again."""
-    if proc.cut:
-        proc.cut = False
-        store.back(world)
+    proc.cut = False
 
 
 def begin_outage(world: World) -> None:
@@ -50,13 +49,40 @@ def begin_outage(world: World) -> None:
             proc.was_cut = True
         world.outage, world.outage_at = True, world.now
         for proc in world.procs:
-            store.tell_outage(world, proc)
+            store.hang_up(world, proc)
 
 
 def end_outage(world: World) -> None:
-    """The store answers again. The links find that out one after another."""
+    """The store answers again. The nodes can reach it one after another."""
     if world.outage:
         store.restore(world)
+
+
+def stall(world: World, away_s: float, back_s: float) -> None:
+    """The store answers no node for `away_s` seconds, then all nodes for `back_s` seconds, and so on.
+
+    Every link finds out at once that the store is back, because no call is under way for long enough to fail."""
+    if not world.stalls:
+        world.stalls = True
+        _stall(world, away_s, back_s)
+
+
+def end_stalls(world: World) -> None:
+    """The store answers at all times again."""
+    if world.stalls:
+        world.stalls = False
+        end_outage(world)
+
+
+def _stall(world: World, away_s: float, back_s: float) -> None:
+    def answer() -> None:
+        if world.stalls:
+            store.restore(world, 0.0)
+            world.after(back_s, partial(_stall, world, away_s, back_s))
+
+    if world.stalls:
+        begin_outage(world)
+        world.after(away_s, answer)
 
 
 def fill(proc: Proc) -> None:
@@ -64,8 +90,6 @@ def fill(proc: Proc) -> None:
     proc.full = proc.was_full = proc.was_cut = True
 
 
-def empty(world: World, proc: Proc) -> None:
-    """The node's disk has room again. What its link has held back gets into the journal."""
-    if proc.full:
-        proc.full = False
-        store.back(world)
+def empty(proc: Proc) -> None:
+    """The node's disk has room again."""
+    proc.full = False

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from attrs import define, field
 
+from reknit.adapters.link.machine import Link
+from reknit.adapters.link.messages import Read
 from reknit.adapters.loop import Loop
 from reknit.core.agent.agent import Agent, Spec
-from reknit.core.agent.commands import StartWorkers
 from reknit.core.agent.events import Event
-from reknit.core.job.entries import Entry, Node, WorkerFailure
+from reknit.core.agent.workers import StartWorkers
+from reknit.core.job.entries import Node
+from reknit.core.job.workers import WorkerFailure
 
 
 @define(eq=False)
@@ -42,6 +45,11 @@ class Group:
         return self.command.assignment.master_addr, self.command.assignment.master_port
 
     @property
+    def is_over(self) -> bool:
+        """All workers have exited with 0."""
+        return len(self.exited) == len(self.command.assignment.workers)
+
+    @property
     def is_whole(self) -> bool:
         """True if no worker has failed or was killed."""
         return len(self.running | self.exited) == len(self.command.assignment.workers)
@@ -55,7 +63,6 @@ class Group:
 class Inputs:
     """What the ports of one agent report at the next turn of its loop."""
 
-    link: list[Event] = field(factory=list)
     workers: list[Event] = field(factory=list)
     signals: list[int] = field(factory=list)
 
@@ -68,18 +75,18 @@ class Proc:
     host: int
     spec: Spec
     skew: float
-    """The monotonic clock of this process minus the world's, in seconds."""
+    """What the monotonic clock of this process shows when the world's shows 0, in seconds."""
     number: int = 0
     """How many processes were started before this one."""
     twin: bool = False
     """The process runs on another host than `host`, with the same node id."""
+    rate: float = 1.0
+    """Seconds that the clock of this process counts in one second of the world."""
     started_at: float = 0.0
-    cursor: int = 0
-    """Number of entries of the journal that were handed to the agent."""
-    reading: bool = False
-    """A read of the journal is under way."""
-    idle: int = 0
-    """Number of reads that were wanted so far. An empty read is reported only if no other was wanted meanwhile."""
+    link: Link = field(init=False)
+    """The machine of its link. Set when the process begins."""
+    parked: Read | None = None
+    """The read that waits at the store for news. None: no read waits."""
     inbox: list[Callable[[], None]] = field(factory=list)
     """What has happened to the process while it was suspended, in order."""
     suspended: bool = False
@@ -88,7 +95,7 @@ class Proc:
     """The process cannot reach the store."""
     was_cut: bool = False
     returns_at: float = 0.0
-    """Before this time the link has not found out that the last outage is over."""
+    """Before this time the process cannot reach the store, although the last outage is over."""
     full: bool = False
     """The process can read, and nothing that it says gets into the journal."""
     was_full: bool = False
@@ -102,10 +109,6 @@ class Proc:
     """The deadline of the agent for which the world will wake it. None: there is none."""
     faults: list[str] = field(factory=list)
     """What will go wrong with the next appends, one by one: lose, lag or again."""
-    held: list[Entry] = field(factory=list)
-    """Appends that wait in the link for the store."""
-    late_beat: tuple[Node, Sequence[Node]] | None = None
-    """The beat that waits in the link for the store. None: no beat waits."""
     group: Group | None = None
     """The workers that were started last. None: none were started."""
     quiet: dict[Node, float] = field(factory=dict)
@@ -120,8 +123,25 @@ class Proc:
     """The agent of the loop, after its last step."""
 
     @property
+    def cursor(self) -> int:
+        """Number of entries of the journal that the agent was told of."""
+        return self.link.reading.position
+
+    @property
     def up(self) -> bool:
         return not self.dead and self.agent.result is None
+
+    def clock(self, now: float) -> float:
+        """What the clock of this process shows at this time of the world."""
+        return now * self.rate + self.skew
+
+    def true(self, at: float) -> float:
+        """The time of the world at which the clock of this process shows `at`."""
+        return (at - self.skew) / self.rate
+
+    def felt(self, seconds: float) -> float:
+        """What the clock of this process counts while so many seconds pass in the world."""
+        return seconds * self.rate
 
     @property
     def id(self) -> str:

@@ -6,11 +6,16 @@ from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
+from reknit.adapters.link.machine import taken
+from reknit.adapters.link.messages import Folded
+from reknit.core.agent.commands import Append, Beat
+
 from . import staff, store
 
 if TYPE_CHECKING:
-    from reknit.core.agent.commands import StartWorkers, StopWorkers
+    from reknit.core.agent.commands import StopWorkers
     from reknit.core.agent.events import Event
+    from reknit.core.agent.workers import StartWorkers
     from reknit.core.job.entries import Entry, Node
     from reknit.core.job.job import Job
 
@@ -21,12 +26,12 @@ if TYPE_CHECKING:
 class SimulatedClock:
     """Implements `ports.Clock`. Time passes only in `World.run_for`, so `wait` raises."""
 
-    def __init__(self, world: World, skew: float) -> None:
+    def __init__(self, world: World, proc: Proc) -> None:
         self._world = world
-        self._skew = skew
+        self._proc = proc
 
     def now(self) -> float:
-        return self._world.now + self._skew
+        return self._proc.clock(self._world.now)
 
     def wait(self, until: float | None) -> None:
         raise RuntimeError("nothing waits in a simulated world: `World.run_for` lets its time pass")
@@ -45,27 +50,24 @@ class SimulatedClock:
 
 
 class SimulatedLink:
-    """Implements `ports.Link`."""
+    """Implements `ports.Link` with the machine that `ThreadedLink` has. The simulated store answers its calls."""
 
     def __init__(self, world: World, proc: Proc) -> None:
         self._world = world
         self._proc = proc
-        self._inputs = proc.inputs
 
     def append(self, entry: Entry) -> None:
-        self._world.later(partial(store.say, self._world, self._proc, entry))
+        store.feed(self._world, self._proc, Append(entry))
 
-    def beat(self, node: Node, watch: Sequence[Node]) -> None:
-        self._world.later(partial(store.send_beat, self._world, self._proc, node, watch))
+    def beat(self, node: Node, count: int, watch: Sequence[Node]) -> None:
+        store.feed(self._world, self._proc, Beat(node, count, tuple(watch)))
 
     def events(self, now: float) -> list[Event]:
-        news = self._inputs.link
-        if news:
-            self._inputs.link = []
-        return news
+        self._proc.link, news = taken(self._proc.link)
+        return list(news)
 
     def folded(self, job: Job) -> None:
-        """Does nothing: reading costs nothing here, so no reader needs the fold."""
+        store.feed(self._world, self._proc, Folded(job))
 
     def close(self) -> None: ...
 

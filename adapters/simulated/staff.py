@@ -8,8 +8,15 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING
 
-from reknit.core.agent.commands import StartWorkers, StopWorkers
-from reknit.core.agent.events import PortReserved, WorkerExit, WorkersExited, WorkersStarted, WorkersStopped
+from reknit.core.agent.commands import StopWorkers
+from reknit.core.agent.workers import (
+    PortReserved,
+    StartWorkers,
+    WorkerExit,
+    WorkersExited,
+    WorkersStarted,
+    WorkersStopped,
+)
 
 from .hosts import Group, Proc
 
@@ -97,6 +104,9 @@ def _echo(world: World, proc: Proc, group: Group) -> None:
 def stop(world: World, proc: Proc, command: StopWorkers) -> None:
     group = proc.group
     if group is None or group.command.round != command.round:
+        return
+    if proc.host in world.hung:
+        world.after(1.0, partial(stop, world, proc, command))
         return
     is_slow, is_stuck = proc.host in world.slow, proc.host in world.stuck and group.running
     takes = 0.1 + 0.4 * world.luck("stop", 4)

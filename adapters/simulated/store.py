@@ -1,19 +1,38 @@
-"""The journal and the counters of the simulated world, and each agent's link to them.
+"""The journal and the counters of the simulated world, and what becomes of the calls of each agent's link.
 
-1. A link says its entries in order, and holds back those that it cannot say. They land when the store is back. By then
-   they may be stale, or the agent may have said them again.
-2. While a link holds back an entry, it reports nothing that it reads. Beats may go on, or wait behind the entry.
-3. A world with troubles is worse than any real link: appends get lost, are doubled, or overtake each other.
+The link is the real one (`adapters/link/machine.py`). So what is said again, held back and read again is not decided
+here. Here are the store and the network, and what is wrong with them.
+
+1. A call takes its way to the store, and its answer the way back. If the process cannot reach the store at one of the
+   two times, the call fails. What it has done at the store is done.
+2. A world with troubles is worse than any real journal: what the store has acknowledged gets lost, lands late, or lands
+   twice.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, assert_never
 
-from reknit.core.agent.events import Counters, EntriesRead, Event, JournalFailed
-from reknit.core.job.entries import Entry, Node
+from reknit.adapters.link.machine import step
+from reknit.adapters.link.messages import (
+    LANES,
+    Appended,
+    Beaten,
+    Call,
+    Failed,
+    Forbidden,
+    Found,
+    Input,
+    Publish,
+    Published,
+    Read,
+    Say,
+    SendBeat,
+)
+from reknit.adapters.ports import Batch
+from reknit.core.job.entries import Entry
 from reknit.core.job.fold import fold
 from reknit.core.job.reasons import Refusal
 
@@ -22,97 +41,64 @@ if TYPE_CHECKING:
     from .world import World
 
 RETURN_S = 8.0
-"""Upper bound, in seconds, on the time that a link needs to find out that the store is back. After a shorter outage it
-needs at most the length of the outage."""
-POLL_S = 3.0
+"""Upper bound, in seconds, on the time after an outage in which a node cannot reach the store. After a shorter outage
+it is at most the length of the outage."""
+RETRY_S = 2.0
+"""Upper bound, in seconds, on the time in which a call has failed, is made again, and reaches the store."""
+LOOK_S = 1.0
 """Seconds after which a read that finds nothing returns."""
-RETRY_S = 5.0
-"""Seconds between two reports that the store cannot be reached."""
+_FAILS_S = 0.3
+"""Seconds after which a call has failed."""
 
 
 def is_unreachable(world: World, proc: Proc) -> bool:
     return proc.cut or proc.refused or world.outage or world.store_dead or world.now < proc.returns_at
 
 
-def is_stuck(world: World, proc: Proc) -> bool:
-    """The link cannot say something that it was told, so it reports nothing that it reads."""
-    return is_unreachable(world, proc) or (proc.full and bool(proc.held))
+# ---- the store and the network ----
 
 
 def kill(world: World) -> None:
     """The store is gone for ever, with everything in it."""
     world.store_dead = True
     for proc in world.procs:
-        tell_outage(world, proc)
+        hang_up(world, proc)
 
 
 def refuse(world: World, proc: Proc) -> None:
-    """The link of this process finds that trying again does not help. It is closed."""
+    """The link of this process finds that trying again does not help."""
     proc.refused = True
-    world.tell(proc, 0.0, lambda at: JournalFailed(at, "another journal than before", Refusal.IDENTITY))
+    world.after(0.0, partial(world.answer, proc, Forbidden(Refusal.IDENTITY, "another journal than before")))
 
 
-def tell_outage(world: World, proc: Proc) -> None:
-    """The link of this process notices an outage after a moment. It reports it every `RETRY_S` until its end."""
-
-    def look() -> None:
-        if proc.up and not proc.refused and is_stuck(world, proc):
-            world.happen(proc, lambda at: JournalFailed(at, "unreachable"))
-            world.after(RETRY_S, look)
-
-    world.after(0.3, look)
+def hang_up(world: World, proc: Proc) -> None:
+    """The connection on which this process waits for news is gone."""
+    call, proc.parked = proc.parked, None
+    if call is not None:
+        _fail(world, proc, call)
 
 
-def restore(world: World) -> None:
-    """The outage is over. The links find out one after another."""
+def restore(world: World, most_s: float = RETURN_S) -> None:
+    """The outage is over. What was on its way to the store arrives. The nodes can reach it one after another, the last
+    one `most_s` seconds later at most."""
     world.outage = False
-    most_s = min(RETURN_S, world.now - world.outage_at)
-    for proc in world.procs:
-        wait_s = most_s / 4 * world.luck("return", 5)
-        proc.returns_at = world.now + wait_s
-        world.after(wait_s, partial(back, world))
-
-
-def back(world: World) -> None:
-    """Each link that can reach the store again sends what it has held back, in order, and reads."""
-    if world.outage or world.store_dead:
-        return
     held, world.held = world.held, []
     for entry in held:
         world.after(0.01, partial(land, world, entry))
+    waiting, world.waiting = world.waiting, []
+    for send in waiting:
+        world.after(0.01, send)
+    most_s = min(most_s, world.now - world.outage_at)
     for proc in world.procs:
-        if not proc.up or proc.full or is_unreachable(world, proc):
-            continue
-        for i, entry in enumerate(proc.held):
-            world.after(0.05 + 0.02 * i, partial(land, world, entry))
-        proc.held = []
-        late, proc.late_beat = proc.late_beat, None
-        if late is not None:
-            beat(world, proc, late)
-        read_soon(world, proc, 0.1)
+        proc.returns_at = world.now + most_s / 4 * world.luck("return", 5)
 
 
-def say(world: World, proc: Proc, entry: Entry) -> None:
-    if is_unreachable(world, proc) or proc.full:
-        world.excess += 1
-        if "lose" in world.troubles and world.luck("held", 2):
-            return  # the entry gets lost, as if the process of the link had crashed
-        proc.held.append(entry)
-        if proc.full and len(proc.held) == 1:
-            tell_outage(world, proc)
-        return
-    fault = proc.faults.pop(0) if proc.faults and not world.calm else None
-    troubles = world.troubles
-    if fault is None and troubles and world.luck("fault", 6) == 5:
-        trouble = ("lose", "lag", "again")[world.luck("which", 3)]
-        fault = trouble if ("double" if trouble == "again" else trouble) in troubles else None
-    if fault is not None:
-        world.excess += 20  # the agent says the entry again for as long as it does not land
-    delay = 0.03 + 0.1 * world.luck("land", 4)
-    if fault != "lose":
-        world.after(delay + 9.0 * (fault == "lag") * (1 + world.luck("long", 3)), lambda: land(world, entry))
-    if fault == "again":
-        world.after(delay + 6.0 + 9.0 * world.luck("long", 3), lambda: land(world, entry))
+def outlive(world: World, proc: Proc) -> None:
+    """The process has died with appends in its link. A proxy or a kernel still carries them, and they land late."""
+    if "outlive" in world.troubles and not world.calm:
+        for call in proc.link.saying.queue:
+            if call.token not in world.tokens:
+                world.after(8.0 + 9.0 * world.luck("outlive", 4), partial(land, world, call.entry))
 
 
 def land(world: World, entry: Entry) -> None:
@@ -127,48 +113,142 @@ def land(world: World, entry: Entry) -> None:
     for watcher in world.watchers:
         watcher.landed(entry, before)
     for proc in world.procs:
-        if proc.up:
-            read_soon(world, proc, 0.02 + 0.1 * world.luck("read", 5))
+        call, proc.parked = proc.parked, None
+        if call is not None:
+            world.after(0.02 + 0.1 * world.luck("read", 5), partial(_look, world, proc, call, world.now))
 
 
-def send_beat(world: World, proc: Proc, node: Node, watch: Sequence[Node]) -> None:
-    world.after(0.02 + 0.05 * world.luck("beat", 4), partial(beat, world, proc, (node, watch)))
+# ---- calls ----
 
 
-def beat(world: World, proc: Proc, sent: tuple[Node, Sequence[Node]]) -> None:
-    if is_unreachable(world, proc) or (proc.full and proc.held and world.luck("behind", 2)):
-        proc.late_beat = proc.late_beat or sent  # the first beat still waits in the link. A second adds nothing
+def feed(world: World, proc: Proc, happened: Input) -> None:
+    """The link of this process makes a step, and its calls are made."""
+    proc.link, calls = step(proc.link, happened, proc.clock(world.now))
+    make(world, proc, calls)
+
+
+def make(world: World, proc: Proc, calls: Iterable[Call]) -> None:
+    for call in calls:
+        if call.pause_s:
+            world.after(call.pause_s, partial(_send, world, proc, call))
+        else:
+            _send(world, proc, call)
+
+
+def _send(world: World, proc: Proc, call: Call) -> None:
+    if not proc.up:
+        return
+    if proc.suspended:
+        proc.inbox.append(partial(_send, world, proc, call))
+        return
+    match call:
+        case Say():
+            _say(world, proc, call)
+        case SendBeat():
+            world.after(0.02 + 0.05 * world.luck("beat", 4), partial(_beat, world, proc, call))
+        case Read():
+            world.after(0.02, partial(_look, world, proc, call, world.now + call.wait_s))
+        case Publish():
+            _reply(world, proc, call, Published(), 0.01)  # reading costs nothing here, so no reader needs the fold
+        case _:
+            assert_never(call)
+
+
+def _reply(
+    world: World, proc: Proc, call: Call, outcome: Input, delay: float, then: Callable[[], None] | None = None
+) -> None:
+    """The answer is on its way. `then`: called when the process has it."""
+
+    def arrive() -> None:
+        if is_unreachable(world, proc) or proc.host in world.deaf:
+            _fail(world, proc, call)
+        else:
+            world.answer(proc, outcome, then)
+
+    world.after(delay, arrive)
+
+
+def _fail(world: World, proc: Proc, call: Call) -> None:
+    if world.stalls and world.outage and not proc.cut:
+        # The stall is over before the call is given up. A read has waited for its time then.
+        late = call._replace(wait_s=0.0) if isinstance(call, Read) else call
+        world.waiting.append(partial(_send, world, proc, late))
+        return
+    outcome = Published() if isinstance(call, Publish) else Failed(LANES[type(call)], "unreachable")
+    world.after(_FAILS_S, partial(world.answer, proc, outcome))
+
+
+def _say(world: World, proc: Proc, call: Say) -> None:
+    token, entry = call.token, call.entry
+    world.excess += proc.host in world.blind  # it says again what it does not read
+    if is_unreachable(world, proc) or proc.full:
+        if not call.pause_s:
+            world.excess += 1
+            if "lose" in world.troubles and world.luck("held", 2):
+                world.lost.add(token)
+        _fail(world, proc, call)
+        return
+    world.excess += proc.host in world.blind  # it says again what it does not read
+    delay = 0.03 + 0.1 * world.luck("land", 4)
+    if token not in world.tokens:  # otherwise the answer was lost
+        world.tokens.add(token)
+        fault = "lose" if token in world.lost else _fault(world, proc)
+        if proc.host in world.mute:
+            fault = "lose"
+        if fault is not None:
+            world.excess += 20  # the agent says the entry again for as long as it does not land
+        if fault != "lose":
+            late_s = 9.0 * (1 + world.luck("long", 3)) if fault == "lag" else 0.0
+            world.after(delay + late_s, partial(land, world, entry))
+        if fault == "again":
+            world.after(delay + 6.0 + 9.0 * world.luck("long", 3), partial(land, world, entry))
+    _reply(world, proc, call, Appended(), delay + 0.01)
+
+
+def _fault(world: World, proc: Proc) -> str | None:
+    """What goes wrong with this append: lose, lag or again. None: nothing."""
+    if proc.faults and not world.calm:
+        return proc.faults.pop(0)
+    if not world.troubles or world.luck("fault", 6) != 5:
+        return None
+    trouble = ("lose", "lag", "again")[world.luck("which", 3)]
+    return trouble if ("double" if trouble == "again" else trouble) in world.troubles else None
+
+
+def _beat(world: World, proc: Proc, call: SendBeat) -> None:
+    # A full disk may have no room for a counter either.
+    if is_unreachable(world, proc) or (proc.full and proc.link.saying.failures and world.luck("behind", 2)):
+        _fail(world, proc, call)
         return
     if proc.host in world.stale:
-        world.tell(proc, 0.05, lambda at: Counters(at, proc.counts))
+        _reply(world, proc, call, Beaten(proc.counts), 0.05)
         return
-    node, watch = sent
+    node, count, watch = call.beat.node, call.beat.count, call.beat.watch
     counters = world.counters
-    counters[node] = counters.get(node, 0) + 1
-    world.moved[node] = world.now
+    if counters.get(node) != count or world.beaten_by.get(node) is not proc:
+        world.moved[node] = world.now
+    counters[node], world.beaten_by[node] = count, proc
     counts = {n: counters[n] for n in (node, *watch) if n in counters}
     quiet = {n: world.now - world.moved[n] for n in counts}
 
-    def make(at: float) -> Event:
+    def note() -> None:
         proc.quiet, proc.counts = quiet, counts
-        return Counters(at, counts)
 
-    world.tell(proc, 0.02 + 0.1 * world.luck("counts", 4), make)
-
-
-def read_soon(world: World, proc: Proc, delay: float) -> None:
-    """Read in `delay` seconds, unless a read is under way. The next read finds what has come since."""
-    proc.idle += 1
-    if not proc.reading:
-        proc.reading = True
-        world.after(delay, lambda: _read(world, proc))
+    _reply(world, proc, call, Beaten(counts), 0.02 + 0.1 * world.luck("counts", 4), note)
 
 
-def _read(world: World, proc: Proc) -> None:
-    if not proc.up or is_stuck(world, proc):
-        proc.reading = False
+def _look(world: World, proc: Proc, call: Read, until: float) -> None:
+    if is_unreachable(world, proc):
+        _fail(world, proc, call)
         return
-    start, end = proc.cursor, len(world.journal)
+    if proc.host in world.blind and proc.up:
+        world.after(LOOK_S, partial(_look, world, proc, call, until))
+        return
+    start, end = call.after, len(world.journal)
+    if start >= end and world.now < until:
+        proc.parked = call
+        world.after(until - world.now, partial(_give_up, world, proc, call))
+        return
     troubles = world.troubles
     if "partial" in troubles and end - start > 1 and world.luck("piece", 2):
         end = min(end, start + 1 + world.luck("pieces", 3))
@@ -176,19 +256,12 @@ def _read(world: World, proc: Proc) -> None:
     if "skip" in troubles and end - start > 1 and world.luck("skip", 2):
         start += 1 + world.luck("skipped", end - start)
         base = world.jobs[start]
-    entries = tuple(world.journal[start:end])
-    cursor = start + len(entries)
+    batch = Batch(max(start, end), tuple(world.journal[start:end]), base)
+    _reply(world, proc, call, Found(batch), 0.01 + 0.05 * world.luck("answer", 4))
 
-    def taken() -> None:
-        proc.reading, idle = False, proc.idle
-        if proc.cursor < len(world.journal):
-            read_soon(world, proc, 0.01)
-        else:
-            world.after(POLL_S, lambda: read_soon(world, proc, 0.0) if proc.idle == idle else None)
 
-    def make(at: float) -> Event:
-        proc.cursor = cursor
-        return EntriesRead(at, entries, base)
-
-    delay = 0.01 + 0.05 * world.luck("answer", 4)
-    world.after(delay, lambda: world.happen(proc, make, taken))
+def _give_up(world: World, proc: Proc, call: Read) -> None:
+    """Nothing has come for as long as the read was to wait."""
+    if proc.parked is call:
+        proc.parked = None
+        _look(world, proc, call, world.now)

@@ -17,9 +17,10 @@ from functools import partial
 from typing import TYPE_CHECKING, Protocol
 from zlib import crc32
 
+from reknit.adapters.link.machine import begun
 from reknit.adapters.loop import Loop, Ports
 from reknit.core.agent.agent import Agent
-from reknit.core.agent.events import Counters, EntriesRead, Event, JournalFailed, Started
+from reknit.core.agent.events import Event, Started
 from reknit.core.job.job import Job
 
 from . import staff, store
@@ -27,11 +28,9 @@ from .hosts import Group, Proc
 from .ports import SimulatedClock, SimulatedLink, SimulatedRequests, SimulatedWorkers
 
 if TYPE_CHECKING:
+    from reknit.adapters.link.messages import Input
     from reknit.core.agent.commands import Command
     from reknit.core.job.entries import Entry, Node
-
-LINK_EVENTS = (EntriesRead, Counters, JournalFailed)
-"""The events that a link reports. All others come from the workers."""
 
 
 class Watcher(Protocol):
@@ -51,8 +50,8 @@ class World:
 
     def __init__(self, *, seed: int = 0, troubles: Iterable[str] = (), echo: bool = True) -> None:
         """`seed`: decides all delays and orders. With 0 the world is the calmest, and every delay is the shortest.
-        `troubles`: what may go wrong with appends and reads: lose, lag, double, partial, skip, late. `echo`: workers
-        crash when a peer of theirs has died."""
+        `troubles`: what may go wrong with appends and reads: lose, lag, double, partial, skip, late, outlive. `echo`:
+        workers crash when a peer of theirs has died."""
         self.seed = seed
         self.troubles = frozenset(troubles)
         self.echo = echo
@@ -63,6 +62,8 @@ class World:
         self.jobs: list[Job] = [Job()]
         """The folds of all prefixes of the journal."""
         self.counters: dict[Node, int] = {}
+        self.beaten_by: dict[Node, Proc] = {}
+        """Whose beat has raised each counter last. Two processes may take the same incarnation, one after another."""
         self.moved: dict[Node, float] = {}
         """When the counter of each node was raised last."""
         self.procs: list[Proc] = []
@@ -74,6 +75,16 @@ class World:
         """Hosts whose workers survive SIGKILL."""
         self.stale: set[int] = set()
         """Hosts whose beats do not arrive, and which read old counters."""
+        self.deaf: set[int] = set()
+        """Hosts that hear no answers of the store. What they send arrives, but the links send nothing more."""
+        self.blind: set[int] = set()
+        """Hosts whose reads of the journal hang, without an error."""
+        self.mute: set[int] = set()
+        """Hosts whose entries vanish on the way to the store."""
+        self.hung: set[int] = set()
+        """Hosts whose keeper hangs: it stops no workers."""
+        self.stalls = False
+        """The store stops again and again."""
         self.blows: list[Group] = []
         """For each failure of a worker that was no echo: the group of the worker."""
         self.outage = False
@@ -84,8 +95,14 @@ class World:
         """No more faults, and no more luck."""
         self.finishing = False
         """All workers succeed soon after they have started."""
+        self.tokens: set[str] = set()
+        """The tokens of all appends that have reached the store."""
+        self.lost: set[str] = set()
+        """The tokens of appends that get lost on their way."""
         self.held: list[Entry] = []
         """Entries that were on their way when the store stopped answering."""
+        self.waiting: list[Callable[[], None]] = []
+        """Calls that wait for the end of a stall."""
         self.excess = 0
         """Upper bound on the entries that faults have added. Agents say some again, and others are doubled."""
         self._todo: list[Callable[[], None]] = []
@@ -128,7 +145,7 @@ class World:
     def begin(self, proc: Proc) -> None:
         """Start the process of an agent. `proc`: has an unused name and clock, and the number of earlier processes."""
         ports = Ports(
-            SimulatedClock(self, proc.skew),
+            SimulatedClock(self, proc),
             SimulatedLink(self, proc),
             SimulatedWorkers(self, proc),
             SimulatedRequests(proc.inputs),
@@ -137,18 +154,17 @@ class World:
         proc.agent = Agent(proc.spec)
         proc.loop = Loop(proc.agent, ports, [partial(self._stepped, proc)])
         self.procs.append(proc)
-        port = self.free_port()
-        self.happen(proc, lambda at: Started(at, nonce=f"n{proc.number}", port=port))
-        if store.is_unreachable(self, proc):
-            store.tell_outage(self, proc)
-        else:
-            store.read_soon(self, proc, 0.02)
+        port, nonce = self.free_port(), f"n{proc.number}"
+        proc.link, calls = begun(nonce, store.LOOK_S)
+        self.happen(proc, lambda at: Started(at, nonce=nonce, port=port))
+        store.make(self, proc, calls)
 
     def kill(self, proc: Proc) -> None:
         """Kill the agent by SIGKILL. Its keeper notices, and kills the workers a moment later."""
         if not proc.up:
             return
         proc.dead, proc.dead_at = True, self.now
+        store.outlive(self, proc)
         self.after(0.1 + 0.1 * self.luck("warden", 4), lambda: staff.die(self, proc))
         if proc.spec.hosts_journal:
             store.kill(self)
@@ -163,7 +179,7 @@ class World:
             proc.inbox.append(partial(self._asked, proc, signal))
         elif proc.up:
             proc.inputs.signals.append(signal)
-            self._turn(proc, self.now + proc.skew)
+            self._turn(proc, proc.clock(self.now))
 
     def free_port(self) -> int:
         self.ports_given += 1
@@ -173,22 +189,34 @@ class World:
         """The agent that is up on this host. None: there is none."""
         return next((p for p in self.procs if p.host == host and p.up and p.twin == twin), None)
 
-    def happen(self, proc: Proc, make: Callable[[float], Event], then: Callable[[], None] | None = None) -> None:
-        """Give the agent an event, now or when it is no longer suspended. `make`: makes the event, from the time on the
-        agent's clock. `then`: called after the agent's step."""
+    def happen(self, proc: Proc, make: Callable[[float], Event]) -> None:
+        """Give the agent an event of its workers, now or when it is no longer suspended. `make`: makes the event, from
+        the time on the agent's clock."""
         if not proc.up:
             return
         if proc.suspended:
-            proc.inbox.append(lambda: self.happen(proc, make, then))
+            proc.inbox.append(lambda: self.happen(proc, make))
             return
-        event = make(self.now + proc.skew)
-        (proc.inputs.link if event.__class__ in LINK_EVENTS else proc.inputs.workers).append(event)
+        event = make(proc.clock(self.now))
+        proc.inputs.workers.append(event)
         self._turn(proc, event.at)
-        if then is not None and proc.up:
+
+    def answer(self, proc: Proc, outcome: Input, then: Callable[[], None] | None = None) -> None:
+        """Tell the link of this process what has become of a call, now or when the process is no longer suspended.
+        `then`: called before the agent is told."""
+        if not proc.up:
+            return
+        if proc.suspended:
+            proc.inbox.append(partial(self.answer, proc, outcome, then))
+            return
+        store.feed(self, proc, outcome)
+        if then is not None:
             then()
+        if proc.link.news:
+            self._turn(proc, proc.clock(self.now))
 
     def tell(self, proc: Proc, delay: float, make: Callable[[float], Event]) -> None:
-        """Give the agent an event in `delay` seconds."""
+        """Give the agent an event of its workers in `delay` seconds."""
         self.after(delay, lambda: self.happen(proc, make))
 
     def _turn(self, proc: Proc, at: float) -> None:
@@ -204,7 +232,7 @@ class World:
         if wakes_at is not None and wakes_at != proc.scheduled:
             proc.scheduled = wakes_at
             late = 0.3 * self.luck("late", 2) if "late" in self.troubles else 0.0
-            self.after(max(0.0, wakes_at - proc.skew - self.now) + late, partial(self._wake, proc, wakes_at))
+            self.after(max(0.0, proc.true(wakes_at) - self.now) + late, partial(self._wake, proc, wakes_at))
 
     def _wake(self, proc: Proc, at: float) -> None:
         if proc.agent.wakes_at != at or not proc.up:
@@ -212,7 +240,7 @@ class World:
         if proc.suspended:
             proc.inbox.append(partial(self._wake, proc, at))
             return
-        self._turn(proc, max(self.now + proc.skew, at))
+        self._turn(proc, max(proc.clock(self.now), at))
 
     def _finished(self, proc: Proc) -> None:
         if proc.spec.hosts_journal:

@@ -34,6 +34,7 @@ def _listed(text: str) -> list[str]:
 _OWN = {
     "admission",
     "fence-after",
+    "hang-after",
     "help",
     "help-all",
     "log-line-prefix-template",

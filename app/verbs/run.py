@@ -7,8 +7,9 @@ from collections.abc import Mapping, Sequence
 
 from reknit.adapters.console import LAST_WORDS_S, Console
 from reknit.adapters.ports import CannotStart
+from reknit.app.arguments import Parsed, help_text, parse
 from reknit.app.limits import limit_text
-from reknit.app.options import Parsed, UsageError, help_text, parse
+from reknit.app.options import UsageError
 from reknit.app.report import BUG, LIMIT, PREFIX, USAGE, exit_status, origin, own_origin
 from reknit.app.wire import Prevented
 from reknit.core.agent.commands import Result

@@ -9,40 +9,52 @@ from attrs import field, frozen
 
 from reknit.core.job.entries import Entry, Node, NodeId, Terms
 from reknit.core.job.job import EMPTY, Job, Outcome
-from reknit.core.job.ranks import Assignment
+from reknit.core.job.reasons import BudgetSpent
 from reknit.core.job.validators import name, positive_seconds, seconds, whole
+from reknit.core.job.workers import Assignment
 
 from .commands import Result
-from .events import WorkerExit
-from .reasons import AgentEnd, StopReason
+from .reasons import AgentEnd, SignalReceived, StopReason
 from .states import WorkerState
+from .workers import WorkerExit
 
 
 @frozen
 class Spec:
-    """What an agent is told once. Times are in seconds. A value out of range raises `ValueError`."""
+    """What an agent must know about its node and its job. Times are in seconds. A value out of range raises
+    `ValueError`."""
 
     node_id: NodeId = field(validator=name)
-    """Stable: the same when the host's agent is started again."""
+    """Name of the node, the same each time when its agent is started."""
     address: str = field(validator=name)
-    """Where other nodes reach this one: MASTER_ADDR when it is group rank 0."""
+    """The address at which the workers of other nodes reach this node. It is MASTER_ADDR if the node is group rank
+    0."""
     terms: Terms = Terms()
+    """What all agents of the job must agree on."""
     role: str = field(default="default", validator=name)
     local_world_size: int = field(default=1, validator=whole(1))
-    """Workers on this node, at least 1."""
+    """Number of workers on this node, at least 1."""
     rank_hint: int | None = None
+    """Wished group rank in the first round, from 0. None: no wish."""
     shares_journal: bool = True
-    """False: no other agent can ever meet this one, so it beats to nobody."""
+    """Other agents can read this journal. False: this agent is alone, so it does not beat."""
     hosts_journal: bool = False
-    """The journal ends with this agent, so it leaves last."""
+    """The journal ends when this agent ends. So this agent leaves last."""
     opens_after_s: float = field(default=0.0, validator=seconds)
-    """How long it leaves it to others to fix the terms: to the host of the journal, which nobody can do without."""
+    """How long this agent waits for another agent to append `Opened`, before it does so itself. Agents that do not host
+    the store wait, because the terms of the host shall hold. 0: it does not wait."""
     grace_s: float = field(default=30.0, validator=seconds)
-    """Between the signal that stops workers and SIGKILL."""
+    """Time between the signal that stops workers and SIGKILL."""
     resay_s: float = field(default=2.0, validator=positive_seconds)
-    """An entry that does not show up in the journal is said again after this."""
+    """An entry that does not appear in the journal is appended again after this time. Above 0."""
     store_timeout_s: float = field(default=300.0, validator=seconds)
-    """The longest outage of the journal that workers are kept through, and the longest wait for a last word."""
+    """The agent ends, and its workers with it, when round trips of some kind to the store have failed for so long. When
+    the agent ends for another reason, it tries at most so long to append its last entries. If it hosts the journal, it
+    stays for the other nodes, at most so long after the end of the job."""
+    stop_s: float = field(default=10.0, validator=seconds)
+    """Workers that are not reported to be gone so long after SIGKILL show that their keeper hangs. Then this node takes
+    part no more (`alive`). A keeper reports processes that survive SIGKILL after 5 s. Infinite if something else stops
+    the workers, which may take as long as it likes."""
 
 
 @frozen
@@ -72,6 +84,9 @@ class Workers:
 class StopRequest:
     """Somebody wants this node to leave. Repeated requests are counted in one value."""
 
+    why: SignalReceived | BudgetSpent
+    """Why the node leaves. `BudgetSpent`: its workers have failed, and it bears no further failure
+    (`RestartsLimited`)."""
     signal: int
     """The signal of the first request. The workers get it."""
     latest: int
@@ -82,6 +97,20 @@ class StopRequest:
     """How many requests came. A repetition of the same signal within `step.REPEAT_S` is not counted."""
     kill_at: float
     """Workers that are still alive at this time are killed."""
+    is_late: bool = False
+    """The first request came when this agent had read the end of the job."""
+
+
+@frozen
+class Heard:
+    """What this agent knows of a node that it watches."""
+
+    count: int
+    """The node's counter, as read last."""
+    silent_s: float = 0.0
+    """For how many seconds of fresh reads the counter has stood still."""
+    spared_s: float = 0.0
+    """How many of these seconds do not count, because this agent was cut off meanwhile (see `watching.spare_s`)."""
 
 
 @frozen
@@ -91,22 +120,27 @@ class Pulse:
     beat_at: float | None = None
     """When the last beat was sent."""
     asked_at: float | None = None
-    """Send time of the oldest beat that is not acknowledged. None if all are."""
+    """When the count of the latest beat was sent first."""
     proven_at: float | None = None
-    """Send time of the newest beat that was acknowledged. Up to this time every other node can have heard from this
+    """When the newest acknowledged count was sent first. Up to this time every other node can have heard from this
     node."""
     acked_at: float | None = None
     """When the latest acknowledgement arrived: `Counters` in which this node's own counter had moved."""
+    read_at: float | None = None
+    """When the journal was read last."""
     spares_until: float | None = None
-    """This node counts nobody's silence before this time. It is set after a long pause between two of its own reads."""
-    count: int = -1
-    """This node's own counter, as read last. -1 before the first read."""
+    """Nobody whom this agent begins to watch before this time is called lost for a silence that ends before it. It is
+    set after a long pause between two of its own reads."""
+    sent: int = 0
+    """The count of the latest beat. It grows only while this node takes part (`alive`). 0 before the first beat."""
+    count: int = 0
+    """The newest count that was acknowledged. 0: none was."""
     gap: bool = False
-    """Nothing was acknowledged for longer than the silence limit, and the journal has not been read since."""
+    """No new count was acknowledged for longer than the silence limit, and the journal has not been read since."""
     watch: tuple[Node, ...] = ()
     """The nodes whose counters the latest beat asked for."""
-    heard: Mapping[Node, tuple[int, float]] = EMPTY
-    """Per watched node: its counter, and for how many seconds of fresh reads the counter has stood still."""
+    heard: Mapping[Node, Heard] = EMPTY
+    """The watched nodes."""
 
 
 class Timer(Enum):
@@ -115,6 +149,7 @@ class Timer(Enum):
     LAST_CALL = "last call"
     GIVE_UP = "give up"
     ADMIT = "admit"
+    STEADY = "steady"
     BACKOFF = "backoff"
     ECHO = "echo"
     REOPEN = "reopen"
@@ -177,6 +212,9 @@ class Agent:
     workers: Workers = Workers()
     quick: int = 0
     """Quick failures of this node's workers in a row: see `working.QUICK_S`. A round that lasted sets it to 0."""
+    max_restarts: int | None = None
+    """This node bears no failure of its workers when the job has spent so many restarts (`RestartsLimited`). None: it
+    bears what the job bears."""
     leaving: StopRequest | None = None
     outage: str | None = None
     """Why the journal cannot be reached, while it cannot."""
@@ -184,6 +222,9 @@ class Agent:
     """Why this agent must end, whatever the job does. None: it need not."""
     said: Mapping[Entry, float] = EMPTY
     """The entries that this agent has said and not yet seen in the journal, and when it said each of them last."""
+    unread: Mapping[Entry, float] = EMPTY
+    """The entries that this agent wants said and has not read back since it said them, and when it said each of them
+    first."""
     since: Mapping[tuple[Timer, int], float] = EMPTY
     """The running timers, each with the round that it is about, and when it started."""
     pulse: Pulse = Pulse()
@@ -208,6 +249,20 @@ class Agent:
         return self.stage is Stage.LIVE
 
     @property
+    def restarts_left(self) -> int:
+        """Failures that this node still bears, as they were counted when its last round began."""
+        limit = self.job.terms.restarts.max_restarts
+        if self.max_restarts is not None:
+            limit = min(limit, self.max_restarts)
+        return max(0, limit - self.restart_count)
+
+    @property
+    def restart_count(self) -> int:
+        """Restarts that the job had spent when this node's last round began."""
+        assignment = self.workers.assignment
+        return self.job.spent if assignment is None else assignment.restart_count
+
+    @property
     def is_departing(self) -> bool:
         """The job is over, or this node leaves it. All that this node still says is a report and goodbye."""
         return bool(self.outcome is not None or self.leaving is not None or self.workers.stuck)
@@ -215,6 +270,4 @@ class Agent:
     @property
     def outcome(self) -> Outcome | None:
         """How this agent's epoch of the job ended, however long ago."""
-        if self.epoch is None:
-            return None
-        return self.job.past[self.epoch] if self.epoch < self.job.epoch else self.job.outcome
+        return None if self.epoch is None else self.job.outcome_of(self.epoch)

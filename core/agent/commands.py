@@ -11,12 +11,15 @@ from collections.abc import Mapping
 
 from attrs import frozen
 
-from reknit.core.job.entries import Entry, Node, WorkerFailure
+from reknit.core.job.entries import Entry, Node
 from reknit.core.job.job import EMPTY
-from reknit.core.job.ranks import Assignment
+from reknit.core.job.reasons import BudgetSpent
+from reknit.core.job.restart import root_cause_of
+from reknit.core.job.workers import WorkerFailure
 
 from .reasons import RunEnd, StopReason
 from .states import WorkerState
+from .workers import ReservePort, StartWorkers
 
 # The same on every POSIX system. `describe` alone imports `signal`, for the names.
 SIGTERM = 15
@@ -29,17 +32,6 @@ class Append:
     whether the entry is there."""
 
     entry: Entry
-
-
-@frozen
-class StartWorkers:
-    """Start all workers of a round. Answered by `WorkersStarted`, and by `WorkersExited` when workers end.
-
-    `WorkersExited` also reports workers that could not be started.
-    """
-
-    round: int
-    assignment: Assignment
 
 
 @frozen
@@ -56,15 +48,12 @@ class StopWorkers:
 
 
 @frozen
-class ReservePort:
-    """Reserve another bootstrap port in place of the present one. Answered by `PortReserved`."""
-
-
-@frozen
 class Beat:
-    """Raise this node's counter. Then read it, and the counters of the nodes in `watch`. Answered by `Counters`."""
+    """Set this node's counter to `count`. Then read it, and the counters of the nodes in `watch`. Answered by
+    `Counters`. The same beat again changes nothing."""
 
     node: Node
+    count: int
     watch: tuple[Node, ...]
 
 
@@ -73,13 +62,23 @@ class Result:
     """How the agent's run ended on this node. It has the form of torchelastic's `RunResult`."""
 
     state: WorkerState
-    """SUCCEEDED and FAILED: how the job ended for this agent. STOPPED: the node left before the job ended, or the job
-    was aborted. UNHEALTHY: the agent cannot stop its workers."""
+    """SUCCEEDED and FAILED: how the job ended for this agent. FAILED also if the node left after a failure that it did
+    not bear (`RestartsLimited`). STOPPED: the node was told to leave before the job ended, or the job was aborted.
+    UNHEALTHY: the agent cannot stop its workers."""
     why: RunEnd
+    """The reason, a typed value: see core/agent/reasons.py."""
     return_values: Mapping[int, object] = EMPTY
     """If the job succeeded: None for the global rank of each of this node's workers. Else empty."""
     failures: Mapping[int, WorkerFailure] = EMPTY
-    """If the job failed: the failures of the last round that are in the journal, by global rank. Else empty."""
+    """If the job failed: the failures of the last round that are in the journal, by global rank. If this node did not
+    bear a failure: those of its workers. Else empty."""
+
+    @property
+    def root(self) -> WorkerFailure | None:
+        """The failure that is blamed. None: the run did not end because workers failed."""
+        if isinstance(self.why, BudgetSpent):
+            return self.why.root.failure
+        return root_cause_of(tuple(self.failures.values())) if self.failures else None
 
 
 @frozen

@@ -14,11 +14,11 @@ from attrs import evolve
 from reknit.core.job.entries import Admission
 from reknit.core.job.job import Closed, Gathering, Running, Unopened, can_seal, coming, has_admissible
 from reknit.core.job.reasons import WorkerFailed
-from reknit.core.job.restart import backoff_s
+from reknit.core.job.restart import Cost, affords, backoff_s, is_strained
 
 from .agent import Agent, Timer
 from .states import WorkerState
-from .watching import beat_at, fence_at, is_beating
+from .watching import beat_at, fence_at, is_beating, is_unanswered
 
 FOREVER = float("inf")
 STAGGER_S = 0.2
@@ -44,7 +44,7 @@ def pause_s(agent: Agent) -> float:
     job = agent.job
     if not agent.quick or agent.workers.state is not WorkerState.FAILED:
         return 0.0
-    if isinstance(job.why, WorkerFailed) and job.spent >= job.terms.restarts.max_restarts:
+    if isinstance(job.why, WorkerFailed) and not affords(job, Cost.RESTART):
         return 0.0  # no restart is left: the end of the job must not be told late
     # The exponent is capped, so that no number of failures overflows a float.
     return float(min(PAUSE_S * 2 ** min(agent.quick - 1, 64), LONGEST_PAUSE_S))
@@ -85,7 +85,7 @@ def next_wake(agent: Agent, timers: Iterable[float]) -> float | None:
 
 def _conditions(agent: Agent) -> Iterator[tuple[Timer, int]]:
     job = agent.job
-    if agent.outage is not None or agent.pulse.gap or not agent.was_read:
+    if agent.outage is not None or not agent.was_read or is_unanswered(agent):
         yield Timer.OUTAGE, 0  # also if no adapter reports an outage: a call into a hung file system does not return
     if agent.was_read and isinstance(job.phase, Unopened):
         yield Timer.OPEN, 0
@@ -97,6 +97,11 @@ def _conditions(agent: Agent) -> Iterator[tuple[Timer, int]]:
         yield Timer.REOPEN, 0
     if agent.epoch != job.epoch:
         return
+    yield from _of_the_job(agent)
+
+
+def _of_the_job(agent: Agent) -> Iterator[tuple[Timer, int]]:
+    job = agent.job
     if isinstance(job.phase, Gathering):
         if coming(job) < job.terms.min_nodes:
             yield Timer.GIVE_UP, job.round
@@ -104,8 +109,11 @@ def _conditions(agent: Agent) -> Iterator[tuple[Timer, int]]:
             yield Timer.LAST_CALL, job.round
         if job.is_expected(agent.me):
             yield Timer.BACKOFF, job.round
-    elif isinstance(job.phase, Running) and job.terms.admission is Admission.SOON and has_admissible(job):
-        yield Timer.ADMIT, job.round
+    elif isinstance(job.phase, Running):
+        if job.terms.admission is Admission.SOON and has_admissible(job):
+            yield Timer.ADMIT, job.round
+        if is_strained(job):
+            yield Timer.STEADY, job.round
 
 
 def _due_at(agent: Agent, timer: Timer) -> float | None:
@@ -131,6 +139,8 @@ def _delay_s(agent: Agent, timer: Timer) -> float:
             return terms.join_timeout_s + _stagger_s(agent)
         case Timer.ADMIT:
             return terms.settle_s + _stagger_s(agent)
+        case Timer.STEADY:
+            return terms.restarts.steady_s + _stagger_s(agent)
         case Timer.BACKOFF:
             return max(backoff_s(agent.job), pause_s(agent))
         case Timer.ECHO:

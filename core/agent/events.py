@@ -13,10 +13,11 @@ from collections.abc import Mapping
 
 from attrs import frozen
 
-from reknit.core.job.entries import Entry, Node, WorkerFailure
+from reknit.core.job.entries import Entry, Node
 from reknit.core.job.job import Job
-from reknit.core.job.ranks import Assignment
 from reknit.core.job.reasons import Refusal
+
+from .workers import PortReserved, WorkersExited, WorkersStarted, WorkersStopped
 
 
 @frozen
@@ -67,61 +68,23 @@ class JournalFailed:
 
 
 @frozen
-class WorkersStarted:
-    """All workers of the round run."""
-
-    at: float
-    round: int
-    assignment: Assignment | None = None
-    """The ranks that the workers really got, if another rendezvous than the journal has decided them. It takes the
-    place of the assignment in `StartWorkers`. None: the workers got the ranks of `StartWorkers`."""
-
-
-@frozen
-class WorkerExit:
-    """The end of one worker. `failure` is None if it exited with 0."""
-
-    local_rank: int
-    failure: WorkerFailure | None = None
-
-
-@frozen
-class WorkersExited:
-    """The adapter has found these workers ended at one look. Which of them ended first is not known."""
-
-    at: float
-    round: int
-    exits: tuple[WorkerExit, ...]
-
-
-@frozen
-class WorkersStopped:
-    """The answer to `StopWorkers`: no process of the round is left, except for those in `stuck`."""
-
-    at: float
-    round: int
-    port: int
-    """Bootstrap port that is reserved for the next `Joined`. 0 if no port could be reserved."""
-    stuck: tuple[int, ...] = ()
-    """The numbers of the processes that survive SIGKILL. Empty in most cases."""
-
-
-@frozen
-class PortReserved:
-    """The answer to `ReservePort`."""
-
-    at: float
-    port: int
-    """Bootstrap port that is reserved for the next `Joined`. 0 if no port could be reserved."""
-
-
-@frozen
 class StopRequested:
     """The agent was asked to leave the job: by a signal, or by the program that runs it."""
 
     at: float
     signal: int
     """The signal's number. SIGKILL stands for a request without a grace."""
+
+
+@frozen
+class RestartsLimited:
+    """The program that runs this agent bears fewer failures of this node's workers than the job does. For example, it
+    knows that a device of this host is broken."""
+
+    at: float
+    left: int
+    """Failures that are still borne, counted from the beginning of this node's present round, or else of its last one.
+    After one more the node leaves the job."""
 
 
 @frozen
@@ -141,5 +104,6 @@ Event = (
     | WorkersStopped
     | PortReserved
     | StopRequested
+    | RestartsLimited
     | Woken
 )

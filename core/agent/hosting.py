@@ -65,5 +65,5 @@ def are_guests_dead(agent: Agent) -> bool:
     The last live nodes can die without an entry `Lost`: no other node is left to say it. A host that has said goodbye
     may not say it.
     """
-    silences = [silent_s for node, (_, silent_s) in agent.pulse.heard.items() if agent.job.is_live(node)]
+    silences = [h.silent_s - h.spared_s for node, h in agent.pulse.heard.items() if agent.job.is_live(node)]
     return bool(silences) and min(silences) >= DEAD * agent.job.terms.silence_s

@@ -21,7 +21,7 @@ from .events import EntriesRead
 from .reasons import AlreadyFinished, Replaced, TermsDiffer
 from .situation import owed
 from .states import WorkerState
-from .watching import spared_until
+from .watching import spare_s
 
 
 def read(agent: Agent, event: EntriesRead) -> Agent:
@@ -30,12 +30,14 @@ def read(agent: Agent, event: EntriesRead) -> Agent:
     stage = agent.stage
     if stage is Stage.STARTING:
         me, stage = Node(me.id, job.highest_incarnation(me.id) + 1), Stage.READING
-    # Patience with a store that is silent counts from the last time that it was read.
-    since = {key: at for key, at in agent.since.items() if key[0] is not Timer.OUTAGE}
-    pulse, silent_since = agent.pulse, agent.since.get((Timer.OUTAGE, 0))
+    pulse, silent_since = evolve(agent.pulse, read_at=agent.at), agent.since.get((Timer.OUTAGE, 0))
     if silent_since is not None and pulse.acked_at is None:  # else the next read of the counters shows it
-        pulse = evolve(pulse, spares_until=spared_until(agent, agent.at - silent_since))
-    agent = evolve(agent, job=job, me=me, stage=stage, outage=None, since=since, pulse=pulse)
+        spares_until = agent.at + spare_s(agent, agent.at - silent_since)
+        pulse = evolve(pulse, spares_until=max(pulse.spares_until or agent.at, spares_until))
+    unread = agent.unread
+    if unread:  # they may be among the entries that were skipped
+        unread = {e: at for e, at in unread.items() if event.base is None and e not in event.entries}
+    agent = evolve(agent, job=job, me=me, stage=stage, outage=None, unread=unread, pulse=pulse)
     agent = _after_gap(_taking_part(agent))
     return _identified(agent)
 
@@ -126,6 +128,7 @@ def _renewed(agent: Agent) -> Agent:
     # A `Joined` of this agent that is still on its way may have a higher incarnation than the journal shows.
     own = agent.me.incarnation + agent.has_joined
     me = Node(agent.me.id, max(agent.job.highest_incarnation(agent.me.id) + 1, own))
-    pulse = Pulse(spares_until=agent.pulse.spares_until)
+    old = agent.pulse
+    pulse = Pulse(acked_at=old.acked_at, read_at=old.read_at, spares_until=old.spares_until, heard=old.heard)
     stage = Stage.READING if agent.epoch is None else Stage.OUTSIDE
-    return evolve(agent, me=me, stage=stage, is_renewed=True, said={}, pulse=pulse)
+    return evolve(agent, me=me, stage=stage, is_renewed=True, said={}, unread={}, pulse=pulse)

@@ -16,7 +16,8 @@ from reknit.core.job.reasons import JobEnd, Refusal, RoundEnd
 
 @frozen
 class StoreLost:
-    """The journal could not be reached for `Spec.store_timeout_s`. `why` is what the adapter reported last."""
+    """The journal could not be reached for `Spec.store_timeout_s`, or answers or own entries got lost for so long.
+    `why` is what the adapter reported last, or `UNSAID` (core/agent/step.py) if no call has failed."""
 
     why: str
 

@@ -10,9 +10,10 @@ from collections.abc import Mapping
 
 from attrs import evolve, frozen
 
-from reknit.core.job.entries import Failed, Succeeded, WorkerFailure
+from reknit.core.job.entries import Failed, Succeeded
 from reknit.core.job.job import Gathering, Running
 from reknit.core.job.restart import root_cause_of
+from reknit.core.job.workers import WorkerFailure
 
 from .agent import Agent, Timer
 from .deadlines import deadlines

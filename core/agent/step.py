@@ -6,7 +6,7 @@
 1. Pure and total: the same agent and event make the same step, on every machine, and nothing raises.
 2. `observe` issues no commands and `drive` does not look at the event, so it does not matter how a state was reached:
    what is wanted is derived anew at every step, and what got lost on the way is still wanted. There is one exception:
-   whom to call lost is known in the step of a fresh read only.
+   whom to call lost is known in the step of a read of the counters only.
 3. A batch of entries is folded whole, then decided on once: no round that is over already is ever started.
 4. A step may issue several commands, but starts or stops workers at most once.
 """
@@ -18,31 +18,24 @@ from typing import assert_never
 from attrs import evolve, frozen
 
 from reknit.core.job.entries import Lost, Node
+from reknit.core.job.reasons import BudgetSpent
 
 from .agent import Agent, StopRequest, Timer
-from .commands import SIGKILL, Command
+from .commands import SIGKILL, SIGTERM, Command
 from .deadlines import is_due, next_wake, run_timers
 from .ending import drive_end
-from .events import (
-    Counters,
-    EntriesRead,
-    Event,
-    JournalFailed,
-    PortReserved,
-    Started,
-    StopRequested,
-    Woken,
-    WorkersExited,
-    WorkersStarted,
-    WorkersStopped,
-)
+from .events import Counters, EntriesRead, Event, JournalFailed, RestartsLimited, Started, StopRequested, Woken
 from .identity import after_private_loss, read
-from .reasons import JournalRefused, StoreLost
+from .reasons import JournalRefused, SignalReceived, StoreLost
 from .situation import situation_of
+from .states import WorkerState
 from .wanted import drive_sayings
-from .watching import accusations, drive_beats, heard, noticed_gap
-from .working import drive_workers, exited, reserved, started, stopped
+from .watching import accusations, drive_beats, heard, noticed_gap, repetitions
+from .workers import PortReserved, WorkersExited, WorkersStarted, WorkersStopped
+from .working import drive_workers, exited, is_held, reserved, started, stopped, why_failed
 
+UNSAID = "this node gets no answers, or its entries do not appear in the journal"
+"""Why an agent ends for want of the store if no call has failed."""
 REPEAT_S = 0.5
 """The same signal again within this many seconds is the same request: schedulers signal an agent and its parent."""
 HURRY_S = 5.0
@@ -51,8 +44,12 @@ HURRY_S = 5.0
 
 @frozen
 class Step:
+    """What one step has made."""
+
     agent: Agent
+    """The agent after the event."""
     commands: tuple[Command, ...] = ()
+    """What the agent wants done, in this order."""
 
 
 def step(agent: Agent, event: Event) -> Step:
@@ -62,7 +59,7 @@ def step(agent: Agent, event: Event) -> Step:
     # The order matters. What the workers do decides which timers run. The timers decide what is said. The end comes
     # last.
     agent = _observed(noticed_gap(_at(agent, event.at)), event)
-    agent = after_private_loss(_out_of_patience(agent))
+    agent = after_private_loss(_out_of_restarts(_out_of_patience(agent)))
     agent, commands = drive_workers(agent)
     agent = run_timers(agent)
     now = situation_of(agent)
@@ -101,6 +98,8 @@ def _observed(agent: Agent, event: Event) -> Agent:
             return reserved(agent, event)
         case StopRequested():
             return _asked_to_stop(agent, event)
+        case RestartsLimited():
+            return evolve(agent, max_restarts=agent.restart_count + max(0, event.left))
         case Woken():
             return agent
         case _:
@@ -117,7 +116,20 @@ def _out_of_patience(agent: Agent) -> Agent:
     """An outage that has lasted too long ends this agent. The job may go on: other nodes may reach the journal."""
     if agent.end is not None or agent.outcome is not None or not is_due(agent, Timer.OUTAGE):
         return agent
-    return evolve(agent, end=StoreLost(agent.outage or "it does not answer"))
+    return evolve(agent, end=StoreLost(agent.outage or UNSAID))
+
+
+def _out_of_restarts(agent: Agent) -> Agent:
+    """This node's workers have failed, and it bears no further failure, though the job may. So the node leaves."""
+    workers, limit = agent.workers, agent.max_restarts
+    if limit is None or not workers.alive or workers.state is not WorkerState.FAILED or is_held(agent):
+        return agent
+    if agent.restarts_left or agent.is_departing or agent.end is not None:
+        return agent
+    if agent.job.terms.restarts.max_restarts <= limit:
+        return agent  # this is the job's own limit: its failures may be excused (rule 2 of the protocol)
+    why = BudgetSpent(limit, why_failed(workers))
+    return evolve(agent, leaving=StopRequest(why, SIGTERM, SIGTERM, agent.at, 1, agent.at + agent.spec.grace_s))
 
 
 def _asked_to_stop(agent: Agent, event: StopRequested) -> Agent:
@@ -125,16 +137,20 @@ def _asked_to_stop(agent: Agent, event: StopRequested) -> Agent:
     before = agent.leaving
     if before is None:
         grace_s = 0.0 if event.signal == SIGKILL else agent.spec.grace_s
-        request = StopRequest(event.signal, event.signal, agent.at, 1, agent.at + grace_s)
+        why, is_late = SignalReceived(event.signal), agent.outcome is not None
+        request = StopRequest(why, event.signal, event.signal, agent.at, 1, agent.at + grace_s, is_late)
     elif event.signal == before.latest and agent.at - before.at < REPEAT_S:
         return agent
     else:
         left_s = HURRY_S if before.count == 1 and event.signal != SIGKILL else 0.0
         kill_at = min(before.kill_at, agent.at + left_s)
-        request = StopRequest(before.signal, event.signal, agent.at, before.count + 1, kill_at)
+        request = evolve(before, latest=event.signal, at=agent.at, count=before.count + 1, kill_at=kill_at)
     return evolve(agent, leaving=request)
 
 
 def _accusations(agent: Agent, event: Event) -> tuple[Lost, ...]:
-    is_fresh_read = isinstance(event, Counters) and agent.pulse.acked_at == agent.at
-    return tuple(accusations(agent)) if is_fresh_read else ()
+    is_read = isinstance(event, Counters)
+    is_fresh_read = is_read and agent.pulse.acked_at == agent.at
+    if is_fresh_read:
+        return tuple(accusations(agent))
+    return tuple(repetitions(agent)) if is_read else ()

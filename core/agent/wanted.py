@@ -9,41 +9,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 
 from attrs import evolve
 
-from reknit.core.job.entries import (
-    Admit,
-    Entry,
-    GaveUp,
-    Joined,
-    LastCall,
-    Leaving,
-    Left,
-    Lost,
-    Opened,
-)
-from reknit.core.job.job import Closed, Running, Verdict
+from reknit.core.job.entries import Admit, Entry, GaveUp, Joined, LastCall, Leaving, Left, Lost, Node, Opened, Steady
+from reknit.core.job.job import Closed, Job, Running, Verdict
 
 from .agent import Agent, Stage, Timer
-from .commands import Append, Command, ReservePort
+from .alive import is_entry_late
+from .commands import Append, Command
 from .hosting import is_abandoning
 from .situation import Situation
-from .watching import is_fresh
+from .watching import accusations, is_fresh
+from .workers import ReservePort
 
 
-def drive_sayings(agent: Agent, now: Situation, accusations: tuple[Lost, ...]) -> tuple[Agent, list[Command]]:
+def drive_sayings(agent: Agent, now: Situation, accused: tuple[Lost, ...]) -> tuple[Agent, list[Command]]:
     """Say each wanted entry that was not said within the last `Spec.resay_s` seconds."""
-    if not agent.was_read or agent.pulse.gap:
+    is_gap = agent.pulse.gap
+    if not agent.was_read or (is_gap and not is_entry_late(agent)):
         return agent, []
-    # A `Lost` is wanted only in the step of a fresh read of the counters. The agent remembers a `Lost` that it has said
+    # A `Lost` is wanted only in the step of a read of the counters. The agent remembers a `Lost` that it has said
     # until the next such step, so that it is not said too often.
     recent = agent.at - agent.spec.resay_s
     said: dict[Entry, float] = {e: at for e, at in agent.said.items() if isinstance(e, Lost) and at > recent}
-    commands: list[Command] = []
+    new: list[Entry] = []
     offered, is_used = agent.offered, False
-    for entry in (*_wanted(agent, now), *accusations):
+    for entry in (*_wanted(agent, now), *accused):
+        if is_gap and entry not in agent.unread:
+            continue  # what has vanished on its way is said again, because it holds the gap open. Nothing else is said
         if isinstance(entry, Joined):
             # A port that was offered for one round must not be offered for another: (1) a and b join round 0. (2) The
             # round is sealed, and ends. (3) a reads all that at once and starts no worker. (4) The workers of b connect
@@ -55,17 +50,27 @@ def drive_sayings(agent: Agent, now: Situation, accusations: tuple[Lost, ...]) -
         at = agent.said.get(entry)
         if at is None or agent.at >= at + agent.spec.resay_s:
             at = agent.at
-            commands.append(Append(entry))
+            new.append(entry)
         said[entry] = at
+    commands: list[Command] = [Append(entry) for entry in new]
     if is_used:
         agent = evolve(agent, port=None)
         commands.append(ReservePort())
-    if said == agent.said:
+    unread = _unread(agent, said, new)
+    if said == agent.said and unread == agent.unread:
         return agent, commands
     stage = agent.stage
     if stage is Stage.OUTSIDE and any(isinstance(e, Joined) for e in said):
         stage = Stage.JOINING
-    return evolve(agent, said=said, stage=stage, offered=offered), commands
+    return evolve(agent, said=said, unread=unread, stage=stage, offered=offered), commands
+
+
+def _unread(agent: Agent, said: Mapping[Entry, float], new: Sequence[Entry]) -> Mapping[Entry, float]:
+    """The entries that are still wanted, and were not read back since this agent said them first."""
+    if not new and not agent.unread:
+        return agent.unread
+    wanted = (*said, *accusations(agent))  # `said` may have forgotten a `Lost` that was said in vain
+    return {e: agent.unread.get(e, agent.at) for e in wanted if e in agent.unread or e in new}
 
 
 def farewell(agent: Agent, now: Situation) -> Left | None:
@@ -77,7 +82,7 @@ def farewell(agent: Agent, now: Situation) -> Left | None:
         # The fold now ignores a `Joined` that is still on its way. So a node that is not live owes no goodbye.
         if not job.is_live(me) or now.is_serving:
             return None
-    return Left(me, agent.workers.stuck)
+    return Left(me, agent.workers.stuck, seen=_seen(job, me))
 
 
 def _wanted(agent: Agent, now: Situation) -> Iterator[Entry]:
@@ -135,7 +140,13 @@ def _joining(agent: Agent, now: Situation) -> Iterator[Joined]:
         role=spec.role,
         local_world_size=spec.local_world_size,
         rank_hint=spec.rank_hint,
+        seen=_seen(job, me),
     )
+
+
+def _seen(job: Job, me: Node) -> int:
+    """What a new incarnation says of the others of its id. Nobody asks an incarnation that the journal shows."""
+    return -1 if job.is_live(me) else job.highest_incarnation(me.id)
 
 
 def _announcements(agent: Agent, now: Situation) -> Iterator[Entry]:
@@ -147,3 +158,5 @@ def _announcements(agent: Agent, now: Situation) -> Iterator[Entry]:
         yield GaveUp(round, job.epoch)
     if Timer.ADMIT in now.due:
         yield Admit(round + 1, job.epoch)
+    if Timer.STEADY in now.due:
+        yield Steady(round, job.epoch)

@@ -1,13 +1,15 @@
 """Beats and silence: how a node is found to be lost without comparing two clocks.
 
-1. Each agent raises its node's counter, and reads it together with the counters of the nodes that it watches. `step`
-   decides when to beat. So an agent that hangs falls silent. A thread that beats by itself would go on beating for it.
+1. Each agent counts its beats, and sets its node's counter to its count. It reads its own counter together with the
+   counters of the nodes that it watches. `step` decides when to beat. So an agent that hangs falls silent. A thread
+   that beats by itself would go on beating for it.
 2. A *fresh read* is a read of the counters in which this node's own counter has moved. The silence of a watched node
    grows only from one fresh read to the next. It starts at 0 for each incarnation. So an agent that reads old values,
    or an outage of the store, makes no node appear lost.
 3. An agent that was cut off from the store counts no silence for a while. After an outage of the store, one node may
    reach the store again some seconds before another.
-4. `Lost` is said only in the step of a fresh read.
+4. `Lost` is said only in the step of a fresh read. A `Lost` that has vanished on its way is said again at any read,
+   unless the counter of the accused has moved. No read is fresh while this node holds its count back for that `Lost`.
 5. The ring holds all live nodes, in every phase. A ring of the members alone would not do: they may all be dead, and
    there are none while the first round is gathered.
 6. While a round is gathered, two nodes watch a whole row of expected nodes. If each node watched only its two
@@ -26,7 +28,8 @@ from reknit.core.job.entries import Lost, Node
 from reknit.core.job.job import Gathering, Job
 from reknit.core.job.ring import after
 
-from .agent import Agent
+from .agent import Agent, Heard
+from .alive import is_entry_late, is_read_late, is_stop_late, takes_part
 from .commands import Beat, Command
 from .events import Counters
 from .hosting import must_hear_guests
@@ -111,50 +114,71 @@ def watched(job: Job, me: Node) -> tuple[Node, ...]:
 
 
 def heard(agent: Agent, event: Counters) -> Agent:
-    """Note the counters that were read. Only a fresh read changes anything."""
-    pulse, count = agent.pulse, event.counts.get(agent.me)
-    if count is None or count <= pulse.count:
-        return agent  # not a fresh read: it tells nothing about any node
+    """Note the counters that were read. Another read than a fresh one makes no silence longer."""
+    pulse, count = agent.pulse, event.counts.get(agent.me, 0)
+    if not pulse.count < count <= pulse.sent:
+        return _with_signs_of_life(agent, event)
     # While this agent pauses, it cannot see the beats of others. So no read adds more to a silence than the time of two
-    # beats. The pause may have been an outage of the store, from which others return later: (1) The store hangs for
-    # 7 s. (2) The call of a returns. (3) The call of b times out, and b tries again after a pause.
-    apart, most = 0.0 if pulse.acked_at is None else agent.at - pulse.acked_at, 2 * agent.job.terms.beat_s
-    spares = pulse.spares_until is not None and agent.at < pulse.spares_until
-    elapsed = 0.0 if spares else min(apart, most)
-    spares_until = spared_until(agent, apart) if apart > most else pulse.spares_until
-    news: dict[Node, tuple[int, float]] = {}
+    # beats.
+    apart = 0.0 if pulse.acked_at is None else agent.at - pulse.acked_at
+    elapsed, spare, spares_until = min(apart, _most_s(agent)), spare_s(agent, apart), pulse.spares_until or agent.at
+    spares_until = max(spares_until, agent.at + spare)
+    news: dict[Node, Heard] = {}
     for node in pulse.watch:
-        now = event.counts.get(node, 0)
-        before, silent_s = pulse.heard.get(node, (-1, 0.0))
-        news[node] = (now, silent_s + elapsed if now == before else 0.0)
-    proven_at = agent.at if pulse.asked_at is None else pulse.asked_at
+        now, before = event.counts.get(node, 0), pulse.heard.get(node)
+        if before is None:
+            news[node] = Heard(now, 0.0, spares_until - agent.at)
+        elif now != before.count:
+            news[node] = Heard(now, 0.0, spare)  # it may have beaten before the pause, and not since
+        else:
+            # The longest pause counts, and not the sum of all. Otherwise a node that dies would never be noticed while
+            # the store pauses again and again.
+            news[node] = Heard(now, before.silent_s + elapsed, max(before.spared_s, spare))
     pulse = evolve(
-        pulse,
-        count=count,
-        acked_at=agent.at,
-        asked_at=None,
-        proven_at=proven_at,
-        heard=news,
-        spares_until=spares_until,
+        pulse, count=count, acked_at=agent.at, proven_at=pulse.asked_at, heard=news, spares_until=spares_until
     )
     return evolve(agent, pulse=pulse)
 
 
-def spared_until(agent: Agent, apart_s: float) -> float:
-    """Time before which this agent counts no silence, after it was cut off from the store for `apart_s` seconds.
+def _with_signs_of_life(agent: Agent, event: Counters) -> Agent:
+    """A read that is not fresh may be old. But a counter that has moved since the last fresh read is a sign of life."""
+    heard = agent.pulse.heard
+    moved = {n: Heard(event.counts[n]) for n, h in heard.items() if event.counts.get(n, 0) > h.count}
+    return evolve(agent, pulse=evolve(agent.pulse, heard={**heard, **moved})) if moved else agent
 
-    The cause may have been an outage of the store. Then the other nodes may need as long again to return.
+
+def spare_s(agent: Agent, apart_s: float) -> float:
+    """How many seconds of silence this agent forgives each node once, after it had no fresh read for `apart_s` seconds.
+
+    It forgives nothing after a usual time. A longer one may have been an outage of the store, from which others return
+    later: (1) The store hangs for 7 s. (2) The call of a returns. (3) The call of b times out, and b tries again after
+    a pause. So the other nodes may need as long again, and then two beats to be heard.
     """
-    return max(agent.pulse.spares_until or agent.at, agent.at + min(apart_s, RETURN_S))
+    most_s = _most_s(agent)
+    return min(apart_s, RETURN_S) + most_s if apart_s > most_s else 0.0
+
+
+def _most_s(agent: Agent) -> float:
+    """Upper bound, in seconds, on what one fresh read adds to a silence."""
+    return 2 * agent.job.terms.beat_s
 
 
 def accusations(agent: Agent) -> Iterator[Lost]:
     """A `Lost` for each node to declare lost in the step of a fresh read. A node that is gone itself declares none."""
     if not agent.job.is_live(agent.me):
         return
-    for node, (_, silent_s) in agent.pulse.heard.items():
-        if silent_s >= agent.job.terms.silence_s and agent.job.is_live(node):
+    for node, heard in agent.pulse.heard.items():
+        if heard.silent_s >= agent.job.terms.silence_s + heard.spared_s and agent.job.is_live(node):
             yield Lost(node, agent.me)
+
+
+def repetitions(agent: Agent) -> Iterator[Lost]:
+    """The accusations that have vanished on their way. Nothing that was read since speaks against them.
+
+    Without them a `Lost` that nobody says again would stay late, and this node would never take part again.
+    """
+    if is_entry_late(agent):
+        yield from (lost for lost in accusations(agent) if lost in agent.unread)
 
 
 def drive_beats(agent: Agent) -> tuple[Agent, list[Command]]:
@@ -164,10 +188,10 @@ def drive_beats(agent: Agent) -> tuple[Agent, list[Command]]:
     at = beat_at(agent)
     if at is not None and agent.at < at:
         return agent, []
-    watch = watched(agent.job, agent.me)
-    asked_at = agent.at if agent.pulse.asked_at is None else agent.pulse.asked_at
-    pulse = evolve(agent.pulse, beat_at=agent.at, asked_at=asked_at, watch=watch)
-    return evolve(agent, pulse=pulse), [Beat(agent.me, watch)]
+    pulse = evolve(agent.pulse, beat_at=agent.at, watch=watched(agent.job, agent.me))
+    if takes_part(agent):
+        pulse = evolve(pulse, sent=pulse.sent + 1, asked_at=agent.at)
+    return evolve(agent, pulse=pulse), [Beat(agent.me, pulse.sent, pulse.watch)]
 
 
 def beat_at(agent: Agent) -> float | None:
@@ -177,8 +201,22 @@ def beat_at(agent: Agent) -> float | None:
     return agent.pulse.beat_at + agent.job.terms.beat_s
 
 
+def is_unanswered(agent: Agent) -> bool:
+    """A round trip of some kind fails: what this node beats, says or asks to read comes to nothing.
+
+    A keeper that hangs is another matter. Then the count stands still although the store answers.
+    """
+    if agent.spec.shares_journal and is_entry_late(agent):
+        return True
+    if not is_beating(agent):
+        return False
+    acked_at = agent.pulse.acked_at
+    is_unheard = acked_at is None or agent.at - acked_at > agent.job.terms.silence_s
+    return is_read_late(agent) or (is_unheard and not is_stop_late(agent))
+
+
 def noticed_gap(agent: Agent) -> Agent:
-    """Set `Pulse.gap` if no beat of this node was acknowledged for longer than the silence limit.
+    """Set `Pulse.gap` if no new count of this node was acknowledged for longer than the silence limit.
 
     Every step checks this, so that any event shows the gap.
     """

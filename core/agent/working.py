@@ -10,19 +10,19 @@ from __future__ import annotations
 
 from attrs import evolve
 
-from reknit.core.job.entries import WorkerFailure
 from reknit.core.job.job import Running
 from reknit.core.job.ranks import assign
 from reknit.core.job.reasons import AllSucceeded, WorkerFailed
 from reknit.core.job.restart import are_echoes, root_cause_of
+from reknit.core.job.workers import WorkerFailure
 
 from .agent import Agent, Timer, Workers
-from .commands import SIGKILL, SIGTERM, Command, StartWorkers, StopWorkers
+from .commands import SIGKILL, SIGTERM, Command, StopWorkers
 from .deadlines import is_due
-from .events import PortReserved, WorkersExited, WorkersStarted, WorkersStopped
-from .reasons import CutOff, DeclaredLost, SignalReceived, StopReason
+from .reasons import CutOff, DeclaredLost, StopReason
 from .states import WorkerState
 from .watching import is_fenced, is_fresh
+from .workers import PortReserved, StartWorkers, WorkersExited, WorkersStarted, WorkersStopped
 
 QUICK_S = 1.0
 """In seconds. A failure counts as quick if the workers failed earlier than this after their start, or before all of
@@ -88,6 +88,13 @@ def _have_lasted(agent: Agent) -> bool:
 
 def failures(workers: Workers) -> tuple[WorkerFailure, ...]:
     return tuple(e.failure for _, e in sorted(workers.exits.items()) if e.failure is not None)
+
+
+def why_failed(workers: Workers) -> WorkerFailed:
+    """The failure that is blamed for the end of these workers, which have failed."""
+    if workers.node is None:
+        raise AssertionError("workers have failed, but no node has started them")
+    return WorkerFailed(workers.node, root_cause_of(failures(workers)))
 
 
 def is_held(agent: Agent) -> bool:
@@ -172,11 +179,11 @@ def _why_stop(agent: Agent) -> StopReason | None:
     if agent.end is not None:
         return agent.end
     if workers.state is WorkerState.FAILED and not is_held(agent):
-        return WorkerFailed(workers.node, root_cause_of(failures(workers)))
+        return why_failed(workers)
     if workers.state is WorkerState.SUCCEEDED:
         return AllSucceeded()  # the workers are gone, but processes that they have started may live
     if agent.leaving is not None:
-        return SignalReceived(agent.leaving.signal)
+        return agent.leaving.why
     if agent.outcome is not None:
         return agent.outcome.why
     if job.is_gone(workers.node):

@@ -8,7 +8,8 @@ meets another kind must end (see `codec`). If it went on without the entry, its 
    that a late copy does not touch the next epoch. An entry that names a node needs no epoch: no incarnation of one
    epoch is live in the next.
 2. No entry holds a time. A deadline that matters to the job becomes an entry of its own (`LastCall`, `Admit`,
-   `GaveUp`, `Lost`). The fold decides whether the condition of the deadline still holds when it reaches the entry.
+   `Steady`, `GaveUp`, `Lost`). The fold decides whether the condition of the deadline still holds when it reaches the
+   entry.
 3. `fold` alone decides what an entry means.
 """
 
@@ -19,7 +20,8 @@ from typing import TYPE_CHECKING, Any
 
 from attrs import Attribute, field, frozen
 
-from .validators import positive_seconds, refuse, seconds, whole
+from .validators import of_type, positive_seconds, refuse, seconds, whole
+from .workers import WorkerFailure
 
 if TYPE_CHECKING:
     from typing import NewType
@@ -28,7 +30,7 @@ if TYPE_CHECKING:
 else:
     NodeId = str
 
-FORMAT = 1
+FORMAT = 2
 """Version of the entries and of the fold. Agents of one job must agree on it."""
 
 
@@ -54,15 +56,17 @@ class Node:
 
 
 class Admission(Enum):
-    """When a node that joins a running job gets its place."""
+    """When a node that joins a running job gets its place.
+
+    `SOON`: a new round starts `Terms.settle_s` after the node has joined.
+    `AT_FAILURE`: the node takes part when the running round ends for another reason.
+    `NEVER`: the node takes part only in place of a node that is gone, when the running round ends for another reason.
+    No round has more nodes than the first.
+    """
 
     SOON = "soon"
-    """A new round starts `Terms.settle_s` after it joined."""
     AT_FAILURE = "at-failure"
-    """The node takes part when the running round ends for another reason."""
     NEVER = "never"
-    """The node takes part only in place of a node that is gone, when the running round ends for another reason. No
-    round has more nodes than the first."""
 
 
 @frozen
@@ -70,28 +74,40 @@ class RestartPolicy:
     """How often a job may form a new round. A value out of range raises `ValueError`."""
 
     max_restarts: int = field(default=0, validator=whole(0))
-    """Number of rounds that may end because workers failed. Such an end spends one restart, however many workers
-    failed in the round."""
+    """Number of restarts that the job may spend. The job spends one when a round ends because workers failed. It is one
+    restart even if several workers failed in the round. 0: the first failure ends the job."""
     max_unspent: int = field(default=1000, validator=whole(0))
     """Number of rounds that may end for another reason: nodes lost, leaving or admitted. The limit stops a job whose
-    nodes come and go for ever."""
+    nodes come and go for ever. A round that runs for `steady_s` sets the count to 0."""
     backoff_s: float = field(default=0.0, validator=seconds)
     """Seconds that a node waits after the first failed round before it joins again. The wait doubles with each restart
     spent."""
     backoff_max_s: float = field(default=60.0, validator=seconds)
     """Upper bound of that wait, in seconds."""
+    renews: bool = field(default=False, validator=of_type(bool))
+    """Whether a round that runs for `steady_s` also gives back the restarts that were spent."""
+    steady_s: float = field(default=60.0, validator=positive_seconds)
+    """A round that runs for so many seconds is steady: the job has come out of the trouble that it had before. More
+    than 0. Infinity: no round is ever steady."""
 
 
 @frozen
 class Terms:
-    """What all agents of a job must agree on. `Opened` fixes it. A value out of range raises `ValueError`."""
+    """What all agents of a job must agree on. `Opened` fixes it. A value out of range raises `ValueError`.
+
+        Terms(min_nodes=2, max_nodes=4, restarts=RestartPolicy(max_restarts=3))
+
+    Every field has a default. The defaults are for a job with one node that survives no failure.
+    """
 
     min_nodes: int = field(default=1, validator=whole(1))
     """Number of nodes without which no round starts. At least 1."""
     max_nodes: int = field(default=1)
     """Upper bound on the nodes of a round. At least `min_nodes`."""
-    restarts: RestartPolicy = RestartPolicy()
-    admission: Admission = Admission.SOON
+    restarts: RestartPolicy = field(default=RestartPolicy(), validator=of_type(RestartPolicy))
+    """How often the job may form a new round."""
+    admission: Admission = field(default=Admission.SOON, validator=of_type(Admission))
+    """When a node that joins a running job takes part: see `Admission`."""
     join_timeout_s: float = field(default=600.0, validator=seconds)
     """A round that has fewer than `min_nodes` nodes for so many seconds is given up, and the job fails."""
     last_call_s: float = field(default=30.0, validator=seconds)
@@ -131,36 +147,6 @@ class Terms:
 
 
 @frozen
-class WorkerFailure:
-    """How one worker failed, as its own agent saw it."""
-
-    local_rank: int
-    rank: int
-    exitcode: int
-    """As in torchelastic: a negative number means that the worker was killed by that signal. 126, 127 and 71 mean that
-    the worker could not be started."""
-    pid: int = 0
-    """The pid of the worker that has ended with this exit code. 0: no process has, see `is_of_worker`."""
-    message: str = ""
-    """`Type: text` of the exception from the worker's error file, or why the worker could not be started."""
-    traceback: str = ""
-    """The traceback of that exception. Empty if none is known."""
-    stderr: tuple[str, ...] = ()
-    """The last lines that the worker wrote to its stderr, as far as the keeper read them."""
-    log: str = ""
-    """Folder or file with the worker's output. Empty if the output is in no file."""
-
-    @property
-    def is_of_worker(self) -> bool:
-        """Whether a process of the worker was seen to end with `exitcode`. False: reknit has chosen `exitcode`, because
-        the worker could not be started, or was lost with its keeper.
-
-        The pid tells this: whoever has seen a process end knows its pid. A field of its own could contradict the pid.
-        """
-        return self.pid != 0
-
-
-@frozen
 class Opened:
     """Opens `epoch` of the job with these terms. The fold ignores it unless it waits for exactly this epoch."""
 
@@ -188,6 +174,9 @@ class Joined:
     """Number of workers that this node will start."""
     rank_hint: int | None = None
     """The group rank that the node wishes in the first round. None: it has no wish."""
+    seen: int = -1
+    """The highest incarnation of this stable id that the agent had read. -1: none. A new incarnation counts only if
+    this is the highest one in the journal, or if the live one has the same nonce."""
 
 
 @frozen
@@ -201,6 +190,14 @@ class LastCall:
 @frozen
 class Admit:
     """Standbys have waited for `Terms.settle_s`. `round` shall be formed with them."""
+
+    round: int
+    epoch: int = 0
+
+
+@frozen
+class Steady:
+    """`round` has run for `RestartPolicy.steady_s`."""
 
     round: int
     epoch: int = 0
@@ -253,6 +250,8 @@ class Left:
     node: Node
     stuck: tuple[int, ...] = ()
     """Process numbers that survived SIGKILL. Empty in most cases."""
+    seen: int = -1
+    """As in `Joined`. It matters if the node leaves before its `Joined` is in the journal."""
 
 
 @frozen
@@ -268,4 +267,6 @@ class Filler:
     """Means nothing. A reader puts it into the slot of a writer that died between reserving the slot and writing it."""
 
 
-Entry = Opened | Joined | LastCall | Admit | GaveUp | Failed | Succeeded | Lost | Leaving | Left | Aborted | Filler
+Entry = (
+    Opened | Joined | LastCall | Admit | Steady | GaveUp | Failed | Succeeded | Lost | Leaving | Left | Aborted | Filler
+)

@@ -31,6 +31,7 @@ from .entries import (
     Node,
     NodeId,
     Opened,
+    Steady,
     Succeeded,
 )
 from .job import (
@@ -48,19 +49,20 @@ from .job import (
     crowd,
     room,
 )
+from .memory import buried, past_of, unburied
 from .reasons import AbortedByOperator, AllSucceeded, Departure, JobEnd, NodeGone, NodesAdmitted, RoundEnd, TooFewNodes
-from .restart import judge, root_cause
+from .restart import judge, root_cause, steadied
 from .ring import with_nodes, without
 from .sealing import sealed
 
 
 def fold(job: Job, entry: Entry) -> Job:  # noqa: C901  # a dispatcher: one arm per entry
-    """The job after one more entry."""
+    """The job after one more entry. `Job()` is the job before the first one. An entry that does not fit is ignored."""
     if isinstance(entry, Opened):
         return _opened(job, entry)
-    if isinstance(job.phase, Unopened):
+    if isinstance(job.phase, Unopened) or isinstance(entry, Filler):
         return job  # said before the terms were fixed: the node joins again after it has read them
-    if isinstance(entry, LastCall | Admit | GaveUp | Aborted) and entry.epoch != job.epoch:
+    if isinstance(entry, LastCall | Admit | Steady | GaveUp | Aborted) and entry.epoch != job.epoch:
         return job  # a late copy, meant for an epoch that is over
     match entry:
         case Joined():
@@ -70,6 +72,8 @@ def fold(job: Job, entry: Entry) -> Job:  # noqa: C901  # a dispatcher: one arm 
             return sealed(job) if entry.round == job.round and can_seal(job) else job
         case Admit():
             job = _admitted(job, entry)
+        case Steady():
+            return steadied(job, entry.round)
         case GaveUp():
             job = _given_up(job, entry)
         case Failed():
@@ -83,11 +87,9 @@ def fold(job: Job, entry: Entry) -> Job:  # noqa: C901  # a dispatcher: one arm 
         case Leaving():
             job = _leaving(job, entry.node)
         case Left():
-            job = _departed(job, entry.node, NodeGone(entry.node, Departure.LEFT))
+            job = _left(job, entry)
         case Aborted():
             job = _closed(job, Verdict.ABORTED, AbortedByOperator(entry.why))
-        case Filler():
-            return job
         case _:
             assert_never(entry)
     return _settled(job)
@@ -116,14 +118,15 @@ def _opened(job: Job, entry: Opened) -> Job:
     again = outcome is not None and outcome.verdict is not Verdict.SUCCEEDED and entry.epoch == job.epoch + 1
     if not (first or again):
         return job  # two agents opened at once, or a late copy: each agent compares the terms with its own
-    gone = dict(job.gone) | {node_id: joined.node.incarnation for node_id, joined in job.live.items()}
+    job = evolve(job, **buried(job, (joined.node for joined in job.live.values())))
     return Job(
         phase=Gathering(round=0, judged=True, short=True),
         terms=entry.terms,
         journal=job.journal or entry.journal,
         epoch=entry.epoch,
-        past=job.past if outcome is None else (*job.past, outcome),
-        gone=gone,
+        past=past_of(job),
+        gone=job.gone,
+        floor=job.floor,
     )
 
 
@@ -152,7 +155,7 @@ def _joined(job: Job, entry: Joined) -> Job:
 
 def _with_new(job: Job, nodes: Mapping[NodeId, Joined]) -> Job:
     ring = with_nodes(job.ring, (joined.node for joined in nodes.values()), job.seats)
-    return evolve(job, live={**job.live, **nodes}, ring=ring)
+    return evolve(job, live={**job.live, **nodes}, ring=ring, gone=unburied(job.gone, nodes))
 
 
 def _admitted(job: Job, entry: Admit) -> Job:
@@ -213,25 +216,30 @@ def _leaving(job: Job, node: Node) -> Job:
             return job  # a standby, or a node whose work is done: no round changes
 
 
+def _left(job: Job, entry: Left) -> Job:
+    """The goodbye of a node. Its `Joined` may not have been seen yet: then it counts no more."""
+    node, known = entry.node, job.live.get(entry.node.id)
+    if job.is_live(node):
+        return _departed(job, node, NodeGone(node, Departure.LEFT))
+    if entry.seen < job.highest_incarnation(node.id) or job.is_gone(node):
+        return job  # a repetition; or its agent has not read a later incarnation, which may be alive while it is dead
+    if known is not None:
+        # `node` came to replace the known incarnation, which is gone then. It left before its `Joined` was seen.
+        job = _departed(job, known.node, NodeGone(known.node, Departure.REPLACED))
+    return evolve(job, **buried(job, (node,)))
+
+
 def _departed(job: Job, node: Node, why: NodeGone) -> Job:
-    """`node` is gone for ever. Its `Joined` may not have been seen yet: then it counts no more."""
-    if job.is_gone(node):
-        return job  # a repetition, or another entry has said the same
+    """`node` is gone for ever."""
     if not job.is_live(node):
-        known = job.live.get(node.id)
-        if why.how is not Departure.LEFT or (known is not None and known.node.incarnation > node.incarnation):
-            return job  # nobody knows this node, or a newer incarnation has replaced it
-        if known is not None:
-            # `node` came to replace the known incarnation, which is gone then. It left before its `Joined` was seen.
-            job = _departed(job, known.node, NodeGone(known.node, Departure.REPLACED))
-        return evolve(job, gone={**job.gone, node.id: node.incarnation})
+        return job  # nobody knows this node, or it is gone already
     working = _is_working(job, node)
     job = evolve(
         job,
         live={k: v for k, v in job.live.items() if k != node.id},
-        gone={**job.gone, node.id: node.incarnation},
         leaving=job.leaving - {node},
         ring=without(job.ring, node, job.seats),
+        **buried(job, (node,)),
     )
     match job.phase:
         case Running() if working:

@@ -18,7 +18,7 @@ from typing import Any
 from attrs import frozen
 
 from .entries import Admission, Entry, Failed, Joined, Node, NodeId, Terms
-from .reasons import JobEnd, NodeGone, RoundEnd
+from .reasons import JobEnd, LongOver, NodeGone, RoundEnd
 
 EMPTY: Mapping[Any, Any] = MappingProxyType({})
 """The default of every field that is a mapping. It cannot be changed, so all values may share it."""
@@ -78,22 +78,32 @@ Phase = Unopened | Gathering | Running | Closed
 
 @frozen
 class Job:
-    """A value: equal journals make equal jobs. The mappings are never changed in place."""
+    """The state of a job that all agents share. `fold` computes it from the entries of the journal: equal journals make
+    equal jobs. The mappings are never changed in place."""
 
     phase: Phase = Unopened()
+    """Whether a round is gathered or runs, or the job is over."""
     terms: Terms = Terms()
+    """What must be equal on all nodes, as the agent that opened the job has set it."""
     journal: str = ""
+    """The id of the journal. Empty: no agent has opened the job."""
     epoch: int = 0
+    """0 in a new journal. One more each time that an ended job begins again in the same journal."""
     past: tuple[Outcome, ...] = ()
-    """Outcomes of the epochs before this one."""
+    """Outcomes of the latest epochs before this one (see `memory`)."""
     live: Mapping[NodeId, Joined] = EMPTY
     """The latest `Joined` of every live node, in the order in which they came."""
     gone: Mapping[NodeId, int] = EMPTY
-    """The highest incarnation of each node that is gone for ever."""
+    """The nodes that have gone last and whose ids are not live, with their incarnations, in the order in which they
+    went."""
+    floor: int = -1
+    """Every id that is neither live nor in `gone` counts as gone up to this incarnation."""
     leaving: frozenset[Node] = frozenset()
+    """Nodes that were told to leave, and have not left yet."""
     members: tuple[Joined, ...] = ()
     """Of the last sealed round, in group rank order."""
     member_nodes: frozenset[Node] = frozenset()
+    """The nodes of `members`."""
     why: RoundEnd | None = None
     """What ended the round before the one that runs or is gathered. None before the first."""
     succeeded: frozenset[Node] = frozenset()
@@ -101,11 +111,17 @@ class Job:
     ring: tuple[Node, ...] = ()
     """All live nodes, in the order in which they watch each other (see `ring`)."""
     seats: Mapping[NodeId, int] = EMPTY
-    """Every node's place in rank order, for as long as the epoch lasts. Holes are not filled."""
+    """The places in rank order of the nodes that are live or in `gone`. Holes are not filled."""
     spent: int = 0
+    """Restarts that failures of workers have cost and that were not given back (`RestartPolicy.max_restarts`)."""
+    renewed: int = 0
+    """Restarts that were spent and given back (`RestartPolicy.renews`)."""
     unspent: int = 0
+    """Rounds that have ended for another reason (`RestartPolicy.max_unspent`), since a round was steady."""
     size: int = 0
     """Nodes in the first round."""
+    largest: int = 0
+    """Nodes in the largest round of the epoch."""
 
     @property
     def round(self) -> int:
@@ -113,10 +129,17 @@ class Job:
         return 0 if isinstance(self.phase, Unopened) else self.phase.round
 
     @property
+    def restarts(self) -> int:
+        """Restarts that failures of workers have cost, with those that were given back."""
+        return self.spent + self.renewed
+
+    @property
     def outcome(self) -> Outcome | None:
+        """How the job has ended. None: it has not."""
         return self.phase.outcome if isinstance(self.phase, Closed) else None
 
     def is_live(self, node: Node) -> bool:
+        """`node` has joined, and neither left nor was lost or replaced since."""
         joined = self.live.get(node.id)
         return joined is not None and joined.node == node
 
@@ -125,12 +148,23 @@ class Job:
         return isinstance(self.phase, Gathering) and node in self.phase.expected
 
     def is_gone(self, node: Node) -> bool:
-        return self.gone.get(node.id, -1) >= node.incarnation
+        """`node` has left, or was lost or replaced. It never comes back under the same incarnation."""
+        joined = self.live.get(node.id)
+        if joined is not None:
+            return node.incarnation < joined.node.incarnation
+        return self.gone.get(node.id, self.floor) >= node.incarnation
 
     def highest_incarnation(self, node_id: NodeId) -> int:
-        """-1 if nobody of that name was ever seen."""
+        """The highest that can have been live. -1: none."""
         joined = self.live.get(node_id)
-        return max(self.gone.get(node_id, -1), -1 if joined is None else joined.node.incarnation)
+        return self.gone.get(node_id, self.floor) if joined is None else joined.node.incarnation
+
+    def outcome_of(self, epoch: int) -> Outcome | None:
+        """How this epoch, or one before it, has ended. None: the epoch has not ended."""
+        if epoch >= self.epoch:
+            return self.outcome
+        age = self.epoch - epoch
+        return self.past[-age] if age <= len(self.past) else Outcome(Verdict.FAILED, LongOver(epoch))
 
 
 def ready(job: Job) -> list[Joined]:
@@ -151,9 +185,13 @@ def can_seal(job: Job) -> bool:
 
 def can_join(job: Job, joined: Joined) -> bool:
     """Whether this incarnation can take part at all."""
-    if isinstance(job.phase, Closed) or job.is_gone(joined.node):
-        return False  # the job is over; or the incarnation is gone for ever: its agent sees that and takes another
-    return joined.local_world_size >= 1  # else no rank would be its own
+    if isinstance(job.phase, Closed) or joined.local_world_size < 1:
+        return False  # the job is over; or no rank would be its own
+    node, known = joined.node, job.live.get(joined.node.id)
+    if known is None or known.nonce != joined.nonce:
+        # The speaker may be dead. If it lives, it reads what it had not, and joins again, as a higher incarnation.
+        return job.highest_incarnation(node.id) <= joined.seen < node.incarnation
+    return True
 
 
 def crowd(job: Job, entries: Sequence[Entry], start: int) -> dict[NodeId, Joined]:

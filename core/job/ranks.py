@@ -12,37 +12,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from attrs import frozen
-
 from .entries import Joined, Node
-
-
-@frozen
-class WorkerRanks:
-    """The ranks of one worker, as in its environment: LOCAL_RANK, RANK and ROLE_RANK."""
-
-    local_rank: int
-    rank: int
-    role_rank: int
-
-
-@frozen
-class Assignment:
-    """All that one node needs to start its workers of one round. The numbers are those of the workers' environment."""
-
-    round: int
-    group_rank: int
-    group_world_size: int
-    world_size: int
-    role: str
-    role_world_size: int
-    master_addr: str
-    master_port: int
-    workers: tuple[WorkerRanks, ...]
-    restart_count: int = 0
-    """Number of restarts that the job has spent before this round."""
-    max_restarts: int = 0
-    """`RestartPolicy.max_restarts` of the job."""
+from .workers import Assignment, WorkerRanks
 
 
 def assign(

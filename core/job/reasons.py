@@ -11,7 +11,8 @@ from enum import Enum
 
 from attrs import frozen
 
-from .entries import Node, WorkerFailure
+from .entries import Node
+from .workers import WorkerFailure
 
 # ---- a round ---------------------------------------------------------------------------------------------------------
 
@@ -95,7 +96,15 @@ class AbortedByOperator:
     why: str
 
 
-JobEnd = AllSucceeded | BudgetSpent | Unstable | TooFewNodes | AbortedByOperator
+@frozen
+class LongOver:
+    """This epoch of the job has ended so long ago that nothing else is remembered of it. It had not succeeded, because
+    a job that has succeeded never begins again."""
+
+    epoch: int
+
+
+JobEnd = AllSucceeded | BudgetSpent | Unstable | TooFewNodes | AbortedByOperator | LongOver
 """Why no round will follow. All agents of the job compute the same one."""
 
 # ---- what is wrong with a journal ------------------------------------------------------------------------------------
@@ -109,7 +118,8 @@ class Refusal(Enum):
     SECRET = "secret"
     """The entries are signed with another secret. Or either the entries or this agent have no secret."""
     IDENTITY = "identity"
-    """It is not the journal that was read before: it is empty, shorter, or has another id."""
+    """It is not the journal that was read before, by this agent or by others: it is empty, shorter, damaged, or has
+    another id."""
     FORMAT = "format"
     """The journal holds something that this version of reknit cannot read."""
     SETUP = "setup"

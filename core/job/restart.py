@@ -5,20 +5,24 @@
    When a node dies, the collectives of its peers crash first. Their failures may be journalled before the loss of the
    node, and are its echo.
 3. A round whose end spends no restart counts as unspent. The number of unspent rounds is limited. Without a limit, a
-   node that dies in every round would keep the job going for ever.
+   node that dies in every round would keep the job going for ever. A round that runs for `RestartPolicy.steady_s`
+   forgives them, and by policy the restarts spent as well.
 4. The root cause is the first failure in the journal that does not look like the echo of another failure. If all look
    like echoes, it is the first one.
+5. Whoever asks before the judgement what it will be gets the answer of the same functions: see `Sequel`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from enum import Enum
 
 from attrs import evolve
 
-from .entries import Failed, WorkerFailure
-from .job import Gathering, Job
+from .entries import Failed
+from .job import Gathering, Job, Running
 from .reasons import BudgetSpent, JobEnd, Unstable, WorkerFailed
+from .workers import WorkerFailure
 
 ECHOES = (
     "connection reset",
@@ -37,8 +41,31 @@ ECHOES = (
 """Parts of the exception's text in a worker whose peer died, in lower case. Seen with gloo, NCCL and TCPStore."""
 
 
+class Cost(Enum):
+    """What the end of a round is counted as."""
+
+    RESTART = "restart"
+    """The end spends one of the restarts in `RestartPolicy.max_restarts`."""
+    UNSPENT = "unspent"
+    """The end is one of those in `RestartPolicy.max_unspent`."""
+
+
+class Sequel(Enum):
+    """What follows the end of a round, as far as it is known before the end is judged."""
+
+    ROUND = "round"
+    """The terms allow another round, whatever the members still say of this one. The job can end for another reason."""
+    END = "end"
+    """No round follows. That is certain."""
+    UNKNOWN = "unknown"
+    """It depends on what the members still say. In most cases the restarts are spent, and a member that goes would
+    excuse the failure (rule 2 above)."""
+
+
 def is_echo(failure: WorkerFailure) -> bool:
     """Whether the failure looks like the consequence of another worker's death."""
+    if failure.cause is not None:
+        return False  # reknit has ended the worker, and nothing else has
     text = (failure.message or "\n".join(failure.stderr[-5:])).lower()
     return any(echo in text for echo in ECHOES)
 
@@ -62,21 +89,73 @@ def root_cause(ledger: Sequence[Failed]) -> WorkerFailed:
 def judge(job: Job, phase: Gathering) -> Job | JobEnd:
     """The job with the end of its last round counted, or why no round may follow."""
     policy = job.terms.restarts
-    if isinstance(job.why, WorkerFailed) and phase.excuse is None:
+    if cost(job, phase) is Cost.RESTART:
         root = root_cause(phase.ledger)  # more is known by now than when the first failure ended the round
-        if job.spent >= policy.max_restarts:
+        if not affords(job, Cost.RESTART):
             return BudgetSpent(max_restarts=policy.max_restarts, root=root)
         return evolve(job, phase=evolve(phase, judged=True), spent=job.spent + 1, why=root)
-    if job.unspent >= policy.max_unspent:
+    if not affords(job, Cost.UNSPENT):
         return Unstable(max_unspent=policy.max_unspent)
     why = phase.excuse if isinstance(job.why, WorkerFailed) else job.why
     return evolve(job, phase=evolve(phase, judged=True), unspent=job.unspent + 1, why=why)
 
 
+def cost(job: Job, phase: Gathering) -> Cost:
+    """What the end of the last round is counted as, by what the journal shows of it."""
+    has_failed = isinstance(job.why, WorkerFailed) and phase.excuse is None
+    return Cost.RESTART if has_failed else Cost.UNSPENT
+
+
+def affords(job: Job, cost: Cost) -> bool:
+    """Whether the terms allow another round after an end that is counted as `cost`."""
+    policy = job.terms.restarts
+    return job.spent < policy.max_restarts if cost is Cost.RESTART else job.unspent < policy.max_unspent
+
+
+def is_strained(job: Job) -> bool:
+    """Whether the job has had ends of rounds that a steady round would forgive."""
+    return bool(job.unspent or (job.spent and job.terms.restarts.renews))
+
+
+def steadied(job: Job, round: int) -> Job:
+    """The job after `round` was said to be steady. The same job if another round runs, or none."""
+    return forgiven(job) if job.phase == Running(round) else job
+
+
+def forgiven(job: Job) -> Job:
+    """The job once its running round has proved steady."""
+    if not is_strained(job):
+        return job
+    renewed = job.spent if job.terms.restarts.renews else 0
+    return evolve(job, unspent=0, spent=job.spent - renewed, renewed=job.renewed + renewed)
+
+
+def sequel(job: Job, round: int) -> Sequel:
+    """What follows the end of `round`, which runs or has ended, if its members do not all succeed."""
+    # A round that runs may yet prove steady before it ends.
+    jobs = (job, forgiven(job)) if isinstance(job.phase, Running) else (job,)
+    afforded = {affords(after, cost) for after in jobs for cost in _possible(job, round)}
+    if len(afforded) != 1:
+        return Sequel.UNKNOWN
+    return Sequel.ROUND if afforded.pop() else Sequel.END
+
+
+def _possible(job: Job, round: int) -> tuple[Cost, ...]:
+    """What the end of `round` can still be counted as. Empty: it was judged, and the job may go on without the node
+    that asks."""
+    phase = job.phase
+    if isinstance(phase, Running) and phase.round == round:
+        return tuple(Cost)
+    if not isinstance(phase, Gathering) or phase.round != round + 1 or phase.judged:
+        return ()
+    # An excuse is never taken back, and nothing that is said after the end of a round makes it a failure.
+    return (Cost.UNSPENT,) if cost(job, phase) is Cost.UNSPENT else tuple(Cost)
+
+
 def backoff_s(job: Job) -> float:
     """Seconds that a member waits before it joins the round that is gathered. 0 if the end spends no restart."""
-    policy, restart = job.terms.restarts, job.spent + 1
-    if not isinstance(job.why, WorkerFailed) or restart > policy.max_restarts:
+    policy = job.terms.restarts
+    if not isinstance(job.why, WorkerFailed) or not affords(job, Cost.RESTART):
         return 0.0  # the round spends no restart, or no restart is left
     # The exponent is capped so that no policy overflows a float.
-    return float(min(policy.backoff_s * 2 ** min(restart - 1, 64), policy.backoff_max_s))
+    return float(min(policy.backoff_s * 2 ** min(job.spent, 64), policy.backoff_max_s))

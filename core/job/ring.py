@@ -11,6 +11,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from .entries import Joined, Node, NodeId
 
+_NO_SEAT = float("inf")
+
 
 def ring_of(live: Mapping[NodeId, Joined], seats: Mapping[NodeId, int]) -> tuple[Node, ...]:
     """The ring of the nodes in `live`."""
@@ -40,9 +42,9 @@ def after(ring: tuple[Node, ...], node: Node, seats: Mapping[NodeId, int], count
         yield ring[(start + k) % len(ring)]
 
 
-def _key(seats: Mapping[NodeId, int]) -> Callable[[Node], tuple[int, str]]:
-    seat_of, last = seats.get, len(seats)
-    return lambda node: (seat_of(node.id, last), node.id)
+def _key(seats: Mapping[NodeId, int]) -> Callable[[Node], tuple[float, str]]:
+    seat_of = seats.get
+    return lambda node: (seat_of(node.id, _NO_SEAT), node.id)
 
 
 def _index(ring: tuple[Node, ...], node: Node, seats: Mapping[NodeId, int]) -> int:

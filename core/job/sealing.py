@@ -1,7 +1,7 @@
 """Who is in the round that starts, and in which order.
 
-Seats are sticky: a stable id keeps its place in rank order for as long as the epoch lasts, newcomers come after, and
-holes are not filled. So survivors keep their order, and a node that comes back has its old place among them.
+Seats are sticky: a stable id keeps its place in rank order for as long as the job remembers it, newcomers come after,
+and holes are not filled. So survivors keep their order, and a node that comes back has its old place among them.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ def sealed(job: Job) -> Job:
         seats=seats,
         ring=nodes if len(nodes) == len(job.live) else ring_of(job.live, seats),
         size=job.size or len(members),
+        largest=max(job.largest, len(members)),
     )
 
 
@@ -52,4 +53,5 @@ def _seated(seats: Mapping[NodeId, int], chosen: list[Joined]) -> Mapping[NodeId
         order = [node_id for node_id in order if node_id not in placed]
         for place in sorted(wishes):  # ascending, so that no later one moves it
             order.insert(place, wishes[place])
-    return {**seats, **{node_id: seat for seat, node_id in enumerate(order, start=len(seats))}}
+    last = [-1, *seats.values()][-1]  # later seats are higher, and stand later
+    return {**seats, **{node_id: seat for seat, node_id in enumerate(order, start=last + 1)}}

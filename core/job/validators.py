@@ -51,5 +51,15 @@ def name(instance: object, attribute: Attribute[Any], value: Any) -> None:
         refuse(instance, attribute.name, value, f"a name of 1 to {LONGEST_NAME} bytes")
 
 
+def of_type(kind: type) -> Validator:
+    """The field is a value of this type."""
+
+    def check(instance: object, attribute: Attribute[Any], value: object) -> None:
+        if not isinstance(value, kind):
+            refuse(instance, attribute.name, value, f"of type {kind.__name__}")
+
+    return check
+
+
 def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)

@@ -16,8 +16,6 @@ from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_
 
 import attrs
 
-from reknit.core.job.entries import Entry
-
 T = TypeVar("T")
 
 
@@ -67,16 +65,6 @@ def _constant(name: str) -> float:
     if name == "NaN":
         raise CodecError("NaN is not even equal to itself: no two folds would agree")
     return float(name)
-
-
-def load_entry(text: str | bytes) -> Entry:
-    entry: Entry = loads(text, Entry)
-    return entry
-
-
-def decode_entry(data: object) -> Entry:
-    entry: Entry = decode(data, Entry)
-    return entry
 
 
 def encode(value: object) -> Any:

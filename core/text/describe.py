@@ -8,15 +8,17 @@ from typing import assert_never
 
 from reknit.core.agent import reasons as own
 from reknit.core.agent.agent import Agent, Timer
-from reknit.core.agent.commands import SIGKILL, Append, Beat, Command, Finish, ReservePort, StartWorkers, StopWorkers
+from reknit.core.agent.commands import SIGKILL, Append, Beat, Command, Finish, StopWorkers
 from reknit.core.agent.deadlines import pause_s
 from reknit.core.agent.hosting import is_serving
 from reknit.core.agent.reasons import Reason
+from reknit.core.agent.workers import ReservePort, StartWorkers
 from reknit.core.agent.working import QUICK_S
 from reknit.core.job import reasons
-from reknit.core.job.entries import Entry, WorkerFailure
+from reknit.core.job.entries import Entry
 from reknit.core.job.job import Closed, Gathering, Job, Running, coming
 from reknit.core.job.restart import backoff_s
+from reknit.core.job.workers import NoProgress, TimerExpired, WorkerFailure
 
 
 def signal_name(number: int) -> str:
@@ -31,20 +33,36 @@ def exit_text(exitcode: int) -> str:
 
 
 def how_text(failure: WorkerFailure) -> str:
-    """`exit code 1, ValueError: no such file`"""
+    """`exit code 1, ValueError: no such file`, or `no progress for 30 s after step 12 (killed by SIGABRT)`"""
     message = failure.message.partition("\n")[0]
+    if failure.cause is not None:
+        return f"{cause_text(failure.cause)} ({exit_text(failure.exitcode)}{f', {message}' if message else ''})"
     return exit_text(failure.exitcode) + (f", {message}" if message else "")
 
 
-def failure_text(failure: WorkerFailure) -> str:
-    """`rank 3 failed: exit code 1, ValueError: no such file`"""
-    return f"rank {failure.rank} failed: {how_text(failure)}"
+def cause_text(cause: TimerExpired | NoProgress) -> str:
+    """`no progress for 30 s after step 12`"""
+    match cause:
+        case TimerExpired(scope):
+            return f"the timer {scope!r} ran out" if scope else "a timer ran out"
+        case NoProgress(for_s, step, since_start):
+            after = ", and none since its start" if since_start else "" if step is None else f" after step {step}"
+            return f"no progress for {for_s:g} s{after}"
+        case _:
+            assert_never(cause)
+
+
+def failure_text(failure: WorkerFailure, node: object = "") -> str:
+    """`rank 3 on node n1 failed: exit code 1, ValueError: no such file`. The node stands before the text of the
+    exception, which may be long. `node`: empty if the reader knows it."""
+    where = f" on node {node}" if node else ""
+    return f"rank {failure.rank}{where} failed: {how_text(failure)}"
 
 
 def reason_text(reason: Reason) -> str:  # noqa: C901  # a dispatcher: one arm per reason
     match reason:
         case reasons.WorkerFailed(node, failure):
-            return f"{failure_text(failure)} (node {node})"
+            return failure_text(failure, node)
         case reasons.NodeGone(node, how, by):
             return f"node {node} {_HOW[how]}" + (f", noticed by node {by}" if by else "")
         case reasons.NodesAdmitted(nodes):
@@ -55,6 +73,8 @@ def reason_text(reason: Reason) -> str:  # noqa: C901  # a dispatcher: one arm p
             return f"more than {max_unspent} rounds ended without a failure"
         case reasons.TooFewNodes(have, need):
             return f"{_count(have, 'node')} joined in time, but the job needs at least {need}"
+        case reasons.LongOver(epoch):
+            return f"run {epoch} of the job has ended long ago, and nothing more is known of it"
         case reasons.AbortedByOperator(why):
             return f"aborted: {why}"
         case reasons.AllSucceeded():
@@ -101,8 +121,10 @@ def decisions(before: Agent, after: Agent, commands: Sequence[Command]) -> Itera
         if after.end is not None:
             yield reason_text(after.end)
         yield "this node hosts the store, and stays until the other nodes have ended; a second signal ends it at once"
-    if after.leaving is not None and before.leaving is None and before.workers.stopping is not None:
-        yield f"{reason_text(own.SignalReceived(after.leaving.signal))}; this node takes part in no further round"
+    if after.leaving is not None and before.leaving is None:
+        is_told = isinstance(after.leaving.why, own.SignalReceived)
+        if not is_told or before.workers.stopping is not None:
+            yield f"{reason_text(after.leaving.why)}; this node takes part in no further round"
     for command in commands:
         match command:
             case StopWorkers(round, signal, grace_s, why) if not isinstance(why, reasons.AllSucceeded):
@@ -141,6 +163,9 @@ def _runs_on(agent: Agent) -> str:
 
 def _job_news(before: Agent, after: Agent) -> Iterator[str]:
     old, new = before.job, after.job
+    if new.renewed > old.renewed:
+        policy = new.terms.restarts
+        yield f"a round has run for {policy.steady_s:g} s: all {policy.max_restarts} restarts are left again"
     if old.phase == new.phase and len(old.live) == len(new.live):
         return
     match new.phase:
@@ -237,7 +262,7 @@ def command_text(command: Command) -> str:
             return f"stop workers of round {round}: {signal_name(signal)}, {grace_s:g} s, {reason_text(why)}"
         case ReservePort():
             return "reserve another port"
-        case Beat(_, watch):
+        case Beat(_, _, watch):
             return f"beat, watch {', '.join(map(str, watch)) or 'nobody'}"
         case Finish(result):
             return f"finish: {result.state.value}, {reason_text(result.why)}"

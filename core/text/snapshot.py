@@ -27,6 +27,7 @@ _COLUMNS: tuple[tuple[str, frozenset[type]], ...] = (
     ("role", frozenset({str})),
     ("local_world_size", frozenset({int})),
     ("rank_hint", frozenset({int, type(None)})),
+    ("seen", frozenset({int})),
 )
 
 

@@ -36,7 +36,7 @@ LATE = (
     Bug(
         "never-admits",
         11,
-        "agent.deadlines._conditions",
+        "agent.deadlines._of_the_job",
         "yield Timer.ADMIT, job.round",
         "pass",
         "L1",
@@ -167,7 +167,7 @@ LATE = (
         "next((f for f in failures if not is_echo(f)), failures[0])",
         "failures[0]",
         "S5",
-        "setup nodes=2 formed=2 budget=0 sizes=2\nfail a",
+        "setup nodes=2 formed=2 budget=0 sizes=2\nlose a\nfail a\nwait 2",
     ),
     Bug(
         "echo-is-not-held",
@@ -184,7 +184,7 @@ LATE = (
         "agent.watching.is_fenced",
         "at is not None and",
         "False and at is not None and",
-        "S2",
+        "fence",
         "setup nodes=2 formed=2 min=1 fence=yes echo=no\ncut a\nwait 12",
     ),
     Bug(
@@ -200,10 +200,19 @@ LATE = (
         "no-patience-ends",
         15,
         "agent.step._out_of_patience",
-        'return evolve(agent, end=StoreLost(agent.outage or "it does not answer"))',
+        "return evolve(agent, end=StoreLost(agent.outage or UNSAID))",
         "return agent",
         "L1",
         "setup host=yes\ncrash a",
+    ),
+    Bug(
+        "any-read-is-enough",
+        15,
+        "agent.deadlines._conditions",
+        " or is_unanswered(agent)",
+        "",
+        "L1",
+        "setup min=1\nstale a\nmute b\nwait 7",
     ),
     Bug(
         "replaced-host-leaves",
@@ -342,6 +351,15 @@ LATE = (
         "is_used = False",
         "port",
         "setup formed=2\nsuspend a\nfail b\nwait 4.5\nresume a\nwait 7",
+    ),
+    Bug(
+        "takes-a-failure-for-certain",
+        0,
+        "job.restart._possible",
+        "if cost(job, phase) is Cost.UNSPENT else tuple(Cost)",
+        "if cost(job, phase) is Cost.UNSPENT else (Cost.RESTART,)",
+        "sequel",
+        "setup nodes=2 formed=2 min=1 budget=0\ncrash a",
     ),
     Bug(
         "dice",

@@ -1,14 +1,16 @@
 """reknit: an elastic agent for distributed PyTorch.
 
-The front door for those who embed it. Importing it loads nothing else: each name is fetched when it is first asked for,
-so `reknit --version` stays cheap, and a program pays only for what it uses.
+The names that programs import. docs/embedding.md shows how to use them. Importing this package loads nothing else: each
+name is fetched when it is first asked for.
 
     from reknit import launch                 run a function or a script on several workers
-    from reknit import Settings, run          run an agent from a program
-    from reknit import Agent, Job, fold, step judge alone: no process, no thread, no clock
+    from reknit import progress               say, in a worker, that it makes progress
+    from reknit import Settings, run          run an agent, and get every detail
+    from reknit import Agent, Job, fold, step use reknit's decisions as pure functions
 
-`fold(job, entry)` is the job that all agents share; `step(agent, event)` is one node's agent. See `reknit.core`.
-These names are stable: a version that changes one says so in CHANGELOG.md.
+`fold(job, entry)` returns the next state of the job that all agents share. `step(agent, event)` returns the next state
+of one node's agent, and its commands. See `reknit.core`.
+These names are stable: a version that changes one of them says so in CHANGELOG.md.
 """
 
 __version__ = "0.1.0"
@@ -20,9 +22,10 @@ if TYPE_CHECKING:
     from .adapters.keeper.functions import FunctionError
     from .adapters.loop import Loop, Ports
     from .adapters.ports import CannotStart
+    from .adapters.progress import progress
     from .app.friendly import JobFailed, launch, launch_async, report_lines
     from .app.launch import Running, run, run_async, start
-    from .app.settings import Meeting, Settings
+    from .app.settings import HealthCheck, Meeting, Settings
     from .app.wire import Prevented
     from .core.agent.agent import Agent, Spec
     from .core.agent.commands import Result
@@ -36,6 +39,7 @@ __all__ = [
     "Agent",
     "CannotStart",
     "FunctionError",
+    "HealthCheck",
     "Job",
     "JobFailed",
     "Loop",
@@ -53,6 +57,7 @@ __all__ = [
     "fold",
     "launch",
     "launch_async",
+    "progress",
     "report_lines",
     "run",
     "run_async",
@@ -68,6 +73,7 @@ _HOME = {
     "Job": "core.job.job",
     "JobFailed": "app.friendly",
     "Loop": "adapters.loop",
+    "HealthCheck": "app.settings",
     "Meeting": "app.settings",
     "Ports": "adapters.loop",
     "Prevented": "app.wire",
@@ -81,6 +87,7 @@ _HOME = {
     "fold": "core.job.fold",
     "launch": "app.friendly",
     "launch_async": "app.friendly",
+    "progress": "adapters.progress",
     "report_lines": "app.friendly",
     "run": "app.launch",
     "run_async": "app.launch",
@@ -96,6 +103,10 @@ def __getattr__(name: str) -> object:
     from importlib import import_module
 
     value = getattr(import_module(f"{__name__}.{_HOME[name]}"), name)
+    if "__attrs_attrs__" in getattr(value, "__dict__", ()) and value.__doc__:  # `python -OO` has none
+        from .app.fielddocs import with_fields
+
+        with_fields(value)  # so that `help` shows the fields
     globals()[name] = value  # the next look goes past this function
     return value
 

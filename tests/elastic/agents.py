@@ -21,6 +21,8 @@ class PlainAgent(SimpleElasticAgent):
 
     def __init__(self, spec: WorkerSpec, **more: Any) -> None:
         super().__init__(spec, **more)
+        self.name = ""
+        """The agent among those of its job."""
         self.calls: list[str] = []
         self.processes: dict[int, subprocess.Popen[bytes]] = {}
 

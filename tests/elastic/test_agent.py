@@ -9,7 +9,8 @@ import signal
 import sys
 import threading
 from pathlib import Path
-from typing import Any, cast
+from types import SimpleNamespace
+from typing import Any, ClassVar, cast
 
 import pytest
 
@@ -101,9 +102,9 @@ def test_the_root_cause_goes_into_the_agents_own_error_file(tmp_path: Path) -> N
 class SaysOnce(PlainAgent):
     """Says `said` at its first look."""
 
-    said: RunResult | None = RunResult(WorkerState.HEALTHY)
+    said: Any = RunResult(WorkerState.HEALTHY)
 
-    def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
+    def _monitor_workers(self, worker_group: WorkerGroup) -> Any:
         said, self.said = self.said, None
         return said or super()._monitor_workers(worker_group)
 
@@ -136,10 +137,37 @@ def test_a_result_of_torchs_class() -> None:
     from torch.distributed.elastic.agent.server import api as torchs
 
     agent = SaysOnce(spec("import signal; signal.pause()"))
-    agent.said = torchs.RunResult(torchs.WorkerState.FAILED)  # type: ignore[assignment]
+    agent.said = torchs.RunResult(torchs.WorkerState.FAILED)
     assert agent.run().is_failed()
-    agent.said = torchs.RunResult(torchs.WorkerState.SUCCEEDED, {0: 1, 1: 2})  # type: ignore[assignment]
+    agent.said = torchs.RunResult(torchs.WorkerState.SUCCEEDED, {0: 1, 1: 2})
     assert agent.run().return_values == {0: 1, 1: 2}
+
+
+@pytest.mark.parametrize("said", [None, True, WorkerState.HEALTHY, SimpleNamespace(state="HEALTHY"), [], {}])
+def test_a_look_that_returns_no_result(said: Any) -> None:
+    """The author of a subclass has forgotten a `return`. The error says where."""
+
+    class Forgetful(PlainAgent):
+        def _monitor_workers(self, worker_group: WorkerGroup) -> Any:
+            return said
+
+    agent = Forgetful(spec("import signal; signal.pause()"))
+    with pytest.raises(TypeError, match=r"Forgetful\._monitor_workers has returned .*, and not a RunResult"):
+        agent.run()
+    assert agent.calls == ["start", "shutdown"]
+
+
+def test_a_start_that_returns_no_mapping() -> None:
+    """The same for the method that starts workers, which has started some by then."""
+
+    class Forgetful(PlainAgent):
+        def _start_workers(self, worker_group: WorkerGroup) -> Any:
+            super()._start_workers(worker_group)
+
+    agent = Forgetful(spec("import signal; signal.pause()"))
+    with pytest.raises(TypeError, match=r"Forgetful\._start_workers has returned None, and not a mapping"):
+        agent.run()
+    assert agent.calls == ["start", "shutdown"]
 
 
 def test_workers_that_were_lost_track_of_end_the_run() -> None:
@@ -166,6 +194,49 @@ def test_a_subclass_may_take_restarts_from_the_budget() -> None:
     assert result.is_failed()
     assert result.failures[0].exitcode == 3
     assert agent.calls == ["start", "stop", "shutdown"]
+
+
+def test_restarts_may_be_taken_before_a_run() -> None:
+    """A subclass does so when it is made. What it has set holds for one run."""
+    agent = PlainAgent(spec("exit(3)", max_restarts=1, local_world_size=1))
+    agent._remaining_restarts = 0
+    assert agent.run().is_failed()
+    assert agent._remaining_restarts == 0
+    assert agent.calls == ["start", "stop", "shutdown"]
+    agent.calls.clear()
+    assert agent.run().is_failed()
+    assert agent.calls == ["start", "stop", "start", "stop", "shutdown"]
+
+
+def test_an_agent_runs_once_at_a_time() -> None:
+    """A second run would take the agent's loop from the first one, which could not close it any more."""
+
+    class RunsAgain(PlainAgent):
+        def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
+            return self.run()
+
+    agent = RunsAgain(spec("pass", local_world_size=1))
+    with pytest.raises(RuntimeError, match="this agent runs already"):
+        agent.run()
+    assert agent.calls == ["start", "shutdown"]
+
+
+def test_a_subclass_may_leave_itself_some_restarts() -> None:
+    """The number holds from the round in which it was set. The workers see what is left."""
+
+    class Modest(PlainAgent):
+        def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
+            self._remaining_restarts = min(self._remaining_restarts, 1)
+            self.left.append(self._remaining_restarts)
+            return super()._start_workers(worker_group)
+
+        left: ClassVar[list[int]] = []
+
+    agent = Modest(spec("exit(3)", max_restarts=5, local_world_size=1))
+    assert agent.run().is_failed()
+    assert agent.left == [1, 0]
+    assert agent._remaining_restarts == 0
+    assert agent.calls == ["start", "stop", "start", "stop", "shutdown"]
 
 
 @pytest.mark.parametrize("hook", ["_start_workers", "_monitor_workers", "_rendezvous", "_stop_workers"])
@@ -279,9 +350,11 @@ def test_a_start_that_a_subclass_does_itself() -> None:
 
 def test_nobody_waits_at_an_exit_barrier_that_does_nothing() -> None:
     """A subclass does not want to wait for other nodes."""
-    agent = PlainAgent(spec("pass"))
-    agent._exit_barrier = lambda: None  # type: ignore[method-assign]
-    assert agent.run().state is WorkerState.SUCCEEDED
+
+    class Impatient(PlainAgent):
+        def _exit_barrier(self) -> None: ...
+
+    assert Impatient(spec("pass")).run().state is WorkerState.SUCCEEDED
 
 
 def test_a_run_that_a_subclass_does_itself() -> None:
@@ -305,7 +378,7 @@ def test_signatures_of_older_versions() -> None:
     """torch 2.2 to 2.4 had `_shutdown(death_sig)`, torch 1.9 `_shutdown()`, and torch 2.4 `is_restart`."""
 
     class Of19(PlainAgent):
-        def _shutdown(self) -> None:  # type: ignore[override]
+        def _shutdown(self) -> None:  # type: ignore[override]  # it is older than the parameters of its base
             self.calls.append("old")
             self._end(signal.SIGTERM)
 
@@ -314,7 +387,7 @@ def test_signatures_of_older_versions() -> None:
             self.calls.append(f"is_restart={is_restart}")
             self._shutdown(is_restart=is_restart)
 
-        def _shutdown(  # type: ignore[override]
+        def _shutdown(  # type: ignore[override]  # it is older than the parameters of its base
             self, death_sig: signal.Signals = signal.SIGTERM, is_restart: bool = False
         ) -> None:
             self._end(death_sig)
@@ -376,7 +449,7 @@ def test_a_program_that_forks_in_the_middle(tmp_path: Path) -> None:
                 self.child = os.fork()
                 if not self.child:
                     self.processes.clear()
-                    sys.stdout = sys.stderr = open(os.devnull, "w")  # noqa: SIM115
+                    sys.stdout = sys.stderr = open(os.devnull, "w")  # noqa: SIM115  # until the process ends
                     raise SystemExit
                 for pid in pids:
                     os.kill(pid, signal.SIGUSR1)
@@ -410,7 +483,7 @@ def test_events_and_metrics(monkeypatch: pytest.MonkeyPatch) -> None:
     assert {destination for _, destination in events} == {"console"}
     last = events[-1][0]
     assert last.name == "torchelastic.worker.status.SUCCEEDED"
-    assert json.loads(cast(str, last.metadata["metadata"]))["local_rank"] == [0]
+    assert json.loads(cast(str, last.metadata["metadata"]))["local_rank"] == 0
     assert (last.metadata["agent_restarts"], last.metadata["global_rank"]) == (1, 0)
     of_runs = {name.removeprefix("workers.trainer."): value for name, value in metrics.items() if "run_" in name}
     assert of_runs == {

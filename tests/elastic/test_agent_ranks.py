@@ -42,7 +42,7 @@ def shown(w: Any) -> tuple[int, ...]:
 def torchs_agent(its_spec: Any) -> Any:
     from torch.distributed.elastic.agent.server import api as torchs
 
-    class Agent(torchs.SimpleElasticAgent):  # type: ignore[misc]
+    class Agent(torchs.SimpleElasticAgent):  # type: ignore[misc]  # torch's modules have no types here
         def nothing(self, *given: object) -> None: ...
 
         _start_workers = _stop_workers = _monitor_workers = _shutdown = nothing
@@ -145,7 +145,8 @@ def test_the_exit_barrier_in_a_store() -> None:
     """torch's agents use the same keys."""
     from torch.distributed.elastic.utils.store import barrier
 
-    store, waits = hash_store(), []
+    store = hash_store()
+    waits: list[float] = []
     assert not wait_for_all(store, 3, 0.0, waits.append)
     other = threading.Thread(target=barrier, args=(store, 3, "torchelastic/agent/terminal_state", 60))
     other.start()
@@ -171,10 +172,12 @@ def test_a_spec_that_cannot_be() -> None:
         ({"local_world_size": 0}, "local_world_size"),
         ({"monitor_interval": 0}, "monitor_interval"),
         ({"entrypoint": None}, "entrypoint"),
+        ({"rdzv_handler": "c10d"}, "rdzv_handler must be a handler, .*, and not the name of a backend: 'c10d'"),
     ):
+        fields: dict[str, Any] = {"role": "r", "local_world_size": 1, "entrypoint": "true"} | given
         for kind in (ValueError, AssertionError):
             with pytest.raises(kind, match=field):
-                api.WorkerSpec(**{"role": "r", "local_world_size": 1, "entrypoint": "true", **given})  # type: ignore[arg-type]
+                api.WorkerSpec(**fields)
     with pytest.warns(DeprecationWarning, match="entrypoint"):
         assert api.WorkerSpec("r", 1, fn=shown).get_entrypoint_name() == "shown"
     assert api.WorkerSpec("r", 1, entrypoint="/usr/bin/true").get_entrypoint_name() == "true"

@@ -144,6 +144,27 @@ def test_a_node_that_raises_leaves_the_job(job: Together, tmp_path: Path) -> Non
     assert job.result("a").state is WorkerState.SUCCEEDED
 
 
+def test_a_failure_that_another_node_excuses_by_its_going(job: Together) -> None:
+    """No restart is left, so the core does not know what follows when the workers are stopped. Then a round comes."""
+
+    class Raises(PlainAgent):
+        def _stop_workers(self, worker_group: WorkerGroup) -> None:
+            raise ZeroDivisionError
+
+    class Restarted(PlainAgent):
+        def _restart_workers(self, worker_group: WorkerGroup) -> None:
+            raise AssertionError("nobody knows that a round follows")
+
+    fails = "import os; raise SystemExit(os.environ['WORLD_SIZE'] == '4')"
+    config = {"last_call_timeout": 60}
+    a = job.agent("a", fails, nodes=(1, 2), max_restarts=0, kind=Restarted, config=config)
+    b = job.agent("b", "import signal; signal.pause()", nodes=(1, 2), max_restarts=0, kind=Raises, config=config)
+    job.run(a, b)
+    assert isinstance(job.results["b"], ZeroDivisionError)
+    assert job.result("a").state is WorkerState.SUCCEEDED
+    assert a.calls == ["start", "stop", "start", "shutdown"]
+
+
 def test_a_node_that_has_succeeded_works_again_if_another_fails(job: Together, tmp_path: Path) -> None:
     """It waits at the exit barrier, and `_initialize_workers` follows."""
     done = tmp_path / "done"

@@ -91,6 +91,32 @@ def main():
 main()
 """
 
+WATCHDOG = """
+import os, time
+from reknit.elastic import timer
+from reknit.elastic.agent.server import WorkerSpec
+from reknit.elastic.agent.server.local_elastic_agent import LocalElasticAgent
+
+def trainer():
+    timer.configure(timer.FileTimerClient(os.environ["TORCHELASTIC_TIMER_FILE"]))
+    with timer.expires(after=60):
+        pass
+    if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+        with timer.expires(after=0.1):
+            time.sleep(1000)
+    return os.environ["TORCHELASTIC_TIMER_FILE"]
+
+def main():
+    os.environ["TORCHELASTIC_ENABLE_FILE_TIMER"] = "1"
+    os.environ["TORCHELASTIC_TIMER_FILE"] = "unique"
+    spec = WorkerSpec(role="default", local_world_size=2, entrypoint=trainer, max_restarts=1, rdzv_handler=None)
+    print(LocalElasticAgent(spec).run().return_values)
+
+if __name__ == "__main__":
+    main()
+"""
+"""The page has no program for its section on the watchdog. This one does what the section says."""
+
 FAILING = USAGE.replace('return "out" + os.environ["RANK"]', "os._exit(7)").replace(
     "local_world_size=2", "local_world_size=1"
 )
@@ -127,3 +153,10 @@ def test_a_binary(tmp_path: Path) -> None:
     trainer.write_text('#!/bin/sh\n[ "$*" = "--trainer-args foobar" ]\n')
     trainer.chmod(0o755)
     assert shown(tmp_path, BINARY, str(trainer)) == "binary launches do not have return values\n"
+
+
+def test_the_watchdog(tmp_path: Path) -> None:
+    """Both variables, as the page has them. The agent survives what torch's would not, and the restart succeeds."""
+    pipe = f"{tmp_path}/unique"
+    assert shown(tmp_path, WATCHDOG) == f"{ {0: pipe, 1: pipe} }\n"
+    assert not (tmp_path / "unique").exists()

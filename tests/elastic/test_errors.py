@@ -373,3 +373,12 @@ def test_the_exit_code_goes_where_torch_puts_it(tmp_path: Path, own_file: Path, 
         handler.dump_error_file(source, 7)
         found.append(json.loads(own_file.read_text()))
     assert found[0] == found[1]
+
+
+def test_a_failure_without_a_traceback_shows_its_message(tmp_path: Path) -> None:
+    """As of a worker that an agent has found unhealthy: the message is all that there is."""
+    path = tmp_path / "error.json"
+    message = {"message": "the script starts workers again", "extraInfo": {"py_callstack": "", "timestamp": "1"}}
+    path.write_text(json.dumps({"message": message}))
+    shown = str(ChildFailedError("train", {0: ProcessFailure(0, 42, 1, str(path))}))
+    assert "traceback : the script starts workers again" in shown

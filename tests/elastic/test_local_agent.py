@@ -13,17 +13,21 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
+from reknit.adapters.keeper import start
+from reknit.adapters.keeper.stream import Stream
 from reknit.elastic.agent.server import local_elastic_agent
 from reknit.elastic.agent.server.api import RunResult, WorkerGroup, WorkerSpec, WorkerState
-from reknit.elastic.agent.server.health_check_server import HealthCheckServer, create_healthcheck_server
 from reknit.elastic.agent.server.local_elastic_agent import LocalElasticAgent
-from reknit.elastic.multiprocessing import DefaultLogsSpecs, SignalException, Std
+from reknit.elastic.multiprocessing import DefaultLogsSpecs, RunProcsResult, SignalException, Std
+from reknit.elastic.multiprocessing.errors import ProcessFailure
 from reknit.elastic.rendezvous import RendezvousParameters
 from reknit.elastic.rendezvous.handler import ReknitRendezvousHandler
-from tests.leaks import nothing_left
+from tests.interrupts import interrupted_after
+from tests.leaks import children, nothing_left
 from tests.stores import free_port
 from tests.waiting import is_alive, read_pids, until
 
@@ -59,7 +63,8 @@ def test_a_program_that_succeeds() -> None:
     result = agent.run()
     assert not result.is_failed()
     assert result == RunResult(WorkerState.SUCCEEDED, {0: None, 1: None, 2: None})
-    assert {worker.id for worker in agent.get_worker_group().workers} == set(agent._pcontext.pids().values())  # type: ignore[union-attr]
+    assert agent._pcontext is not None
+    assert {worker.id for worker in agent.get_worker_group().workers} == set(agent._pcontext.pids().values())
 
 
 def test_what_a_worker_is_told(tmp_path: Path) -> None:
@@ -139,17 +144,16 @@ def test_restarts_use_one_keeper_and_have_files_of_their_own(tmp_path: Path) -> 
     """The count of restarts names the folder of each attempt, as with torch."""
     script = "import os; n = os.environ['TORCHELASTIC_RESTART_COUNT']; print('attempt', n); exit(n != '2')"
     logs = DefaultLogsSpecs(str(tmp_path / "logs"), redirects=Std.ALL)
-    agent = LocalElasticAgent(python(script, max_restarts=2, local_world_size=1), logs)
     keepers = set()
-    start = agent._start_workers
 
-    def noted(worker_group: WorkerGroup) -> dict[int, Any]:
-        ids = start(worker_group)
-        assert agent._shared is not None
-        keepers.add(agent._shared.keeper(None).pid)
-        return ids
+    class Noting(LocalElasticAgent):
+        def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
+            ids: dict[int, Any] = super()._start_workers(worker_group)
+            assert self._shared is not None
+            keepers.add(self._shared.keeper(None).pid)
+            return ids
 
-    agent._start_workers = noted  # type: ignore[method-assign]
+    agent = Noting(python(script, max_restarts=2, local_world_size=1), logs)
     assert agent.run().state is WorkerState.SUCCEEDED
     assert len(keepers) == 1
     files = sorted((tmp_path / "logs").rglob("stdout.log"))
@@ -164,6 +168,12 @@ def test_the_prefix_of_teed_lines(tmp_path: Path, capsys: pytest.CaptureFixture[
     agent = LocalElasticAgent(python("print('hello')"), logs, log_line_prefix_template=template)
     agent.run()
     assert sorted(capsys.readouterr().out.split("\n")) == ["", "<trainer|0|0>hello", "<trainer|1|1>hello"]
+
+
+def test_a_folder_is_no_logs_specs() -> None:
+    """A text stands for the start method. The error would come later, and name the start method only."""
+    with pytest.raises(ValueError, match=r"^logs_specs must be what DefaultLogsSpecs\(folder\) makes, .* not '/tmp/x'"):
+        LocalElasticAgent(python("pass"), "/tmp/x")
 
 
 def test_a_program_that_does_not_exist() -> None:
@@ -209,32 +219,14 @@ def test_the_limit_for_such_workers_comes_from_a_variable(text: str, seconds: fl
         assert LocalElasticAgent(python("pass"))._uninterruptible_state_timeout == seconds
 
 
-# ---- health check ----
-
-
-def test_a_health_check_server_of_the_program(caplog: pytest.LogCaptureFixture) -> None:
-    """It is made where torch makes it, started with the workers, and stopped at the end."""
-    calls: list[str] = []
-
-    class Server(HealthCheckServer):
-        def start(self) -> None:
-            calls.append(f"start {self._port} {self._timeout} {self.alive_callback() > 0}")
-
-        def stop(self) -> None:
-            calls.append("stop")
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("TORCHELASTIC_HEALTH_CHECK_PORT", "8123")
-        patch.setattr(local_elastic_agent, "create_healthcheck_server", Server)
-        LocalElasticAgent(python("pass")).run()
-        assert calls == ["start 8123 60 True", "stop"]
-        patch.setenv("TORCHELASTIC_HEALTH_CHECK_PORT", "none")
-        LocalElasticAgent(python("pass")).run()
-    LocalElasticAgent(python("pass"), health_check_server=Server(lambda: 0, 0, 0)).run()
-    assert calls == ["start 8123 60 True", "stop", "stop"]
-    assert "is no port" in caplog.text
-    create_healthcheck_server(lambda: 0, 8123, 60).start()
-    assert "no health check is served on port 8123" in caplog.text
+@pytest.mark.parametrize(("text", "seconds", "said"), [("6", 6.0, ""), ("", None, ""), ("soon", None, "expected")])
+def test_the_limit_for_progress_comes_from_a_variable(
+    text: str, seconds: float | None, said: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What cannot be read turns the watch off, and one warning says so."""
+    monkeypatch.setenv("PET_HANG_AFTER", text)
+    assert local_elastic_agent._hang_after_s() == seconds
+    assert said in caplog.text
 
 
 # ---- several agents ----
@@ -252,15 +244,17 @@ REDUCES = """
 """Adds up all ranks plus 1. In the first round the rank of the second argument fails. Each worker writes the sum."""
 
 
-@pytest.mark.parametrize("backend", ["file", "c10d"])
-def test_workers_of_two_agents_meet_and_meet_again_after_a_failure(backend: str, tmp_path: Path) -> None:
-    """Real collectives: the bootstrap address is right in every round, and no key of the first round is in the way."""
-    place = str(tmp_path / "journal") if backend == "file" else f"127.0.0.1:{free_port()}"
+def test_workers_of_two_agents_meet_and_meet_again_after_a_failure(tmp_path: Path) -> None:
+    """Real collectives: the bootstrap address is right in every round, and no key of the first round is in the way.
+
+    Workers of agents that meet in a file reduce in test_local_agent_functions.py."""
+    place = f"127.0.0.1:{free_port()}"
     agents = []
     for name in ("a", "b"):
         config = {"node_id": name, "last_call_timeout": 1}
         params = RendezvousParameters("reknit", place, "job", 2, 2, local_addr="127.0.0.1", **config)
-        spec = python(REDUCES, tmp_path / "sums", 3, rdzv_handler=ReknitRendezvousHandler(params), max_restarts=1)
+        more = {"rdzv_handler": ReknitRendezvousHandler(params), "max_restarts": 1, "local_world_size": 1}
+        spec = python(REDUCES, tmp_path / "sums", 1, **more)
         agents.append(LocalElasticAgent(spec))
     results: dict[int, RunResult] = {}
 
@@ -273,8 +267,8 @@ def test_workers_of_two_agents_meet_and_meet_again_after_a_failure(backend: str,
     for thread in threads:
         thread.join()
     assert [results[at].state for at in range(2)] == [WorkerState.SUCCEEDED] * 2
-    assert sorted(rank for at in range(2) for rank in results[at].return_values) == [0, 1, 2, 3]
-    assert (tmp_path / "sums").read_text().split() == ["10"] * 4
+    assert sorted(rank for at in range(2) for rank in results[at].return_values) == [0, 1]
+    assert (tmp_path / "sums").read_text().split() == ["3"] * 2
 
 
 # ---- signals ----
@@ -389,6 +383,27 @@ def test_only_the_signals_that_the_launcher_names_are_taken() -> None:
     agent._signals_to_handle = "SIGUSR1,SIGTERM"
     assert agent.run().state is WorkerState.SUCCEEDED
     assert [now != then for now, then in zip(taken, before, strict=True)] == [True, True, False]
+
+
+def test_a_mock_in_the_place_of_the_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch's own tests of its agent put one there. It has nothing that they did not give it."""
+    context = Mock()
+    context.pids.return_value = {0: 5}
+    context.wait.return_value = RunProcsResult(failures={0: ProcessFailure(0, 5, 3, "")})
+    monkeypatch.setattr(local_elastic_agent, "start_processes", lambda **given: context)
+    result = LocalElasticAgent(python("pass", local_world_size=1)).run()
+    assert result.state is WorkerState.FAILED
+    assert result.failures[0].exitcode == 3
+    context.close.assert_called()
+
+
+@pytest.mark.parametrize(("owner", "moment"), [(start, "_spawned"), (Stream, "close")])
+def test_an_interrupt_while_an_agent_is_opened_or_closed_leaves_nothing(owner: Any, moment: str) -> None:
+    """A signal that the agent does not take, as with `signals_to_handle="SIGTERM"`."""
+    agent = LocalElasticAgent(python("pass"))
+    agent._signals_to_handle = "SIGTERM"
+    interrupted_after(owner, moment, agent.run)
+    assert not children()
 
 
 def test_in_another_thread_no_signal_is_taken(tmp_path: Path) -> None:

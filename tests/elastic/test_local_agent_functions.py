@@ -9,10 +9,15 @@ from typing import Any
 
 import pytest
 
+from reknit.adapters.keeper.client import Keeper
+from reknit.core.agent.events import Event
+from reknit.core.agent.workers import WorkersExited, WorkersStarted
+from reknit.core.job.workers import NoProgress
 from reknit.elastic.agent.server.api import RunResult, WorkerSpec, WorkerState
 from reknit.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 from reknit.elastic.rendezvous import RendezvousParameters
 from reknit.elastic.rendezvous.handler import ReknitRendezvousHandler
+from tests import hanging
 from tests.leaks import nothing_left
 
 METHODS = ("spawn", "fork", "forkserver")
@@ -66,6 +71,19 @@ def test_a_function_that_fails_is_started_again(start_method: str) -> None:
     assert result.return_values == {0: "do train x 0", 1: "do train x 1"}
 
 
+def test_a_forked_worker_has_the_memory_as_of_its_round() -> None:
+    """As in torch. A program may note something between two rounds."""
+    notes = ["at the start"]
+
+    class Noting(LocalElasticAgent):
+        def _restart_workers(self, worker_group: Any) -> None:
+            notes[0] = "at the restart"
+            super()._restart_workers(worker_group)
+
+    result = Noting(spec(lambda: flaky("x") and notes[0], max_restarts=1), "fork").run()
+    assert set(result.return_values.values()) == {"at the restart"}
+
+
 def test_the_exception_of_a_function_is_in_the_result() -> None:
     """Nobody has to decorate a function: its error is recorded."""
     result = LocalElasticAgent(spec(flaky, "x")).run()
@@ -91,3 +109,38 @@ def test_functions_of_two_agents_reduce(tmp_path: Path) -> None:
         thread.join()
     assert [result.state for result in results] == [WorkerState.SUCCEEDED] * 2
     assert dict(sorted((results[0].return_values | results[1].return_values).items())) == {0: 3, 1: 3}
+
+
+@pytest.mark.parametrize("start_method", METHODS)
+def test_a_hung_function(start_method: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """PET_HANG_AFTER says when. The failure tells why, what it was doing, and that the agent has ended it."""
+    monkeypatch.setenv("PET_HANG_AFTER", "6")
+    hanging_spec = spec(hanging.waits, str(tmp_path), local_world_size=1)
+    result = LocalElasticAgent(hanging_spec, start_method).run()
+    assert result.state == WorkerState.FAILED
+    (failure,) = result.failures.values()
+    assert failure.cause == NoProgress(6.0, since_start=True)
+    assert failure.message["message"].startswith("no progress for 6 s, and none since its start (killed by SIG")
+    assert "waits" in failure.message["extraInfo"]["py_callstack"]
+
+
+def leave() -> None:
+    os._exit(0)
+
+
+def test_functions_that_end_while_they_are_started(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The agent learns of the start and of the end at one look. That they did not return is a failure like another."""
+    events = Keeper.events
+
+    def late(keeper: Keeper, now: float) -> list[Event]:
+        found = events(keeper, now)
+        while any(isinstance(event, WorkersStarted) for event in found) and not any(
+            isinstance(event, WorkersExited) for event in found
+        ):
+            found += events(keeper, now)
+        return found
+
+    monkeypatch.setattr(Keeper, "events", late)
+    result = LocalElasticAgent(spec(leave, max_restarts=1), start_method="fork").run()
+    assert result.state is WorkerState.FAILED
+    assert {failure.exitcode for failure in result.failures.values()} == {1}

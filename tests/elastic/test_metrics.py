@@ -6,6 +6,7 @@ import pytest
 
 from reknit.elastic import metrics
 from reknit.elastic.metrics import api
+from tests.elastic.launched import Job, launched
 
 
 class Kept(metrics.MetricHandler):
@@ -74,7 +75,38 @@ def test_prof_publishes_success_failure_and_duration() -> None:
     ]
 
 
+class Broken(metrics.MetricHandler):
+    def emit(self, metric_data: metrics.MetricData) -> None:
+        raise ConnectionError("no\nroute")
+
+
+def test_a_handler_that_fails_ends_nothing(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A dashboard that is down must not end a job. torch's agent ends with the handler's error."""
+    monkeypatch.setattr(api, "_FAILED", set())
+    metrics.configure(Broken())
+    assert Trainer().step() == 7
+    assert [record.getMessage() for record in caplog.records] == [
+        "the metrics handler Broken fails: ConnectionError: no route"
+    ]
+
+
 def test_the_console_shows_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     """What a person reads while trying it out."""
     metrics.ConsoleMetricHandler().emit(metrics.MetricData(1.5, "g", "n", 3))
     assert capsys.readouterr().out == "[1.5][g]: n=3\n"
+
+
+@pytest.mark.parametrize(
+    "job", [Job("exit 0"), Job("exit $RANK", 1), Job("exit $((1 - TORCHELASTIC_RESTART_COUNT))", 2)], ids=str
+)
+def test_an_agent_publishes_what_torchs_agent_publishes(job: Job) -> None:
+    """The same names in the same order, and the same values where they are no durations. Only the number of looks at
+    the workers differs: torch looks again and again."""
+    looks = ("LocalElasticAgent._monitor_workers.", "workers.trainer.healthy", "workers.trainer.remaining_restarts")
+    found = []
+    for package in ("torch.distributed", "reknit"):
+        measured = launched(package, job).metrics
+        others = [(g, n, 0 if n.endswith(".ms") else value) for g, n, value in measured if not n.startswith(looks)]
+        found.append((others, {name for _, name, _ in measured} - {"workers.trainer.healthy"}))
+    assert found[0] == found[1]
+    assert ("torchelastic", "SimpleElasticAgent.run.success", 1) in found[1][0]

@@ -160,7 +160,7 @@ def test_ranks_that_do_not_fit_are_refused_as_by_torch(what: str) -> None:
         (torchs_module.start_processes, torchs_module.DefaultLogsSpecs("/dev/null")),
     ):
         with pytest.raises(RuntimeError) as caught:
-            start("t", SH, **given, logs_specs=specs)  # type: ignore[operation]
+            start("t", SH, **given, logs_specs=specs)  # type: ignore[operation]  # torch's function and ours
         texts.append(str(caught.value))
     assert texts[0] == texts[1]
 

@@ -54,6 +54,7 @@ def torchs_failures(fn: Callable[..., Any], *args: tuple[Any, ...], folder: Path
             context = multiprocessing.start_processes(
                 "t", getattr(worked, sys.argv[1]), args, {rank: {} for rank in args},
                 multiprocessing.DefaultLogsSpecs(sys.argv[3]),
+                start_method="fork",  # otherwise each process imports torch once more
             )
             result = context.wait(timeout=240, period=0.05)
             print(json.dumps({
@@ -151,7 +152,7 @@ def test_a_signal_at_the_very_end_does_not_cost_the_values() -> None:
         end(*given)
         signal.raise_signal(signal.SIGTERM)
 
-    context._close = interrupted  # type: ignore[method-assign]
+    context._close = interrupted  # type: ignore[method-assign]  # as programs patch it
     with pytest.raises(SignalException):
         context.wait()
     result = context.wait(0)
@@ -216,6 +217,28 @@ def test_an_event_loop_can_be_the_host() -> None:
     asyncio.run(main())
     """
     )
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"entrypoint": None}, "^entrypoint must be a function or the path of a program, not None"),
+        ({"logs_specs": "/tmp/x"}, "^logs_specs must be what DefaultLogsSpecs.* makes, not '/tmp/x'"),
+    ],
+)
+def test_a_wrong_argument_is_named(changes: dict[str, Any], said: str) -> None:
+    """Before anything is started."""
+    given: dict[str, Any] = {"entrypoint": len, "args": {0: ("a",)}, "envs": {0: {}}, "logs_specs": DefaultLogsSpecs()}
+    with pytest.raises(ValueError, match=said):
+        start_processes("trainer", **(given | changes))
+
+
+def test_the_log_says_why_and_where_the_rest_stands(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """The traceback of a redirected process is in a file only. torch's log shows it."""
+    logs_specs = DefaultLogsSpecs(str(tmp_path), redirects=Std.ALL)
+    result = result_of(call(worked.fails, ("spilt",), logs_specs=logs_specs))
+    assert f"of trainer: ValueError: spilt (its stderr: {result.stderrs[0]})\n" in caplog.text
+    assert "ValueError: spilt" in Path(result.stderrs[0]).read_text()
 
 
 def test_a_value_that_cannot_be_returned_is_a_failure() -> None:

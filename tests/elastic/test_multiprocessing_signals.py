@@ -9,8 +9,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from reknit.elastic.multiprocessing import signals
-from reknit.elastic.multiprocessing.signals import VARIABLE, SignalException, holding_back, put_back, take
+from reknit.elastic.multiprocessing import api, signals
+from reknit.elastic.multiprocessing.signals import VARIABLE, SignalException, holding_back, put_back
 from tests.leaks import nothing_left
 
 
@@ -25,7 +25,7 @@ def send(signum: int) -> None:
 
 
 def taken() -> list[signal.Signals]:
-    return take(signal.signal)
+    return api.take_signals()
 
 
 def test_the_usual_signals_are_taken_and_put_back() -> None:

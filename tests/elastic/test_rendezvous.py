@@ -299,4 +299,4 @@ def test_the_exceptions_and_the_handler_are_torchs() -> None:
     assert set(api.__all__) == set(torchs.__all__)
     assert isinstance(handler(), api.RendezvousHandler)
     with pytest.raises(AttributeError, match="Unknown"):
-        _ = api.Unknown  # type: ignore[attr-defined]
+        _ = api.Unknown  # type: ignore[attr-defined]  # the wrong name that is meant

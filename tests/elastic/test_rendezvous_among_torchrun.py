@@ -151,7 +151,7 @@ def test_the_core_knows_the_ranks_that_the_rendezvous_has_decided(tmp_path: Path
     with ThreadPoolExecutor(2) as threads:
         runs = [threads.submit(agent.run) for agent in agents]
         try:
-            made = [until(lambda a=agent: _seen(a, 2)) for agent in agents]  # type: ignore[misc]
+            made = [until(lambda a=agent: _seen(a, 2)) for agent in agents]  # type: ignore[misc]  # mypy cannot infer the lambda with a default
         finally:
             go.touch()
         assert sorted(worker.rank for each in made for worker in each.workers) == [0, 1, 2, 3]

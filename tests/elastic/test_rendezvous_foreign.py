@@ -58,7 +58,7 @@ class Job:
         self.running = Running(settings, rewire=self.foreign.rewire, say=self.lines.append)
 
     @property
-    def agent(self):  # type: ignore[no-untyped-def]
+    def agent(self):  # type: ignore[no-untyped-def]  # an agent of torch, which has no types here
         return self.running.loop.agent
 
     def runs(self, round_: int) -> bool:
@@ -107,12 +107,12 @@ def test_nodes_that_wait_end_the_round_and_spend_nothing() -> None:
     with a_job() as job:
         job.handler.may_return.set()
         for round_ in range(3):
-            until(lambda r=round_: job.runs(r))  # type: ignore[misc]
+            until(lambda r=round_: job.runs(r))  # type: ignore[misc]  # mypy cannot infer the lambda with a default
             assert job.foreign.info == f"round {round_ + 1}"
             job.handler.waiting = 1
             assert job.handler.rounds == round_ + 1
             job.foreign.be_started()
-            until(lambda r=round_: job.agent.job.round == r + 1)  # type: ignore[misc]
+            until(lambda r=round_: job.agent.job.round == r + 1)  # type: ignore[misc]  # mypy cannot infer the lambda with a default
             job.handler.waiting = 0
         until(lambda: job.runs(3))
         assert (job.agent.job.spent, job.agent.job.unspent) == (0, 3)

@@ -13,6 +13,7 @@ from typing import Any
 
 import psutil
 import pytest
+from attrs import evolve
 from torch.distributed.elastic.rendezvous import (
     RendezvousClosedError,
     RendezvousConnectionError,
@@ -22,6 +23,7 @@ from torch.distributed.elastic.rendezvous import (
 )
 from torch.distributed.elastic.utils.store import barrier
 
+from reknit.core.agent.alive import is_stop_late
 from reknit.elastic.rendezvous import RendezvousParameters
 from reknit.elastic.rendezvous.handler import ReknitRendezvousHandler
 from reknit.elastic.rendezvous.membership import Membership
@@ -117,8 +119,10 @@ def test_nodes_meet_and_share_a_store() -> None:
         assert first.handler.use_agent_store
 
 
-def test_a_node_that_asks_again_has_failed_and_all_form_the_next_round() -> None:
-    """torchrun says nothing of failures to its handler. It just asks for the next round."""
+def test_a_node_that_asks_again_has_failed_and_all_form_the_next_round(caplog: pytest.LogCaptureFixture) -> None:
+    """torchrun says nothing of failures to its handler. It just asks for the next round. The log does not take a node
+    for a worker."""
+    caplog.set_level("INFO", "torch.distributed.elastic.rendezvous.reknit")
     with nodes(2, 2, 2) as two:
         first, second = meet(*two)
         before = master(first), first.info.store
@@ -130,6 +134,9 @@ def test_a_node_that_asks_again_has_failed_and_all_form_the_next_round() -> None
         assert (place(first), place(second)) == ((0, 2), (1, 2))
         assert master(first) == master(second) != before[0]
         assert not second.info.store.check(["key"])
+        until(lambda: "round 1 (restart 1): 2 nodes, master 127.0.0.1:" in caplog.text)
+        assert "(group rank 1): workers of torchrun have failed" in caplog.text
+        assert "rank 1 on" not in caplog.text
 
 
 def test_a_newcomer_ends_the_round() -> None:
@@ -187,7 +194,7 @@ def test_nodes_that_have_succeeded_end_in_peace() -> None:
             thread.join(PATIENCE_S)
         assert not first.waits()
         until(lambda: first.member._agent.outcome)
-        assert first.member._agent.outcome.verdict.value == "succeeded"  # type: ignore[union-attr]
+        assert first.member._agent.outcome.verdict.value == "succeeded"  # type: ignore[union-attr]  # a round has ended, so there is an outcome
         assert [node.shutdown().result(PATIENCE_S) for node in (second, first)] == [True, True]
 
 
@@ -324,6 +331,19 @@ def test_a_node_whose_torchrun_calls_no_more_is_lost_and_may_come_back() -> None
         meet(first)
         second._info = asked.result(PATIENCE_S)
         assert (place(first), place(second)) == ((0, 2), (1, 2))
+
+
+def test_a_torchrun_that_is_slow_to_stop_its_workers_is_not_taken_for_hung() -> None:
+    """It looks every 35 s, and its workers use their grace of 30 s."""
+    with nodes(2, 1, 2) as two:
+        first, second = meet(*two)
+        asked = second.ask()
+        until(first.waits)
+        agent = first.member._agent
+        assert agent.workers.stopping is not None
+        assert not is_stop_late(evolve(agent, at=agent.at + 35 + 30))
+        meet(first)
+        asked.result(PATIENCE_S)
 
 
 def test_a_forked_child_says_no_goodbye() -> None:

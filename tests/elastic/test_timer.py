@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from reknit.elastic import timer
-from reknit.elastic.timer import api
+from reknit.elastic.timer import api, file_based_local_timer
 
 WAIT_S = 30
 
@@ -76,6 +76,22 @@ def test_what_is_no_request_is_left_out(server: tuple[timer.FileTimerServer, lis
         request = timer.FileTimerRequest(worker.pid, "s", time.time(), signal.SIGTERM)
         timer.FileTimerClient(str(tmp_path / "pipe"))._send_request(request)
         assert worker.wait(WAIT_S) == -signal.SIGTERM
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        b'{"pid": -1, "scope_id": "s", "expiration_time": 1, "signal": 9}',
+        b'{"pid": 0, "scope_id": "s", "expiration_time": 1, "signal": 9}',
+        b'{"pid": 5, "scope_id": "s", "expiration_time": 1, "signal": 1000}',
+        b'{"pid": 5, "scope_id": "s", "expiration_time": 1' + b"0" * 400 + b', "signal": 9}',
+        b"[" * 2000,
+    ],
+)
+def test_a_line_that_would_do_harm_is_refused(line: bytes) -> None:
+    """The pid -1 stands for every process of this user, and 0 for the group of the server. The other lines would raise
+    an exception in each look."""
+    assert file_based_local_timer._request(line) is None
 
 
 def test_without_a_server_a_client_says_so(tmp_path: Path) -> None:

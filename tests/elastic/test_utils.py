@@ -40,8 +40,9 @@ def test_a_logger_has_the_level_of_the_variable(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.delenv("LOGLEVEL", raising=False)
     assert get_logger().name == __name__
     assert get_logger("reknit.test.a").level == logging.WARNING
-    monkeypatch.setenv("LOGLEVEL", "DEBUG")
-    assert get_logger("reknit.test.a").level == logging.DEBUG
+    for text, level in (("DEBUG", logging.DEBUG), ("debug", logging.DEBUG), ("loud", logging.WARNING)):
+        monkeypatch.setenv("LOGLEVEL", text)
+        assert get_logger("reknit.test.a").level == level
 
 
 def test_modules_of_torch_are_the_very_modules() -> None:

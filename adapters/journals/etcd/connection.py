@@ -3,8 +3,10 @@
 1. One connection per server is kept open and used again. If the server has closed it, a new one is opened.
 2. One deadline covers the connection, the handshake, the request and the answer.
 3. One thread at a time makes a request. Any thread may call `close`, which ends a call that waits.
-4. With a user, the client first gets a token and sends it with every request. When etcd says that the token has
-   expired, the client gets a new one, once per request.
+4. With a user, the client first gets a token and sends it with every request. When etcd no longer takes the token, the
+   client gets a new one, once per request. A token expires, and a change of any user or role may make it invalid.
+5. A user that etcd does not let in at first is refused. Once etcd has let the user in, a denial is an outage: somebody
+   changes passwords or roles, and a job that runs need not end because of that.
 """
 
 from __future__ import annotations
@@ -28,15 +30,47 @@ if TYPE_CHECKING:
 
 _PART_BYTES = 1 << 16
 _SHORTEST_TRY_S = 0.01
-_UNAUTHORIZED = 401
-_EXPIRED = ("invalid auth token", "revision in header is old")
-_DENIED = (
-    "authentication failed",
-    "authentication is not enabled",
-    "permission denied",
-    "user name is empty",
-)
-"""Parts of etcd's messages. Each means that this user may not do what was asked. Trying again does not help."""
+_AUTHENTICATE = "/v3/auth/authenticate"
+_EXPIRED = ("invalid auth token", "revision in header is old", "revision of auth store is old")
+"""Parts of etcd's messages. Each means that a new token is needed."""
+_ADVICE = {
+    "authentication failed": "check the user and the password",
+    "authentication is not enabled": "it has no users; leave out the user",
+    "permission denied": "grant one of its roles the keys of the job: etcdctl role grant-permission ROLE --prefix {}",
+    "user name is empty": "it needs a user and a password",
+    "CommonName of client": "with users, its JSON interface takes only a certificate without a common name",
+}
+"""By a part of etcd's message: what the operator of this node can do. Each message means that etcd denies the request.
+Trying again helps only after somebody has changed the users of etcd, or what this client gives."""
+_NO_SPACE = "database space exceeded"
+"""A part of etcd's message when it has used up its quota. It then takes no writes until its alarm is disarmed."""
+
+
+class Login:
+    """The user as whom the clients of a journal ask. They share the token."""
+
+    def __init__(self, user: str = "", password: str = "", file: str = "", needs: str = "readwrite ''") -> None:
+        """`user`: empty if etcd needs no user. `file`: the file that holds the password, which is read for each token.
+        So the password may change while a job runs. Empty: `password` is the password. `needs`: the permission that the
+        user needs, in the words of etcdctl, for messages: its kind and the prefix of the keys."""
+        self.user = user
+        self.needs = needs
+        self._password = password
+        self._file = file
+        self.token = ""
+        """Empty: there is none yet."""
+        self.was_let_in = False
+        """etcd has answered a request of this user."""
+
+    def password(self) -> str:
+        """Raises ValueError if the file cannot be read."""
+        if not self._file:
+            return self._password
+        try:
+            with open(self._file, encoding="utf-8") as file:
+                return file.read().rstrip("\r\n")
+        except (OSError, UnicodeDecodeError) as e:
+            raise ValueError(f"the password cannot be read: {self._file}: {why(e)}") from None
 
 
 class Server:
@@ -48,22 +82,19 @@ class Server:
         port: int,
         timeout_s: float,
         tls: Callable[[], ssl.SSLContext] | None = None,
-        user: str = "",
-        password: str = "",
+        login: Login | None = None,
     ) -> None:
         """Does not connect yet. `timeout_s`: upper bound on each call, in seconds. `tls`: called for each connection,
-        returns its TLS context. None: plain HTTP. `user`: empty if etcd needs no user."""
+        returns its TLS context. None: plain HTTP. `login`: None if etcd needs no user."""
         self._host = host
         self._port = port
-        self._timeout_s = timeout_s
+        self.timeout_s = timeout_s
         self._tls = tls
-        self._user = user
-        self._password = password
+        self._login = login or Login()
         name = f"[{host}]" if ":" in host else host
         self.authority = f"{name}:{port}"
         """Host and port, as in a URL."""
         self.url = f"{'https' if tls else 'http'}://{self.authority}"
-        self._token = ""
         self._connection = HTTPConnection(host, port)
         self._socket: socket.socket | None = None
         """The socket of `_connection`. None: it is not connected."""
@@ -81,27 +112,22 @@ class Server:
         `Refused` if etcd does not allow the request for this user."""
         try:
             with self._busy:
-                return self._asked(path, data, monotonic() + self._timeout_s)
+                return self._asked(path, data, monotonic() + self.timeout_s)
         finally:
             if self._is_closed:
                 self._let_go()
 
     def opened(self, path: str, data: object) -> socket.socket:
         """A new connection of the caller's own, on which this request has been sent. Raises like `ask`."""
-        sock = self._connected(monotonic() + self._timeout_s)
+        sock = self._connected(monotonic() + self.timeout_s)
         try:
             connection = HTTPConnection(self._host, self._port)
             connection.sock = sock
-            connection.request("POST", path, json.dumps(data).encode(), self._headers())
+            connection.request("POST", path, json.dumps(data).encode(), self._headers(path))
         except BaseException:
             sock.close()
             raise
         return sock
-
-    @property
-    def timeout_s(self) -> float:
-        """The bound of one call, in seconds."""
-        return self._timeout_s
 
     def close(self) -> None:
         """End the connection. A call that waits in another thread ends with an OSError."""
@@ -124,30 +150,39 @@ class Server:
     # ---- one request ----
 
     def _asked(self, path: str, data: object, give_up: float) -> Any:
-        if self._user and not self._token:
+        login = self._login
+        if login.user and not login.token:
             self._authenticate(give_up)
+        token = login.token
         status, text = self._posted(path, data, give_up)
-        if self._token and (status == _UNAUTHORIZED or any(expired in text for expired in _EXPIRED)):
-            self._authenticate(give_up)
+        if status != 200 and any(expired in text for expired in _EXPIRED):
+            if login.token == token:  # otherwise another client of the journal has got a new one already
+                self._authenticate(give_up)
             status, text = self._posted(path, data, give_up)
-        return self._decoded(status, text)
+        answer = self._decoded(status, text)
+        login.was_let_in = True
+        return answer
 
     def _authenticate(self, give_up: float) -> None:
-        self._token = ""
-        login = {"name": self._user, "password": self._password}
-        answer = self._decoded(*self._posted("/v3/auth/authenticate", login, give_up))
+        login = {"name": self._login.user, "password": self._login.password()}
+        answer = self._decoded(*self._posted(_AUTHENTICATE, login, give_up))
         token = answer.get("token") if isinstance(answer, dict) else None
         if not isinstance(token, str) or not token:
             raise ValueError("not an answer of etcd: it has no token")
-        self._token = token
+        self._login.token = token
 
     def _decoded(self, status: int, text: str) -> Any:
         if status == 200:
             return json.loads(text)
         message = _message(text)
-        if any(denied in message for denied in _DENIED):
-            whose = f"user {self._user}" if self._user else "a client without a user"
-            raise Refused(Refusal.SETUP, f"etcd at {self.url} does not let {whose} in: {message}")
+        if _NO_SPACE in message:
+            message += ": compact and defragment etcd, then disarm its alarm (etcdctl alarm disarm)"
+        if advice := next((advice for part, advice in _ADVICE.items() if part in message), ""):
+            whose = f"user {self._login.user}" if self._login.user else "a client without a user"
+            denial = f"does not let {whose} in: {message}; {advice.format(self._login.needs)}"
+            if not self._login.was_let_in:
+                raise Refused(Refusal.SETUP, f"etcd at {self.url} {denial}")
+            message = f"etcd {denial}"
         raise ValueError(message if message else f"HTTP status {status}")
 
     def _posted(self, path: str, data: object, give_up: float) -> tuple[int, str]:
@@ -155,7 +190,7 @@ class Server:
         try:
             sock = self._kept(give_up)
             sock.settimeout(_left_s(give_up))
-            self._connection.request("POST", path, json.dumps(data).encode(), self._headers())
+            self._connection.request("POST", path, json.dumps(data).encode(), self._headers(path))
             response = self._connection.getresponse()
             parts = []
             while True:
@@ -172,10 +207,10 @@ class Server:
             self._drop()  # a late answer may still arrive on this connection
             raise
 
-    def _headers(self) -> dict[str, str]:
+    def _headers(self, path: str) -> dict[str, str]:
         headers = {"Content-Type": "application/json"}
-        if self._token:
-            headers["Authorization"] = self._token
+        if self._login.token and path != _AUTHENTICATE:
+            headers["Authorization"] = self._login.token
         return headers
 
     # ---- the connection ----

@@ -16,12 +16,13 @@ import ssl
 from base64 import b64decode, b64encode
 from collections.abc import Iterator, Sequence
 from http.client import HTTPException
+from math import inf
 from time import monotonic
 from typing import TYPE_CHECKING
 
 from attrs import field, frozen
 
-from reknit.adapters.journals.etcd.connection import Server, readable, tls_context, why
+from reknit.adapters.journals.etcd.connection import Login, Server, readable, tls_context, why
 from reknit.adapters.ports import Unavailable
 
 if TYPE_CHECKING:
@@ -62,6 +63,12 @@ class Answer:
 
 
 _PART_BYTES = 1 << 16
+_ROUND_TRIPS = 4
+"""A call takes up to so many round trips: for the connection, for TLS, for a token and for the request.
+
+Before the first answer a silent server may be far away. So its limit is doubled, up to so many times the usual one.
+After the first answer the limit follows the shortest round trip. The limit does not grow in an outage: otherwise some
+nodes would notice the end of the outage much later than others, and would be taken for dead."""
 
 
 # ---- what transactions are made of ----
@@ -85,6 +92,11 @@ def below_from(prefix: str, key: str) -> Json:
     return {"request_range": {**below(prefix)["request_range"], "key": _b64(key)}}
 
 
+def first_from(prefix: str, key: str) -> Json:
+    """The first key that begins with `prefix`, from `key` on, without its value."""
+    return {"request_range": {**below_from(prefix, key)["request_range"], "limit": "1", "keys_only": True}}
+
+
 def count(prefix: str) -> Json:
     """The number of keys that begin with `prefix`."""
     return {"request_range": {**below(prefix)["request_range"], "count_only": True}}
@@ -94,6 +106,11 @@ def created_after(prefix: str, revision: int, limit: int) -> Json:
     """The first `limit` keys that begin with `prefix` and were created after `revision`, the oldest first."""
     wanted = {"min_create_revision": str(revision + 1), "sort_target": "CREATE", "limit": str(limit)}
     return {"request_range": {**below(prefix)["request_range"], **wanted}}
+
+
+def delete_below(prefix: str) -> Json:
+    """Delete all keys that begin with `prefix`."""
+    return {"request_delete_range": {"key": _b64(prefix), "range_end": _b64(_end(prefix))}}
 
 
 def is_created(key: str, revision: int) -> Json:
@@ -107,6 +124,12 @@ def is_there(key: str) -> Json:
 
 def holds(key: str, value: bytes) -> Json:
     return {"key": _b64(key), "target": "VALUE", "value": _b64(value)}
+
+
+def is_untouched_since(prefix: str, revision: int) -> Json:
+    """No key that begins with `prefix` was put after `revision`."""
+    until = {"target": "MOD", "result": "LESS", "mod_revision": str(revision + 1)}
+    return {"key": _b64(prefix), "range_end": _b64(_end(prefix)), **until}
 
 
 # ---- servers ----
@@ -129,21 +152,32 @@ class Cluster:
     user: str = ""
     """Empty: etcd asks for no user."""
     password: str = field(default="", repr=False)
+    password_file: str = ""
+    """The file that holds the password. Empty: `password` is the password."""
+
+    def login(self, needs: str) -> Login:
+        """For clients that share a token. `needs`: see `Login`."""
+        return Login(self.user, self.password, self.password_file, needs)
 
 
 class Gateway:
     """The members of a cluster, as one thread sees them."""
 
-    def __init__(self, cluster: Cluster, timeout_s: float) -> None:
-        """Does not connect yet. `timeout_s` is shared by the endpoints: a server that is silent costs its part."""
-        self._timeout_s = timeout_s / len(cluster.endpoints)
+    def __init__(self, cluster: Cluster, timeout_s: float, login: Login | None = None) -> None:
+        """Does not connect yet. `timeout_s` is shared by the endpoints: a server that is silent costs its part. A call
+        may take longer if the answers show that the servers are far away.
+        `login`: shared with other gateways. None: one for this gateway alone."""
+        self._least_s = timeout_s / len(cluster.endpoints)
         self._cluster = cluster
         self._context: ssl.SSLContext | None = None
         tls = self._tls if cluster.protocol == "https" else None
-        login = cluster.user, cluster.password
-        self._servers = [Server(host, port, self._timeout_s, tls, *login) for host, port in cluster.endpoints]
+        login = login or cluster.login("readwrite ''")
+        self._servers = [Server(host, port, self._least_s, tls, login) for host, port in cluster.endpoints]
         self._current = 0
         """Index of the server that answered last."""
+        self.round_trip_s = inf
+        """The shortest time that an answer has taken so far, in seconds. The first answers need a connection, and one
+        slow answer does not tell how far away a server is."""
         self._is_closed = False
 
     def transact(self, compare: Sequence[Json], then: Sequence[Json], otherwise: Sequence[Json]) -> Answer:
@@ -157,12 +191,21 @@ class Gateway:
             if self._is_closed:
                 raise Unavailable("the connection to etcd was closed here")
             server = self._servers[self._current]
+            began, limit_s = monotonic(), server.timeout_s
             try:
-                return _answer(server.ask("/v3/kv/txn", request))
+                answer = _answer(server.ask("/v3/kv/txn", request))
+                self.round_trip_s = min(self.round_trip_s, monotonic() - began)
+                server.timeout_s = max(self._least_s, _ROUND_TRIPS * self.round_trip_s)
+                return answer
             except (OSError, HTTPException, ValueError) as e:
-                reasons.append(f"{server.url}: {why(e)}")
+                if isinstance(e, TimeoutError) and self.round_trip_s == inf:
+                    server.timeout_s = min(2 * server.timeout_s, _ROUND_TRIPS * self._least_s)
+                waited = f" within {limit_s:g} s" if isinstance(e, TimeoutError) else ""
+                reasons.append(f"{server.url}: {why(e)}{waited}")
                 self._current = (self._current + 1) % len(self._servers)
-        raise Unavailable(f"no server of etcd has answered within {self._timeout_s:g} s: {'; '.join(reasons)}")
+        if self._is_closed:
+            raise Unavailable("the connection to etcd was closed here")
+        raise Unavailable(f"no server of etcd has answered: {'; '.join(reasons)}")
 
     def watch(self, prefix: str, revision: int) -> Watch | None:
         """Watch the keys that begin with `prefix` from `revision` on, on the server that answered last. None if that

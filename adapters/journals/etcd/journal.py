@@ -1,11 +1,4 @@
-"""A journal in etcd.
-
-    /reknit/<job>/header               what names this journal
-    /reknit/<job>/segments/<n>         is there if the n-th segment, from 1 on, has begun
-    /reknit/<job>/entries/<n>/<token>  one entry, in the n-th segment
-    /reknit/<job>/beats/<id>.<inc>     a node's counter: etcd counts the puts of the key
-    /reknit/<job>/fold                 the fold of all entries before a position
-    /reknit/<job>/fold-at              that position
+"""A journal in etcd. Its keys are listed in keys.py.
 
 1. Each entry has a key of its own, which is put if it is not there yet. etcd's revisions are the order of the entries.
    So there are no slots and no holes, and a call that is repeated finds its key.
@@ -19,21 +12,25 @@
 5. When a thousand nodes join at once, a watch would tell every node of every other node. So a reader that waits for
    many entries uses no watch, and looks again after a while.
 
-Nothing is ever deleted. Each beat makes a revision. etcd keeps it until it compacts (`--auto-compaction-retention`).
+6. An entry is put once. A key of an entry that was put twice was changed by another program. A key that was deleted
+   shows by the records after it: each says what its writer had read (`Prefix`). Whoever finds this refuses the journal.
+7. Compaction takes nothing away. It forgets old values of keys, and the journal asks for the present ones only.
+
+No agent deletes anything. Each beat makes a revision, which etcd keeps until it compacts. `pruning.py` removes the
+journals of jobs that have ended.
 """
 
 from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from time import monotonic
 from typing import TYPE_CHECKING
-from urllib.parse import quote, unquote
 
 from attrs import evolve, frozen
 
-from reknit.adapters.journals.envelope import number
+from reknit.adapters.journals.envelope import Prefix, number
 from reknit.adapters.journals.etcd.connection import readable
 from reknit.adapters.journals.etcd.gateway import (
     Gateway,
@@ -48,8 +45,10 @@ from reknit.adapters.journals.etcd.gateway import (
     is_there,
     put,
 )
+from reknit.adapters.journals.etcd.keys import Keys, place_of
 from reknit.adapters.link import MANY
 from reknit.adapters.ports import Batch, Refused, Unavailable
+from reknit.core.job.entries import Filler
 from reknit.core.job.reasons import Refusal
 
 if TYPE_CHECKING:
@@ -68,6 +67,7 @@ _LARGEST = 1 << 20
 """Upper bound on a fold that is published, in bytes. etcd refuses requests of 1.5 MiB."""
 _DELAY_PER_ENTRY_S, _LONGEST_DELAY_S = 0.003, 1.5
 """Seconds that a reader which waits for many entries pauses before it looks: per entry, and at most."""
+_ANEW = "start all agents again with another --rdzv-id"
 _PAUSE_S = 0.2
 """Seconds between two looks while there is no watch."""
 
@@ -97,15 +97,21 @@ class _Page:
 class EtcdJournal:
     """Implements `ports.Journal`."""
 
-    def __init__(self, cluster: Cluster, envelope: Envelope, *, timeout_s: float = 5.0) -> None:
-        """Does not connect yet. A transaction is tried on each member of the cluster, within `timeout_s` in all."""
-        self._reader, self._writer = Gateway(cluster, timeout_s), Gateway(cluster, timeout_s)
+    def __init__(
+        self,
+        cluster: Cluster,
+        envelope: Envelope,
+        *,
+        timeout_s: float = 5.0,
+        on_slow: Callable[[float], None] = lambda _: None,
+    ) -> None:
+        """Does not connect yet. A transaction is tried on each member of the cluster, within `timeout_s` in all.
+        `on_slow`: called once by the thread that appends, with the number of seconds that etcd takes for an answer."""
+        self._on_slow = on_slow
         self._envelope = envelope
-        self._root = f"/reknit/{_quoted(envelope.job)}/"
-        self._header_key = f"{self._root}header"
-        self._entries = f"{self._root}entries/"
-        self._segments = f"{self._root}segments/"
-        self._fold_key, self._fold_at_key = f"{self._root}fold", f"{self._root}fold-at"
+        self._keys = Keys(envelope.job)
+        login = cluster.login(f"readwrite {self._keys.root}")
+        self._reader, self._writer, self._beater = (Gateway(cluster, timeout_s, login) for _ in range(3))
         self._header = b""
         """The header that was admitted. Empty before the first call."""
         self._newest = 0
@@ -116,6 +122,10 @@ class EtcdJournal:
         """The position up to which was read, and the segment in which it lies."""
         self._last = (0, "")
         """Position and key of the entry that was read last."""
+        self._prefix: Prefix | None = Prefix()
+        """What was read. None: the reader has begun in the middle, so it does not know all entries before."""
+        self._seen = ""
+        """The same, as it stands in records. The writer's thread needs it as one value."""
         self._fold_at = 0
         """Position at which the published fold ended when the reader saw it last."""
         self._watch: Watch | None = None
@@ -128,19 +138,20 @@ class EtcdJournal:
 
     def append(self, token: str, entry: Entry) -> None:
         self._greet(self._writer)  # the signature needs the id of the journal
-        record, segment = self._envelope.wrap(token, entry, _place(token)), self._newest
+        segment = self._newest
+        record = self._envelope.wrap(token, entry, place_of(self._keys.entry(segment, token)), self._seen)
         oldest = self._said[1] if self._said[0] == token else segment
         while True:
             self._said = token, oldest
             # etcd limits the operations of a transaction. So an append that is repeated a hundred segments later is not
             # recognised.
-            keys = [self._entry_key(s, token) for s in range(max(oldest, segment - _MOST_KEYS + 1), segment + 1)]
-            is_newest = [is_created(self._segment_key(segment + 1), 0)]
+            keys = [self._keys.entry(s, token) for s in range(max(oldest, segment - _MOST_KEYS + 1), segment + 1)]
+            is_newest = [is_created(self._keys.segment(segment + 1), 0)]
             if segment:
-                is_newest.append(is_there(self._segment_key(segment)))
+                is_newest.append(is_there(self._keys.segment(segment)))
             answer = self._transact(
                 self._writer,
-                [put(keys[-1], record), count(self._entries_of(segment))],
+                [put(keys[-1], record), count(self._keys.entries_of(segment))],
                 [*is_newest, *(is_created(key, 0) for key in keys)],
                 [self._later(0), *map(get, keys)],
             )
@@ -153,27 +164,29 @@ class EtcdJournal:
             if newest == segment:
                 raise Unavailable(f"etcd's answers about the journal of job {self._envelope.job} contradict each other")
             segment, oldest = newest, min(oldest, newest)
+        self._on_slow(self._writer.round_trip_s)
+        self._on_slow = _heard
         self._newest = max(self._newest, segment)
         if answer.ranges[1].count >= _SEGMENT:
-            self._transact(self._writer, [put(self._segment_key(segment + 1), b"")], is_newest)
+            self._transact(self._writer, [put(self._keys.segment(segment + 1), b"")], is_newest)
 
-    def beat(self, node: Node, watch: Sequence[Node]) -> Mapping[Node, int]:
-        beats = f"{self._root}beats/"
-        keys = {n: f"{beats}{_quoted(n.id)}.{n.incarnation}" for n in (node, *watch)}
-        wanted = [get(key) for key in keys.values()] if len(keys) <= _MOST_KEYS else [below(beats)]
-        answer = self._transact(self._writer, [put(keys[node], b""), *wanted])
-        counts = {found.key: found.version for r in answer.ranges for found in r.found}
+    def beat(self, node: Node, count: int, watch: Sequence[Node]) -> Mapping[Node, int]:
+        keys = {n: self._keys.beat(n) for n in (node, *watch)}
+        wanted = [get(key) for key in keys.values()] if len(keys) <= _MOST_KEYS else [below(self._keys.beats)]
+        answer = self._transact(self._beater, [put(keys[node], b"%d" % count), *wanted])
+        counts = {found.key: number(found.value) for r in answer.ranges for found in r.found}
         return {n: counts[key] for n, key in keys.items() if key in counts}
 
     def publish(self, position: int, job: Job) -> None:
-        key, seen = self._fold_at_key, self._fold_at
+        key, seen = self._keys.fold_at, self._fold_at
         value = _value(self._transact(self._writer, [get(key)]).ranges[0])
         if number(value) != seen or seen >= position:
             return  # another agent has published a fold meanwhile: many may read the same entries at once
-        record = self._envelope.wrap_job(position, job)
+        prefix = self._prefix
+        record = self._envelope.wrap_job(position, job, prefix.at(position) if prefix else "")
         if len(record) <= _LARGEST:
             is_same = holds(key, value) if value else is_created(key, 0)
-            self._transact(self._writer, [put(self._fold_key, record), put(key, b"%d" % position)], [is_same])
+            self._transact(self._writer, [put(self._keys.fold, record), put(key, b"%d" % position)], [is_same])
 
     # ---- the reader's side ----
 
@@ -192,8 +205,8 @@ class EtcdJournal:
         if not self._is_closed:
             os.write(self._pipe[1], b"x")  # before `_is_closed` is set: a reader that sees it closes the pipe
             self._is_closed = True
-            self._reader.close()
-            self._writer.close()
+            for gateway in (self._reader, self._writer, self._beater):
+                gateway.close()
             self._let_go()
 
     def _read(self, after: int, until: float, least: int) -> Batch:
@@ -214,24 +227,28 @@ class EtcdJournal:
     def _look(self, after: int) -> tuple[Batch, int]:
         """All entries after the position, and the revision of the store at which they were found."""
         known, segment = self._reached
+        prefix = self._prefix
         if after != known:
             segment = self._segment_of(after)
+            prefix = None if after else Prefix()
         page = self._page(segment, after, MANY)
         found, position, base = list(page.entries.found), after, None
         last = self._last
         if page.is_far_behind and page.fold_at > after:
             there = _begun(page.later, segment, page.fold_at)
             skipped = self._page(there, page.fold_at - 1, _PAGE, with_fold=True)
-            place, fold = self._envelope.open_job(_value(skipped.fold)) or (0, None)
+            place, fold, digest = self._envelope.open_fold(_value(skipped.fold)) or (0, None, "")
             ends = [entry.created for entry in skipped.entries.found]
             if place in ends:  # otherwise the fold was replaced by one that ends later
                 found = list(skipped.entries.found)[ends.index(place) :]
                 last, position, base, segment, page = (place, found.pop(0).key), place, fold, there, skipped
+                prefix = Prefix(place, digest) if digest else None
         while page.is_not_all:
             segment += not page.entries.has_more
             page = self._page(segment, found[-1].created if found else position, _PAGE)
             found += page.entries.found
-        entries = tuple(map(self._opened, found))
+        entries = tuple(self._opened(record, prefix) for record in found)
+        self._prefix, self._seen = prefix, prefix.seen if prefix else ""
         if found:
             position = found[-1].created
             last = position, found[-1].key
@@ -239,8 +256,9 @@ class EtcdJournal:
         return Batch(position, entries, base), page.revision
 
     def _page(self, segment: int, after: int, limit: int, *, with_fold: bool = False) -> _Page:
-        entries = created_after(self._entries_of(segment), after, limit)
-        wanted = [entries, self._later(segment), get(self._fold_at_key), *([get(self._fold_key)] if with_fold else [])]
+        entries = created_after(self._keys.entries_of(segment), after, limit)
+        wanted = [entries, self._later(segment), get(self._keys.fold_at)]
+        wanted += [get(self._keys.fold)] if with_fold else []
         known, key = self._last
         answer = self._transact(self._reader, wanted, [is_created(key, known)] if known and known == after else [])
         if not answer.is_met:
@@ -256,9 +274,18 @@ class EtcdJournal:
     def _segment_of(self, position: int) -> int:
         return _begun(self._transact(self._reader, [self._later(0)]).ranges[0], 0, position) if position else 0
 
-    def _opened(self, record: Found) -> Entry:
-        token = unquote(record.key.rpartition("/")[2], errors="surrogatepass")
-        return self._envelope.open(record.value, _place(token))[1]
+    def _opened(self, found: Found, prefix: Prefix | None) -> Entry:
+        what = f"the journal of job {self._envelope.job} was changed by another program"
+        if found.version > 1:
+            why = f"{what}: {found.key} was written {found.version} times, and agents write it once; {_ANEW}"
+            raise Refused(Refusal.IDENTITY, why)
+        record = self._envelope.unwrap(found.value, place_of(found.key))
+        if prefix is not None:
+            if record is not None and prefix.contradicts(record.seen):
+                why = f"{what}: {record.by} has read other entries than this node; {_ANEW}"
+                raise Refused(Refusal.IDENTITY, why)
+            prefix.extend(found.value, found.created)
+        return Filler() if record is None else record.entry
 
     # ---- waiting ----
 
@@ -272,7 +299,7 @@ class EtcdJournal:
         watch = self._watch
         if watch is None or not self._reader.is_at(watch):
             self._drop_watch()
-            self._watch = self._reader.watch(self._entries, revision + 1)
+            self._watch = self._reader.watch(self._keys.entries, revision + 1)
             if self._watch is None:
                 self._pause(min(left_s, _PAUSE_S))
             return True  # entries may have come before the watch was open, so the reader looks before it waits
@@ -301,22 +328,11 @@ class EtcdJournal:
             self._pipe = ()
             self._reading.release()
 
-    # ---- keys ----
-
-    def _segment_key(self, segment: int) -> str:
-        return f"{self._segments}{segment:06}"
+    # ---- transactions ----
 
     def _later(self, segment: int) -> Json:
         """The segments that have begun after this one."""
-        return below_from(self._segments, self._segment_key(segment + 1))
-
-    def _entries_of(self, segment: int) -> str:
-        return f"{self._entries}{segment}/"
-
-    def _entry_key(self, segment: int, token: str) -> str:
-        return self._entries_of(segment) + _quoted(token)
-
-    # ---- transactions ----
+        return below_from(self._keys.segments, self._keys.segment(segment + 1))
 
     def _transact(
         self, gateway: Gateway, then: Sequence[Json], compare: Sequence[Json] = (), otherwise: Sequence[Json] = ()
@@ -325,7 +341,7 @@ class EtcdJournal:
             raise Unavailable("the journal is closed")
         self._greet(gateway)
         header = self._header
-        compare, otherwise = [holds(self._header_key, header), *compare], [get(self._header_key), *otherwise]
+        compare, otherwise = [holds(self._keys.header, header), *compare], [get(self._keys.header), *otherwise]
         answer = gateway.transact(compare, then, otherwise)
         if answer.is_met:
             return answer
@@ -337,7 +353,7 @@ class EtcdJournal:
     def _greet(self, gateway: Gateway) -> None:
         """Begin the journal, or check the header that is there. Once."""
         if not self._header:
-            key, found = self._header_key, get(self._header_key)
+            key, found = self._keys.header, get(self._keys.header)
             answer = gateway.transact([is_created(key, 0)], [put(key, self._envelope.header()), found], [found])
             self._admit(_value(answer.ranges[-1]))
 
@@ -353,14 +369,8 @@ def _begun(later: Range, known: int = 0, by: int | None = None) -> int:
     return int(begun[-1].rpartition("/")[2]) if begun else known
 
 
-def _quoted(text: str) -> str:
-    """The name of a job, node or token as a part of a key. Different names have different keys."""
-    return quote(text, safe="", errors="surrogatepass")
-
-
-def _place(token: str) -> str:
-    """The place of an entry, which its signature covers."""
-    return f"entry {token}"
+def _heard(round_trip_s: float) -> None:
+    """Nobody needs to be told any more how far away etcd is."""
 
 
 def _value(found: Range) -> bytes:

@@ -56,8 +56,17 @@ class Client:
         self._busy = threading.Lock()
         self.is_closed = False
         self._socket = self._connected(host, port)
+        began = time.monotonic()
         self.greeting = self._call(lambda: self._greet(keys))
         """The values of `keys`, empty where there is no such key."""
+        self.round_trip_s = time.monotonic() - began
+        """The shortest time in which the server has answered. Seconds. A server that is still starting takes longer to
+        answer the greeting than it takes for any later call."""
+
+    def limit(self, timeout_s: float) -> None:
+        """Wait up to `timeout_s` seconds for each reply from now on."""
+        self._timeout_s = timeout_s
+        _limit(self._socket, timeout_s)
 
     # ---- what can be asked ----
 
@@ -88,6 +97,11 @@ class Client:
         """`add`, then `multi_get`, in one round trip."""
         request = _add(key, amount) + _keys(_MULTI_GET, keys)
         return self._call(lambda: self._asked(request, lambda: (self._read_sum(), self._read_values(len(keys)))))
+
+    def set_and_get(self, key: str, value: bytes, keys: Sequence[str]) -> list[bytes]:
+        """`set`, then `multi_get`, in one round trip."""
+        request = _SET + _key(key) + _bytes(value) + _keys(_MULTI_GET, keys)
+        return self._call(lambda: self._asked(request, lambda: self._read_values(len(keys))))
 
     def wait(self, keys: Sequence[str], wait_s: float) -> bool:
         """Wait up to `wait_s` seconds until all of these keys are there. True if they are."""
@@ -159,8 +173,11 @@ class Client:
                 raise Unavailable(f"{self._where}: {'the connection was closed here' if was_closed else why}") from None
 
     def _asked(self, request: bytes, read: Callable[[], T]) -> T:
+        began = time.monotonic()
         self._send(request)
-        return read()
+        found = read()
+        self.round_trip_s = min(self.round_trip_s, time.monotonic() - began)
+        return found
 
     def _waited(self, keys: Sequence[str], wait_s: float) -> bool:
         self._send(_keys(_WAIT, keys))
@@ -210,14 +227,18 @@ def endpoint(host: str, port: int) -> str:
 
 def _set_up(sock: socket.socket, timeout_s: float) -> None:
     sock.settimeout(None)
-    limit = _TIMEVAL.pack(int(timeout_s), int(timeout_s % 1 * 1e6))
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, limit)
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
+    _limit(sock, timeout_s)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for name, value in _KEEPALIVE.items():  # a host that vanishes does not close its connections
         if hasattr(socket, name):
             sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+
+
+def _limit(sock: socket.socket, timeout_s: float) -> None:
+    limit = _TIMEVAL.pack(int(timeout_s), int(timeout_s % 1 * 1e6))
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, limit)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
 
 
 def _why(error: Exception) -> str:

@@ -76,28 +76,36 @@ class StoreHost:
         self._status: int | None = None
 
     def failure(self) -> str | None:
-        """Why the server has ended, in one line. None while it runs."""
+        """Why the server has ended or is about to, in one line. None while it runs.
+
+        The server says why before it ends. The kernel resets the server's connections a moment before the server can be
+        reaped. A client that asks in this moment must find the reason, and not a broken connection.
+        """
+        self._said = self._said or self._last_words()
+        if self._said:
+            return self._said
+        self._has_ended()
+        if self._status is None:
+            return None
+        how = f"status {self._status}" if self._status >= 0 else signal.Signals(-self._status).name
+        return self._last_words() or f"the store's server (process {self.pid}) ended with {how}"
+
+    def close(self) -> None:
+        """End the server, and the store with it. May be repeated."""
+        if not self._has_ended():  # the server is not reaped, so no other process can have its number
+            signal_process(self.pid, signal.SIGKILL)
+            reap([self.pid], _CLOSE_S)
+            self._status = -signal.SIGKILL
+        self._line.close()
+
+    def _has_ended(self) -> bool:
         if self._status is None:
             try:
                 pid, status = os.waitpid(self.pid, os.WNOHANG)
             except ChildProcessError:
                 pid, status = self.pid, signal.SIGKILL  # other code of this process has reaped it
-            if not pid:
-                return None
-            self._status = os.waitstatus_to_exitcode(status)
-            self._said = self._last_words()
-        if self._said:
-            return self._said
-        how = f"status {self._status}" if self._status >= 0 else signal.Signals(-self._status).name
-        return f"the store's server (process {self.pid}) ended with {how}"
-
-    def close(self) -> None:
-        """End the server, and the store with it. May be repeated."""
-        if self.failure() is None:  # the server is not reaped, so no other process can have its number
-            signal_process(self.pid, signal.SIGKILL)
-            reap([self.pid], _CLOSE_S)
-            self._status = -signal.SIGKILL
-        self._line.close()
+            self._status = os.waitstatus_to_exitcode(status) if pid else None
+        return self._status is not None
 
     def abandon(self) -> None:
         """To be called in a forked child of this process. Otherwise the child would hold the socket open, and the

@@ -1,37 +1,33 @@
-"""A journal in torch's TCPStore: agents that share a rendezvous endpoint (--rdzv-backend=c10d).
-
-    /reknit/owner                   the job that the store serves
-    /reknit/<job>/header            what names this journal
-    /reknit/<job>/head              how many slots are taken
-    /reknit/<job>/slot/<n>          one record; n is a position
-    /reknit/<job>/beat/<inc>/<id>   a node's counter
-    /reknit/<job>/fold              the fold of all entries before a position
-    /reknit/<job>/fold-at           that position
-    /reknit/<job>/claim/<n>         how many readers that are far behind have claimed to fold the slots up to n · MANY
-    /reknit/<job>/done/<n>          set when the first of these readers has published the fold
+"""A journal in torch's TCPStore: agents that share a rendezvous endpoint (--rdzv-backend=c10d). `keys` lists its keys.
 
 1. A writer takes a slot with `add`, then fills it with `compare_set`. Readers wait until the key of a slot is there.
-2. A slot that is taken and not filled is a *hole*: its writer may have died. No reader reads past a hole. After
-   `_HOLE_S` seconds a reader fills the hole with a `Filler`, also by `compare_set`. Either the writer or the reader
-   wins, and all readers see the same record.
-3. The header is written once. If a later connection finds no header, the store has lost everything.
+2. A slot that is taken and not filled is a *hole*: its writer may have died. No reader reads past a hole. After a while
+   a reader fills the hole with a `Filler`, also by `compare_set`. Either the writer or the reader wins, and all readers
+   see the same record.
+3. A hole lasts at least one round trip of its writer, and a reader on the store's host cannot know how long that is. So
+   a slow writer says it, in `pace`, before it takes a slot. A writer whose slot was filled by a reader says a longer
+   time before it takes the next one.
 4. A thousand nodes may join at once. So a reader waits for the slot with which it can act, and not for every slot.
 5. Several readers may be far behind at the same time. The first of them to raise `claim` reads and folds for all, and
    the others wait for `done`. If the first reader is slow, the others stop waiting for it.
+6. Each record says what its writer had read (`seen`). A reader that has read something else refuses the journal: the
+   store has shown two agents different records.
 """
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from attrs import evolve
 
-from reknit.adapters.journals.envelope import Envelope, number
-from reknit.adapters.journals.tcpstore.client import Client, endpoint
+from reknit.adapters.journals.envelope import Envelope, Prefix, Record, number
+from reknit.adapters.journals.tcpstore.client import Client
+from reknit.adapters.journals.tcpstore.connections import Connections, Course
+from reknit.adapters.journals.tcpstore.rebirth import LARGEST
 from reknit.adapters.link import MANY
-from reknit.adapters.ports import Batch, Refused, Unavailable
+from reknit.adapters.ports import Batch, Refused
 from reknit.core.job.entries import Entry, Filler, Node
 from reknit.core.job.job import Job
 from reknit.core.job.reasons import Refusal
@@ -42,16 +38,18 @@ _CHUNK = 512
 """Number of slots that are asked for in one request."""
 _FEW = 4
 """A reader folds up to this number of entries after a published fold itself, and does not wait for a newer fold."""
-_LARGEST = 4 << 20
-"""Upper bound on a fold that is published, in bytes. torch's server closes the connection at a value of 8 MiB."""
+_LARGEST = LARGEST
 _HOLE_S = 1.0
-"""Seconds after which a hole is filled."""
+"""A hole is not filled before this time is over. Seconds."""
+_HOLE_ROUND_TRIPS = 3
+"""A hole is not filled before this many of the longest round trip of any writer are over."""
+_SLOW_S, _SLOWEST_S = 0.25, 30.0
+"""A writer says its round trip if it is longer than the first, and never says more than the second. Seconds."""
 _CLAIMS, _CLAIM_S = 3, 0.5
 """How many claims a reader that is far behind makes at most, and how many seconds the second reader waits for the
 first. Later readers wait longer."""
 _DELAY_PER_ENTRY_S, _LONGEST_DELAY_S = 0.002, 1.5
 """Seconds that a reader waits for the last of several entries: per entry, and at most."""
-_OWNER = "reknit/owner"
 _opening = threading.Lock()
 """Held while a fold is decoded. Many agents of one process may get the same fold at once. The first decodes it, and the
 others find it in the envelope's cache."""
@@ -68,237 +66,262 @@ class TCPStoreJournal:
         *,
         exclusive: bool = True,
         founds: bool = True,
+        has_elders: bool = False,
+        reads_only: bool = False,
         timeout_s: float = 5.0,
+        on_slow: Callable[[float], None] = lambda _: None,
     ) -> None:
-        """Does not connect yet. `exclusive`: refuse a store that serves another job. `founds`: begin the journal if
-        there is none. False: wait until another agent has begun it. `timeout_s`: upper bound, in seconds, on the wait
-        for one answer."""
-        self._host = host
-        self._port = port
+        """Does not connect yet.
+
+        `exclusive`: refuse a store that serves another job.
+        `founds`: begin the journal if there is none. False: wait until another agent has begun it.
+        `has_elders`: other agents may remember a journal that the store has lost. So this agent gives them some seconds
+        to found it again before it begins another one.
+        `reads_only`: nothing in the store is made or changed.
+        `timeout_s`: upper bound, in seconds, on the wait for one answer of a store that is not far away.
+        `on_slow`: called by the thread that appends, with the number of seconds that the store took for an answer, when
+        this is more than 0.25 s and more than before."""
         self._envelope = envelope
-        self._exclusive = exclusive
-        self._founds = founds
-        self._timeout_s = timeout_s
-        self._root = f"reknit/{envelope.job.replace('%', '%25').replace('/', '%2F')}/"
-        self._owner = envelope.job.encode(errors="surrogatepass")
-        self._header = self._root + "header"
-        self._fold = self._root + "fold"
-        self._fold_at = self._root + "fold-at"
-        self._clients: dict[str, Client] = {}
-        self._greeting = threading.Lock()
-        self._was_greeted = False
-        self._is_closed = False
-        # The writer's:
-        self._taken: tuple[str, int] | None = None
-        """A token, and the slot that was taken for it and may not be filled yet. None: there is no such slot."""
-        self._claims: set[int] = set()
-        """Claims of this reader whose fold the writer has not published yet."""
-        # The reader's:
-        self._crowd = 1
-        """The largest number of entries that was waited for lately. As many may still be coming."""
-        self._is_read = False
-        """The last look found no entry after those that were read. So the next read waits at once, and does not look
-        before."""
-        self._known_taken = (0, 0.0)
-        """A number of taken slots, and the monotonic time at which this reader first saw that number."""
+        self._on_slow = on_slow
+        self._reads_only = reads_only
+        self._connections = Connections(
+            host,
+            port,
+            envelope,
+            exclusive=exclusive,
+            founds=founds,
+            has_elders=has_elders,
+            reads_only=reads_only,
+            timeout_s=timeout_s,
+        )
+        self._slowest_s = _SLOW_S
 
     # ---- the writer's calls ----
 
     def append(self, token: str, entry: Entry) -> None:
-        client = self._client("writer")
+        client, course = self._changing("writer")
         while True:
-            if self._taken is None or self._taken[0] != token:
-                self._taken = token, client.add(self._root + "head", 1) - 1
-            slot = self._taken[1]
-            record = self._envelope.wrap(token, entry, str(slot))
-            found = client.compare_set(self._slot(slot), b"", record)
-            self._taken = None
+            if course.taken is None or course.taken[0] != token:
+                course.taken = self._taken(client, course, token, entry)
+            _, slot, record = course.taken
+            began = time.monotonic()
+            found = client.compare_set(course.keys.slot(slot), b"", record)
+            course.taken = None
             if found == record:  # by this call, or by one whose answer was lost
                 return
+            took_s = time.monotonic() - began
+            self._say_pace(client, max(took_s, 2 * _SLOW_S, 2e-3 * self._connections.pace_ms))
 
-    def beat(self, node: Node, watch: Sequence[Node]) -> Mapping[Node, int]:
-        client = self._client("writer")
-        count, found = client.add_and_get(self._beat(node), 1, [self._beat(n) for n in watch])
-        return {n: number(value) for n, value in zip(watch, found, strict=True)} | {node: count}
+    def _taken(self, client: Client, course: Course, token: str, entry: Entry) -> tuple[str, int, bytes]:
+        self._say_pace(client, client.round_trip_s)
+        began = time.monotonic()
+        slot = client.add(course.keys.head, 1) - 1
+        took_s = min(time.monotonic() - began, client.round_trip_s)  # one slow answer does not tell how far it is
+        if took_s > self._slowest_s:
+            self._slowest_s = took_s
+            self._on_slow(took_s)
+        return token, slot, self._envelope.wrap(token, entry, course.life.place(slot), course.seen)
+
+    def _say_pace(self, client: Client, round_trip_s: float) -> None:
+        pace_ms = int(1e3 * min(round_trip_s, _SLOWEST_S))
+        if round_trip_s > _SLOW_S and pace_ms > self._connections.pace_ms:
+            self._connections.pace_ms = pace_ms
+            client.set(self._connections.keys.pace, b"%d" % pace_ms)
+
+    def beat(self, node: Node, count: int, watch: Sequence[Node]) -> Mapping[Node, int]:
+        client, course = self._changing("beater")
+        nodes = (node, *watch)
+        found = client.set_and_get(course.keys.beat(node), b"%d" % count, [course.keys.beat(n) for n in nodes])
+        return {n: number(value) for n, value in zip(nodes, found, strict=True)}
 
     def publish(self, position: int, job: Job) -> None:
-        client = self._client("writer")
+        client, course = self._changing("writer")
+        digest = course.prefix.at(position) if course.prefix is not None else ""
         # An older fold would make readers read more. Two agents that publish at the same time may still overwrite each
         # other's fold. That only costs readers time.
-        if position > number(client.get(self._fold_at)):
-            record = self._envelope.wrap_job(position, job)
+        if digest and position > number(client.get(course.keys.fold_at)):
+            record = self._envelope.wrap_job(position, job, digest)
             if len(record) <= _LARGEST:
-                client.set(self._fold, record)
-                client.set(self._fold_at, b"%d" % position)
-        for claim in list(self._claims):
-            client.add(f"{self._root}done/{claim}", 1)
-            self._claims.discard(claim)
+                client.set(course.keys.fold, record)
+                client.set(course.keys.fold_at, b"%d" % position)
+        for claim in list(course.claims):
+            client.add(course.keys.done(claim), 1)
+            course.claims.discard(claim)
+
+    def remember(self, position: int, job: Job) -> None:
+        """The agent has folded everything before `position`. Should the store lose the journal, it can be founded again
+        with `job`. Never waits."""
+        self._connections.remember(position, job)
+
+    def _changing(self, role: str) -> tuple[Client, Course]:
+        """A connection for a call that changes something."""
+        if self._reads_only:
+            where = self._connections.where
+            raise Refused(Refusal.SETUP, f"{where}: the journal was opened for reading alone")
+        return self._connections.client(role)
 
     # ---- the reader's calls ----
 
+    def records(self, after: int) -> tuple[int, list[tuple[str, Record]]]:
+        """The records after position `after` up to the first hole, each with its place, and the position at which the
+        next call goes on. What was before a life of the journal is not in the store any more. Changes nothing."""
+        client, course = self._connections.client("reader")
+        start = max(after, course.life.position)
+        found = self._fetched(client, course, start, number(client.get(course.keys.head)))
+        places = [course.life.place(start + i) for i in range(len(found))]
+        opened = [self._envelope.unwrap(record, place) for record, place in zip(found, places, strict=True)]
+        named = [(place, record or Record(Filler())) for place, record in zip(places, opened, strict=True)]
+        return start + len(found), named
+
     def read(self, after: int, wait_s: float, least: int = 1) -> Batch:
-        client = self._client("reader")
-        head, fold_at, records = self._look(client, after) if wait_s <= 0 or not self._is_read else (after, 0, [])
-        if head - after < least and wait_s > 0:
-            if self._wait(client, after, head, wait_s, least) and least > MANY:
-                head, fold_at = (
-                    after + least,
-                    0,
-                )  # all readers that waited for that slot go on with this number
-            else:
-                head, fold_at, records = self._look(client, after)
-        if head - after > MANY:
-            batch = self._far_behind(client, after, head, fold_at)
-        else:
-            batch = self._batch(client, after, head, records) if head > after else Batch(after)
-        self._is_read = batch.position >= head
+        if self._reads_only:
+            position, records = self.records(after)
+            return Batch(position, tuple(record.entry for _, record in records))
+        client, course = self._connections.client("reader")
+        if not course.is_entered and course.life.name and after > course.life.position:
+            raise self._connections.left_behind()
+        if course.prefix is not None and after > course.prefix.position:
+            course.prefix = None
+        batch = self._read(client, course, after, wait_s, least)
+        course.is_entered = True
+        course.seen = "" if course.prefix is None else course.prefix.seen
         return batch
 
-    def _wait(self, client: Client, after: int, head: int, wait_s: float, least: int) -> bool:
+    def _read(self, client: Client, course: Course, after: int, wait_s: float, least: int) -> Batch:
+        if after < course.life.position:
+            return self._base(client, course)
+        head, fold_at = after, 0
+        records: list[bytes] = []
+        if wait_s <= 0 or not course.is_read:
+            head, fold_at, records = self._look(client, course, after)
+        if head - after < least and wait_s > 0:
+            if self._wait(client, course, after, head, wait_s, least) and least > MANY:
+                head, fold_at = after + least, 0  # all readers that waited for that slot go on with this number
+            else:
+                head, fold_at, records = self._look(client, course, after)
+        if head - after > MANY:
+            batch = self._far_behind(client, course, after, head, fold_at)
+        else:
+            batch = self._batch(client, course, after, head, records) if head > after else Batch(after)
+        course.is_read = batch.position >= head
+        return batch
+
+    def _wait(self, client: Client, course: Course, after: int, head: int, wait_s: float, least: int) -> bool:
         """Wait until `least` entries are there. True if they are. If there is at least one, the wait is short."""
-        self._crowd = max(least, self._crowd) if least > 1 else 1
-        delay_s = min(_DELAY_PER_ENTRY_S * (self._crowd - 1), _LONGEST_DELAY_S)
-        is_enough = delay_s > 0 and client.wait([self._slot(after + least - 1)], delay_s)
+        course.crowd = max(least, course.crowd) if least > 1 else 1
+        delay_s = min(_DELAY_PER_ENTRY_S * (course.crowd - 1), _LONGEST_DELAY_S)
+        # The time on the way is no waiting. Otherwise no answer could come in time over a slow link.
+        way_s = client.round_trip_s
+        is_enough = delay_s > 0 and client.wait([course.keys.slot(after + least - 1)], delay_s + way_s)
         if not is_enough and head <= after:
-            client.wait([self._slot(after)], max(0.0, wait_s - delay_s))
+            client.wait([course.keys.slot(after)], max(0.0, wait_s - delay_s) + way_s)
         return is_enough
 
-    def _look(self, client: Client, after: int) -> tuple[int, int, list[bytes]]:
+    def _look(self, client: Client, course: Course, after: int) -> tuple[int, int, list[bytes]]:
         """How many slots are taken, how many of them a published fold holds, and the first few records."""
-        keys = [self._fold_at, *(self._slot(after + i) for i in range(_AHEAD))]
-        head, (fold_at, *found) = client.add_and_get(self._root + "head", 0, keys)
+        keys = [course.keys.fold_at, *(course.keys.slot(after + i) for i in range(_AHEAD))]
+        head, (fold_at, *found) = client.add_and_get(course.keys.head, 0, keys)
         return head, number(fold_at), _up_to_a_hole(found[: max(0, head - after)])
 
-    def _batch(self, client: Client, after: int, head: int, records: list[bytes]) -> Batch:
+    def _batch(self, client: Client, course: Course, after: int, head: int, records: list[bytes]) -> Batch:
         """All entries from `after` up to `head` or the first hole, at least one. `records`: fetched already."""
         while True:
-            records = records + self._fetched(client, after + len(records), head)
+            records = records + self._fetched(client, course, after + len(records), head)
             if records:
-                entries = [self._envelope.open(record, str(after + i))[1] for i, record in enumerate(records)]
-                return Batch(after + len(entries), tuple(entries))
-            self._fill(client, after, head)
+                entries = tuple(self._opened(course, record, after + i) for i, record in enumerate(records))
+                return Batch(after + len(entries), entries)
+            self._fill(client, course, after, head)
 
-    def _fetched(self, client: Client, start: int, head: int) -> list[bytes]:
+    def _opened(self, course: Course, record: bytes, slot: int) -> Entry:
+        found, prefix = self._envelope.unwrap(record, course.life.place(slot)), course.prefix
+        if prefix is not None and slot >= prefix.position:
+            if found is not None and prefix.contradicts(found.seen):
+                raise Refused(
+                    Refusal.IDENTITY,
+                    f"{self._connections.where}: {found.by} has read other records than this node before record "
+                    f"{slot} of the journal of job {self._envelope.job}: the store was changed by somebody else, or is "
+                    "damaged; start all agents of the job again",
+                )
+            prefix.extend(record, slot + 1)
+        return Filler() if found is None else found.entry
+
+    def _fetched(self, client: Client, course: Course, start: int, head: int) -> list[bytes]:
         records: list[bytes] = []
         while start + len(records) < head:
             begin = start + len(records)
             slots = range(begin, min(head, begin + _CHUNK))
-            found = _up_to_a_hole(client.multi_get([self._slot(slot) for slot in slots]))
+            found = _up_to_a_hole(client.multi_get([course.keys.slot(slot) for slot in slots]))
             records += found
             if len(found) < len(slots):
                 break
         return records
 
-    def _fill(self, client: Client, hole: int, head: int) -> None:
-        """Wait until the writer that took the slot has filled it. After `_HOLE_S` fill the slot with a `Filler`."""
-        if hole >= self._known_taken[0]:
-            self._known_taken = head, time.monotonic()
-        left_s = self._known_taken[1] + _HOLE_S - time.monotonic()
-        if left_s <= 0 or not client.wait([self._slot(hole)], left_s):
-            client.compare_set(self._slot(hole), b"", self._envelope.wrap("", Filler(), str(hole)))
+    def _fill(self, client: Client, course: Course, hole: int, head: int) -> None:
+        """Wait until the writer that took the slot has filled it. When it has had enough time, fill the slot with a
+        `Filler`."""
+        if hole >= course.known_taken[0]:
+            course.known_taken = head, time.monotonic()
+        while True:
+            pace_s = min(number(client.get(self._connections.keys.pace)) / 1e3, _SLOWEST_S)
+            left_s = course.known_taken[1] + max(_HOLE_S, _HOLE_ROUND_TRIPS * pace_s) - time.monotonic()
+            if left_s <= 0:
+                break
+            if client.wait([course.keys.slot(hole)], left_s):
+                return
+        filler = self._envelope.wrap("", Filler(), course.life.place(hole))
+        client.compare_set(course.keys.slot(hole), b"", filler)
 
-    def _far_behind(self, client: Client, after: int, head: int, fold_at: int) -> Batch:
+    # ---- folds ----
+
+    def _base(self, client: Client, course: Course) -> Batch:
+        """The fold that this life of the journal began with, or a later one."""
+        batch = self._unfolded(course, client.get(course.keys.fold), course.life.position - 1)
+        if batch.base is None:
+            raise Refused(
+                Refusal.IDENTITY,
+                f"{self._connections.where}: the store was lost, and what was written there of the journal of job "
+                f"{self._envelope.job} afterwards is damaged; start all agents of the job again",
+            )
+        return batch
+
+    def _far_behind(self, client: Client, course: Course, after: int, head: int, fold_at: int) -> Batch:
         is_awaited, record = False, b""
         for _ in range(_CLAIMS):
             # A reader that has read nothing so far takes an older fold as well. It reads the rest with its next call.
             if fold_at > after + MANY and (not after or head - fold_at <= _FEW):
                 break
             claim = head // MANY
-            others = client.add(f"{self._root}claim/{claim}", 1) - 1
+            others = client.add(course.keys.claim(claim), 1) - 1
             # The first reader may have died. Then the second takes its place after a while, then two more, then four.
             # So they never all begin at the same time.
-            if not others or not client.wait([f"{self._root}done/{claim}"], _CLAIM_S * others.bit_length()):
-                self._claims.add(claim)
+            if not others or not client.wait([course.keys.done(claim)], _CLAIM_S * others.bit_length()):
+                course.claims.add(claim)
                 is_awaited = True
                 break
-            head, (position, record) = client.add_and_get(self._root + "head", 0, [self._fold_at, self._fold])
+            head, (position, record) = client.add_and_get(course.keys.head, 0, [course.keys.fold_at, course.keys.fold])
             fold_at = number(position)
         is_worth = fold_at > after + MANY
-        fold = self._unfolded(record or client.get(self._fold), after) if is_worth else Batch(after)
+        fold = self._unfolded(course, record or client.get(course.keys.fold), after) if is_worth else Batch(after)
         if fold.base and (fold.position >= head or (not after and head - fold.position > _FEW)):
             return evolve(fold, is_awaited=is_awaited)
-        batch = self._batch(client, fold.position, head, [])
+        batch = self._batch(client, course, fold.position, head, [])
         return evolve(batch, base=fold.base, is_awaited=is_awaited)
 
-    def _unfolded(self, record: bytes, after: int) -> Batch:
+    def _unfolded(self, course: Course, record: bytes, after: int) -> Batch:
+        """A published fold as a base. The batch has none if the fold cannot be used."""
         with _opening:
-            opened = self._envelope.open_job(record)
-        return Batch(opened[0], base=opened[1]) if opened and opened[0] > after else Batch(after)
-
-    # ---- connections ----
+            opened = self._envelope.open_fold(record)
+        if opened is None:
+            return Batch(after)
+        position, job, digest = opened
+        if position <= after or not digest:
+            return Batch(after)
+        if course.prefix is None or position > course.prefix.position:
+            course.prefix = Prefix(position, digest)
+        return Batch(position, base=job)
 
     def close(self) -> None:
-        self._is_closed = True
-        for client in list(self._clients.values()):
-            client.close()
-
-    def _client(self, role: str) -> Client:
-        """The connection of one of the two threads. A new one first checks that the journal is the same."""
-        client = self._clients.get(role)
-        if client is not None and not client.is_closed:
-            return client
-        self._check_open()
-        client = self._clients[role] = Client(self._host, self._port, self._timeout_s, (_OWNER, self._header))
-        try:
-            with self._greeting:
-                self._greet(client)
-            self._check_open()  # `close` may have been called before it could see this client
-        except BaseException:
-            client.close()
-            raise
-        return client
-
-    def _check_open(self) -> None:
-        if self._is_closed:
-            raise Unavailable(f"{endpoint(self._host, self._port)}: the journal was closed here")
-
-    def _greet(self, client: Client) -> None:
-        owner, header = client.greeting
-        if self._was_greeted:
-            header = header or client.get(self._header)  # the other thread may have begun the journal meanwhile
-        else:
-            owner, header = self._founded(client) if self._founds else self._awaited(client)
-            where = endpoint(self._host, self._port)
-            if self._exclusive and owner not in (b"", self._owner):
-                job = owner.decode(errors="replace")
-                raise Refused(
-                    Refusal.OTHER_JOB, f"{where} serves job {job}, not {self._envelope.job}; choose another endpoint"
-                )
-            if not header:
-                why = f"waited {self._timeout_s:g} s for its host to begin the journal of job {self._envelope.job}"
-                raise Unavailable(f"{where}: {why} (if no agent hosts this store, give --rdzv-conf=is_host=false)")
-        self._envelope.admit(header)
-        self._was_greeted = True
-
-    def _founded(self, client: Client) -> tuple[bytes, bytes]:
-        """Owner and header. This agent writes them if they are missing. It writes no header into the store of another
-        job."""
-        owner, header = client.greeting
-        if self._exclusive:
-            owner = owner or client.compare_set(_OWNER, b"", self._owner)
-            if owner != self._owner:
-                return owner, b""
-        return owner, header or client.compare_set(self._header, b"", self._envelope.header())
-
-    def _awaited(self, client: Client) -> tuple[bytes, bytes]:
-        """Owner and header, which another agent writes. They are empty if it has not written them in time."""
-        owner, header = client.greeting
-        is_begun = header and (owner or not self._exclusive)
-        if is_begun or (self._exclusive and owner not in (b"", self._owner)):
-            return owner, header
-        # The host appends its first entry at once. This agent waits for that entry as well, which saves an empty read.
-        keys = [self._header, self._slot(0)]
-        client.wait([_OWNER, *keys] if self._exclusive else keys, self._timeout_s)
-        owner, header = client.multi_get([_OWNER, self._header])
-        return owner, header
-
-    # ---- keys ----
-
-    def _slot(self, number: int) -> str:
-        return f"{self._root}slot/{number}"
-
-    def _beat(self, node: Node) -> str:
-        return f"{self._root}beat/{node.incarnation}/{node.id}"
+        self._connections.close()
 
 
 def _up_to_a_hole(records: list[bytes]) -> list[bytes]:

@@ -37,7 +37,7 @@ def main() -> NoReturn:
 
 
 def _raise_limit() -> None:
-    """Allow as many descriptors as the system permits. Each node has two connections, so a large job needs more than
+    """Allow as many descriptors as the system permits. Each node has three connections, so a large job needs more than
     the usual limit of 1024."""
     from resource import RLIMIT_NOFILE, getrlimit, setrlimit
 

@@ -5,7 +5,7 @@
 
 An event goes, as one line of JSON, to the Python logger `torchelastic-events-<destination>`. Destinations are `null`
 (the default, which drops events), `console` (stderr) and `dynamic_rendezvous` (dropped as well). A program adds its own
-to `events.handlers._log_handlers`, as with torch.
+to `events.handlers._log_handlers`, as with torch. docs/events.md says more.
 """
 
 from __future__ import annotations
@@ -15,6 +15,8 @@ import logging
 import os
 import socket
 import traceback
+
+from reknit.adapters.observe.destinations import logger_of
 
 from .api import Event, EventSource, NodeState, RdzvEvent
 from .handlers import get_logging_handler
@@ -30,12 +32,10 @@ __all__ = [
     "record_rdzv_event",
 ]
 
-_events_loggers: dict[str, logging.Logger] = {}
-"""By destination: its logger, once it was used."""
-
 
 def record(event: Event, destination: str = "null") -> None:
-    """Hand an event to the handler of `destination`. Raises `KeyError` if there is no such destination."""
+    """Hand an event to the handler of `destination`, and return when the handler has taken it. Raises `KeyError` if
+    there is no such destination."""
     _get_or_create_logger(destination).info(event.serialize())
 
 
@@ -57,14 +57,14 @@ def construct_and_record_rdzv_event(
 ) -> None:
     """Make a rendezvous event and record it. Does nothing while the destination `dynamic_rendezvous` drops events.
 
-    `name`: empty means the caller's file and function. `hostname`: empty means this host. `pid`: None means this
-    process. If `node_state` is FAILED, the event carries the traceback of the exception that is being handled.
+    `name`: the second half of the event's name, after the caller's file. Empty means the caller's function.
+    `hostname`: empty means this host. `pid`: None means this process. If `node_state` is FAILED, the event carries the
+    traceback of the exception that is being handled.
     """
     if isinstance(get_logging_handler("dynamic_rendezvous"), logging.NullHandler):
         return
-    if not name:
-        caller = inspect.stack()[1]
-        name = f"{os.path.splitext(os.path.basename(caller.filename))[0]}:{caller.function}"
+    caller = inspect.stack(0)[1]
+    name = f"{os.path.basename(caller.filename)}:{name or caller.function}"
     record_rdzv_event(
         RdzvEvent(
             name=name,
@@ -83,10 +83,4 @@ def construct_and_record_rdzv_event(
 
 def _get_or_create_logger(destination: str = "null") -> logging.Logger:
     """The logger of a destination. Its level is that of the variable LOGLEVEL, or INFO."""
-    if destination not in _events_loggers:
-        logger = logging.getLogger(f"torchelastic-events-{destination}")
-        logger.setLevel(os.environ.get("LOGLEVEL", "INFO"))
-        logger.propagate = False  # the destination decides where its events go, and not the program's own logging
-        logger.addHandler(get_logging_handler(destination))
-        _events_loggers[destination] = logger
-    return _events_loggers[destination]
+    return logger_of(destination, get_logging_handler(destination))

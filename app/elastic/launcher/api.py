@@ -9,9 +9,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from .. import events, metrics
+from reknit.app.fielddocs import with_fields
+
+from .. import metrics
 from ..agent.server.api import WorkerSpec
 from ..agent.server.local_elastic_agent import LocalElasticAgent
+from ..events import agents
 from ..multiprocessing import DefaultLogsSpecs, LogsSpecs, SignalException
 from ..multiprocessing.errors import ChildFailedError
 from ..rendezvous import registry as rdzv_registry
@@ -26,6 +29,7 @@ _SHUTDOWN_TIMEOUT_S = 30
 _EXIT_BARRIER_TIMEOUT_S = 300
 
 
+@with_fields
 @dataclass
 class LaunchConfig:
     """What one agent is to do. Times are in seconds."""
@@ -41,6 +45,7 @@ class LaunchConfig:
     run_id: str = ""
     """Name of the job, the same on all nodes. Empty: a random one."""
     role: str = "default_role"
+    """The role's name. The workers of one role have ranks of their own within it."""
     rdzv_endpoint: str = ""
     """Where the nodes meet, HOST[:PORT]. Empty: this is the only node."""
     rdzv_backend: str = "etcd"
@@ -50,26 +55,35 @@ class LaunchConfig:
     rdzv_timeout: int = -1
     """An older name of `rdzv_configs["timeout"]`. -1: not given."""
     max_restarts: int = 3
+    """Number of failures that the job survives. 0: none."""
     monitor_interval: float = 0.1
     """Longest time between two looks at the workers. Their ends are noticed at once, without a look."""
     start_method: str = "spawn"
     """How function workers are started: spawn, fork or forkserver."""
     log_line_prefix_template: str | None = None
+    """Prefix of teed lines: see `LocalElasticAgent`. None: `[<role><local rank>]:`."""
     metrics_cfg: dict[str, str] = field(default_factory=dict)
+    """Settings of the metrics, for `reknit.elastic.metrics.initialize_metrics`, which a platform may replace."""
     local_addr: str | None = None
     """Address of this node for the others. None: it is found out."""
     event_log_handler: str = "null"
+    """Where events go: see `WorkerSpec.event_log_handler`."""
     numa_options: Any = None
+    """Which CPUs the workers may use: torch's `NumaOptions`. None: all."""
     signals_to_handle: str = "SIGTERM,SIGINT,SIGHUP,SIGQUIT"
+    """Names of the signals that end the job in order, with commas between them."""
     duplicate_stdout_filters: list[str] | None = None
+    """Lines of the workers' stdout that contain one of these texts are copied to a file. None: there is no file."""
     duplicate_stderr_filters: list[str] | None = None
+    """The same for stderr."""
     virtual_local_rank: bool = False
+    """Each worker sees one GPU, as its device 0: LOCAL_RANK is 0, and CUDA_VISIBLE_DEVICES names that GPU alone."""
     shutdown_timeout: int | None = None
-    """Time between the signal that stops workers and SIGKILL. None: the variable TORCH_ELASTIC_SHUTDOWN_TIMEOUT, or
-    30."""
+    """Time between the signal that stops workers and SIGKILL.
+    None: the variable TORCH_ELASTIC_SHUTDOWN_TIMEOUT, or 30."""
     exit_barrier_timeout: float | None = None
-    """How long an agent waits for the other agents at the end. None: the variable TORCH_ELASTIC_EXIT_BARRIER_TIMEOUT,
-    or 300."""
+    """How long an agent waits for the other agents at the end.
+    None: the variable TORCH_ELASTIC_EXIT_BARRIER_TIMEOUT, or 300."""
     env: dict[str, str] = field(default_factory=dict)
     """Variables for the workers besides those of this process. torch does not have this field."""
 
@@ -143,6 +157,7 @@ def launch_agent(
     health_check_server: Any = None,
 ) -> dict[int, Any]:
     """Make an agent of `config`, run it in this thread, and close it. Returns and raises as `elastic_launch`."""
+    agents.check(config.event_log_handler)
     run_id = config.run_id or str(uuid.uuid4().int)
     name = _get_entrypoint_name(entrypoint, args)
     logger.info("job %s: %s with %s", run_id, name, config)
@@ -161,7 +176,7 @@ def launch_agent(
         metrics.initialize_metrics(metrics.MetricsConfig(config.metrics_cfg))
         result = agent.run()
         # The agent has done its work, even if its workers have failed: so torch tells this event.
-        events.record(agent.get_event_succeeded(), config.event_log_handler)
+        agents.record(agent.get_event_succeeded(), config.event_log_handler)
         if result.is_failed():
             raise ChildFailedError(name=name, failures=result.failures)
         return result.return_values
@@ -170,12 +185,13 @@ def launch_agent(
     except SignalException:
         # The node leaves, and the others may go on without it.
         closes = False
-        events.record(agent.get_event_failed(), config.event_log_handler)
+        agents.record(agent.get_event_failed(), config.event_log_handler)
         raise
     except Exception:
-        events.record(agent.get_event_failed(), config.event_log_handler)
+        agents.record(agent.get_event_failed(), config.event_log_handler)
         raise
     finally:
+        agents.flush()
         if closes:
             agent._worker_group.spec.rdzv_handler.shutdown()
 

@@ -8,12 +8,21 @@ from collections.abc import Callable
 from functools import wraps
 from typing import NamedTuple, ParamSpec, TypeVar, overload
 
+from reknit.adapters.observe.destinations import told
+
+from ..utils.logging import get_logger
+
 P = ParamSpec("P")
 R = TypeVar("R")
 _DEFAULT_GROUP = "torchelastic"
+_FAILED: set[type] = set()
+"""The kinds of handlers that have failed."""
+_logger = get_logger(__name__)
 
 
 class MetricData(NamedTuple):
+    """One metric."""
+
     timestamp: float
     """Seconds since 1970."""
     group_name: str
@@ -31,16 +40,19 @@ class MetricsConfig:
 
 
 class MetricHandler(abc.ABC):
-    """Takes every metric of the groups that it was configured for. May be called from any thread."""
+    """Takes every metric of the groups that it was configured for. Called by the thread that publishes the metric, so
+    it must not take long."""
 
     @abc.abstractmethod
-    def emit(self, metric_data: MetricData) -> None: ...
+    def emit(self, metric_data: MetricData) -> None:
+        """Take one metric."""
 
 
 class ConsoleMetricHandler(MetricHandler):
     """Prints each metric on stdout."""
 
     def emit(self, metric_data: MetricData) -> None:
+        """Print the metric."""
         print(f"[{metric_data.timestamp}][{metric_data.group_name}]: {metric_data.name}={metric_data.value}")
 
 
@@ -48,7 +60,7 @@ class NullMetricHandler(MetricHandler):
     """Drops each metric."""
 
     def emit(self, metric_data: MetricData) -> None:
-        pass
+        """Do nothing."""
 
 
 class MetricStream:
@@ -59,7 +71,15 @@ class MetricStream:
         self.handler = handler
 
     def add_value(self, metric_name: str, metric_value: int) -> None:
-        self.handler.emit(MetricData(time.time(), self.group_name, metric_name, metric_value))
+        """Hand a metric to the handler. An error of the handler is logged once for each kind of handler. It must not
+        end an agent, which publishes metrics between any two of its steps."""
+        try:
+            self.handler.emit(MetricData(time.time(), self.group_name, metric_name, metric_value))
+        except Exception as error:  # the handler is somebody else's
+            kind = type(self.handler)
+            if kind not in _FAILED:
+                _FAILED.add(kind)
+                _logger.warning("the metrics handler %s fails: %s", kind.__qualname__, told(error))
 
 
 _metrics_map: dict[str, MetricHandler] = {}
@@ -77,6 +97,7 @@ def configure(handler: MetricHandler, group: str | None = None) -> None:
 
 
 def getStream(group: str) -> MetricStream:  # noqa: N802  # torch's name
+    """The metrics of `group`, with the handler that is configured for it."""
     return MetricStream(group, _metrics_map.get(group, _default_metrics_handler))
 
 

@@ -87,11 +87,15 @@ def start_processes(
     to one file of all processes.
     `_shared`: a keeper that successive contexts use. None: the context has a keeper of its own.
 
-    Raises `RuntimeError` if the keys do not fit, and `OSError` if a program cannot be started. If this raises, nothing
-    is left running.
+    Raises `RuntimeError` if the keys do not fit, `ValueError` if `entrypoint` or `logs_specs` is of a wrong type, and
+    `OSError` if a program cannot be started. If this raises, nothing is left running.
     """
     from .api import MultiprocessContext, SubprocessContext, _validate_full_rank
 
+    if not isinstance(entrypoint, str) and not callable(entrypoint):
+        raise ValueError(f"entrypoint must be a function or the path of a program, not {entrypoint!r:.100}")
+    if isinstance(logs_specs, str):
+        raise ValueError(f"logs_specs must be what DefaultLogsSpecs(folder) makes, not {logs_specs!r:.100}")
     _validate_full_rank(args, len(args), "args")
     _validate_full_rank(envs, len(args), "envs")
     more: dict[str, Any] = {

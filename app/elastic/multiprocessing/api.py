@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 from .errors import ProcessFailure
 from .logs import DefaultLogsSpecs, LogsDest, LogsSpecs, Std, to_map
 from .redirects import redirect_stderr, redirect_stdout
-from .signals import SignalException, holding_back, put_back, take
+from .signals import SignalException, holding_back, put_back, raise_signal, take
 from .tail_log import TailLog
 
 __all__ = [
@@ -49,13 +49,19 @@ if TYPE_CHECKING:
     from .contexts import MultiprocessContext, SubprocessContext
     from .kept import KeptProcesses
 
-_logger = getLogger(__name__)
+logger = getLogger(__name__)
+_terminate_process_handler = raise_signal
 
 
 def _validate_full_rank(d: Mapping[int, Any], nprocs: int, what: str) -> None:
     actual, expected = set(d), set(range(nprocs))
     if actual != expected:
         raise RuntimeError(f"{what}, local rank mapping mismatch, expected: {expected}, actual: {actual}")
+
+
+def take_signals(names: str | None = None) -> list[signal.Signals]:
+    """See `signals.take`. The names that torch has in this module are looked up here, as programs patch them here."""
+    return take(signal.signal, _terminate_process_handler, logger.warning, names)
 
 
 def _get_kill_signal() -> signal.Signals:
@@ -84,6 +90,7 @@ class RunProcsResult:
     stderrs: dict[int, str] = field(default_factory=dict)
 
     def is_failed(self) -> bool:
+        """Whether a process has failed."""
         return len(self.failures) > 0
 
 
@@ -164,7 +171,7 @@ class PContext(ABC):
         if not needles:
             return None
         if not path:
-            _logger.warning("duplicate filters need a log_dir: the lines of %s are not filtered", self.name)
+            logger.warning("duplicate filters need a log_dir: the lines of %s are not filtered", self.name)
             return None
         file = open(path, "w", errors="replace", buffering=1)  # noqa: SIM115  # `let_go` closes it
         self._open.files.append(file)
@@ -174,7 +181,7 @@ class PContext(ABC):
         """Start the processes, and take the signals."""
         if self._takes_signals:
             with holding_back():  # a signal that comes in between must not keep this list from being put back
-                self._open.signals += take(signal.signal)
+                self._open.signals += take_signals()
         self._start()
         for tail in self._open.tails:
             tail.start()

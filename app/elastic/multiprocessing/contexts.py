@@ -6,20 +6,19 @@ import os
 import signal
 from abc import abstractmethod
 from collections.abc import Callable, Collection
-from logging import getLogger
 from typing import Any
 
 from reknit.adapters.keeper.wire import Process
-from reknit.core.job.entries import WorkerFailure
+from reknit.core.job.workers import WorkerFailure
+from reknit.core.text.describe import how_text
 
+from . import api
 from .api import PContext, RunProcsResult
 from .errors import ProcessFailure
 from .kept import KeptProcesses
 from .logs import LogsSpecs
 from .numa import bind_function, bind_program
 from .shared import SharedKeeper
-
-_logger = getLogger(__name__)
 
 START_METHODS = ("spawn", "fork", "forkserver")
 
@@ -31,6 +30,8 @@ class _KeptContext(PContext):
         super().__init__(*given, **more)
         self._kept = self._open.kept = kept
         self._failures: dict[int, ProcessFailure] = {}
+        self._noted: set[int] = set()
+        """The local ranks of failures that were noted. A subclass may have taken some out of `_failures`."""
         self._result: RunProcsResult | None = None
 
     @property
@@ -68,35 +69,46 @@ class _KeptContext(PContext):
             if not self._kept.was_started:
                 raise RuntimeError("these processes were not started")
             self._kept.look(0.0)
-            self._note_failures()
-            if self._failures or len(self._kept.exited) == self.nprocs or not self._kept.is_running:
-                return self._ended()
+            have_all_ended = self._judge()
+            if self._failures or have_all_ended or not self._kept.is_running:
+                return self._ended(has_succeeded=have_all_ended and not self._failures)
         return self._result
+
+    @abstractmethod
+    def _judge(self) -> bool:
+        """Note the processes that have failed by themselves. True: all processes have ended by themselves."""
 
     def _note_failures(self) -> None:
         """Read the error files of processes that have failed by themselves."""
         for rank, told in self._kept.failures.items():
-            if rank not in self._failures:
+            if rank not in self._noted:
+                self._noted.add(rank)
                 self._failures[rank] = failure = self._failure(rank, told.exitcode)
                 _tell(failure, told)
-                _logger.error(
-                    "failed (exitcode: %s) local_rank: %s (pid: %s) of %s", told.exitcode, rank, failure.pid, self.name
-                )
+                head = f"failed (exitcode: {told.exitcode}) local_rank: {rank} (pid: {failure.pid}) of {self.name}"
+                api.logger.error("%s%s", head, self._said(failure))
+
+    def _said(self, failure: ProcessFailure) -> str:
+        """For the log: the first line of the exception, and the file of stderr. Empty: there is neither."""
+        message = failure.message.get("message", "") if isinstance(failure.message, dict) else failure.message
+        said = f": {str(message).partition(chr(10))[0]:.200}" if failure.has_error_file and message else ""
+        stderr = _no_null(self.stderrs[failure.local_rank])
+        return said + (f" (its stderr: {stderr})" if stderr else "")
 
     def _failure(self, rank: int, exitcode: int) -> ProcessFailure:
         failure = ProcessFailure(rank, self._kept.pids.get(rank, 0), exitcode, self.error_files.get(rank, ""))
         failure.keep(self._logs_specs)
         return failure
 
-    def _ended(self) -> RunProcsResult:
+    def _ended(self, *, has_succeeded: bool) -> RunProcsResult:
         """End what still runs. The result."""
-        has_succeeded = not self._failures and len(self._kept.exited) == self.nprocs
         values = self._values() if has_succeeded else {}  # the keeper has them until it is closed
         self._result = RunProcsResult(values, self._failures, self.stdouts, self.stderrs)
         try:
             self.close(timeout=self._kept.grace_s)
         finally:  # a signal may have come. The result is there all the same
             self._note_ended()
+            self._result.failures = self._failures  # a subclass may have made a new mapping
         return self._result
 
     @abstractmethod
@@ -117,12 +129,14 @@ def _no_null(path: str) -> str:
 
 def _tell(failure: ProcessFailure, told: WorkerFailure) -> None:
     """Use what the keeper has found on the process's stderr, or why there is no process, if there is no error file."""
-    if failure.has_error_file or not told.message:
+    failure.cause = told.cause
+    message = told.message if told.cause is None else how_text(told)
+    if failure.has_error_file or not message:
         return
-    failure.message = told.message
+    failure.message = message
     if told.traceback:
         extra = {"py_callstack": told.traceback, "timestamp": str(failure.timestamp)}
-        failure.message = {"message": told.message, "extraInfo": extra}
+        failure.message = {"message": message, "extraInfo": extra}
 
 
 class SubprocessContext(_KeptContext):
@@ -165,13 +179,26 @@ class SubprocessContext(_KeptContext):
         bound = {rank: bind_program(argv, rank, self._numa_options) for rank, argv in argvs.items()}
         self._kept.start([self._process(rank, argv) for rank, argv in bound.items()])
 
+    def _judge(self) -> bool:
+        done: set[int] = set()
+        self._capture_process_failures(done)
+        return len(done - self._kept.ended.keys()) == self.nprocs
+
+    def _capture_process_failures(self, done_local_ranks: set[int]) -> None:
+        """Put the processes that have failed into `_failures`, and the local ranks of all that have ended into
+        `done_local_ranks`. A subclass may override this. A failure that it takes out does not come again."""
+        self._note_failures()
+        for rank, exitcode in self._kept.ended.items():
+            if exitcode != 0 and rank not in self._noted:
+                self._noted.add(rank)
+                self._failures[rank] = self._failure(rank, exitcode)
+        done_local_ranks |= self._kept.exited.keys() | self._kept.ended.keys()
+
     def _values(self) -> dict[int, Any]:
         return dict.fromkeys(range(self.nprocs))
 
     def _note_ended(self) -> None:
-        for rank, exitcode in self._kept.ended.items():
-            if exitcode != 0:
-                self._failures[rank] = self._failure(rank, exitcode)
+        self._capture_process_failures(set())
 
 
 class MultiprocessContext(_KeptContext):
@@ -218,6 +245,14 @@ class MultiprocessContext(_KeptContext):
             for rank in range(self.nprocs)
         }
         self._kept.start([self._process(rank) for rank in functions], functions)
+
+    def _judge(self) -> bool:
+        self._note_failures()
+        return self._is_done()
+
+    def _is_done(self) -> bool:
+        """All functions have ended by themselves. A subclass may override this: the processes run on until then."""
+        return len(self._kept.exited) == self.nprocs
 
     def _values(self) -> dict[int, Any]:
         return self._kept.values

@@ -11,23 +11,22 @@ from __future__ import annotations
 import errno
 import signal
 from collections.abc import Mapping, Sequence
-from logging import getLogger
 from typing import TYPE_CHECKING, Any
 
 from reknit.adapters.keeper.wire import Process, StartProcesses
 from reknit.core.agent.commands import StopWorkers
-from reknit.core.agent.events import Event, WorkersExited, WorkersStarted, WorkersStopped
+from reknit.core.agent.events import Event
 from reknit.core.agent.reasons import SignalReceived
-from reknit.core.job.entries import WorkerFailure
+from reknit.core.agent.workers import WorkersExited, WorkersStarted, WorkersStopped
+from reknit.core.job.workers import WorkerFailure
 
+from . import api
 from .shared import SharedKeeper
 from .signals import holding_back
 
 if TYPE_CHECKING:
     from reknit.adapters.keeper.client import Keeper
     from reknit.adapters.keeper.functions import Function
-
-_logger = getLogger(__name__)
 
 _START_S = 180.0
 """Time for the keeper to start all processes. A fork server, which the keeper waits for, may take 120 s. Seconds."""
@@ -102,8 +101,8 @@ class KeptProcesses:
             self.pids = dict(keeper.pids(self._round))
             if self._shared.clock.now() >= give_up:
                 raise TimeoutError(f"the keeper has not started the processes within {_START_S:g} s")
-        for failure in self.failures.values():
-            if failure.pid == 0 and failure.exitcode > 0:
+        for rank, failure in self.failures.items():
+            if rank not in self.pids and failure.exitcode > 0:  # a function may have ended already
                 raise _not_started(failure)
 
     def look(self, wait_s: float) -> None:
@@ -133,7 +132,7 @@ class KeptProcesses:
             case WorkersStopped(round=number, stuck=stuck) if number == self._round:
                 self._be_stopped()
                 if stuck:
-                    _logger.error("these processes survive SIGKILL: %s", ", ".join(map(str, stuck)))
+                    api.logger.error("these processes survive SIGKILL: %s", ", ".join(map(str, stuck)))
 
     def _be_stopped(self) -> None:
         self._is_stopped = True

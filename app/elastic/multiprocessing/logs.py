@@ -14,12 +14,9 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import IntFlag
-from logging import getLogger
 
-from reknit.adapters.keeper.folder import LogFolder, NoFolder
+from reknit.adapters.keeper.folder import CannotMake, LogFolder
 from reknit.app.readers import masks
-
-_logger = getLogger(__name__)
 
 ERROR_FILE = "TORCHELASTIC_ERROR_FILE"
 """The variable that names a worker's error file."""
@@ -99,7 +96,8 @@ class LogsSpecs(ABC):
 
     @property
     @abstractmethod
-    def root_log_dir(self) -> str: ...
+    def root_log_dir(self) -> str:
+        """The folder for all files."""
 
 
 class DefaultLogsSpecs(LogsSpecs):
@@ -139,7 +137,7 @@ class DefaultLogsSpecs(LogsSpecs):
     def _temporary(self) -> str:
         try:
             folder = LogFolder("", "logs", keeps=self._has_output)
-        except NoFolder as error:
+        except CannotMake as error:
             raise OSError(str(error)) from None
         # A forked child has a copy of this object. The folder is its parent's.
         weakref.finalize(self, _close, folder, os.getpid())
@@ -153,11 +151,13 @@ class DefaultLogsSpecs(LogsSpecs):
         return any(any(masks.values()) if isinstance(masks, dict) else bool(masks) for masks in given)
 
     def _make_log_dir(self, log_dir: str, rdzv_run_id: str) -> str:
+        from . import api  # which imports this module
+
         # A run id may hold any character. It must not lead into another folder.
         name = f"{rdzv_run_id.replace('/', '_')[:100]}_{os.urandom(4).hex()}"
         made = os.path.abspath(os.path.join(log_dir, name))
         os.makedirs(made, mode=0o700)
-        _logger.info("log directory set to: %s", made)
+        api.logger.info("log directory set to: %s", made)
         return made
 
     def reify(self, envs: dict[int, dict[str, str]]) -> LogsDest:

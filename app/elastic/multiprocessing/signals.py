@@ -18,11 +18,8 @@ import signal
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from logging import getLogger
 from types import FrameType
 from typing import Any
-
-_logger = getLogger(__name__)
 
 VARIABLE = "TORCHELASTIC_SIGNALS_TO_HANDLE"
 DEFAULT = "SIGTERM,SIGINT,SIGHUP,SIGQUIT"
@@ -42,6 +39,8 @@ class _Taken:
     def __init__(self, before: Any) -> None:
         self.before = before
         """The handler that was there."""
+        self.handler: Any = None
+        """The handler that the latest context has set. None: no context has set one yet."""
         self.count = 0
         """Number of contexts that have taken it and are not closed."""
 
@@ -54,32 +53,42 @@ _wake: Callable[[], None] | None = None
 _has_warned = False
 
 
-def take(install: Callable[..., Any], names: str | None = None) -> list[signal.Signals]:
-    """Take the signals. Returns those that were taken, for `put_back`. `install`: `signal.signal`, as the caller has
-    it. `names`: with commas. None: those of the variable."""
+def take(
+    install: Callable[..., Any], handler: Callable[..., Any], warn: Callable[..., None], names: str | None = None
+) -> list[signal.Signals]:
+    """Take the signals. Returns those that were taken, for `put_back`. `names`: with commas. None: those of the
+    variable.
+
+    `install`, `handler`, `warn`: `signal.signal`, `raise_signal` and the method of a logger, as the caller has them. A
+    test may have patched them there.
+    """
     global _has_warned
     if threading.current_thread() is not threading.main_thread():
         if not _has_warned:
             _has_warned = True
-            _logger.warning(
+            warn(
                 "processes were started in another thread than the main thread: a signal that ends this program kills "
                 "them without a grace"
             )
         return []
     names = os.environ.get(VARIABLE, DEFAULT) if names is None else names
-    return [signum for name in names.split(",") if (signum := _take_one(name.strip(), install))]
+    return [signum for name in names.split(",") if (signum := _take_one(name.strip(), install, handler, warn))]
 
 
-def _take_one(name: str, install: Callable[..., Any]) -> signal.Signals | None:
+def _take_one(
+    name: str, install: Callable[..., Any], handler: Callable[..., Any], warn: Callable[..., None]
+) -> signal.Signals | None:
     try:
         signum = signal.Signals[name]
-        before = install(signum, raise_signal)
+        before = install(signum, handler)
     except (KeyError, OSError, ValueError):  # there is no such signal, or nobody can take it
-        _logger.warning("%s names %s, which cannot be taken", VARIABLE, name or "an empty name")
+        warn("%s names %s, which cannot be taken", VARIABLE, name or "an empty name")
         return None
-    if before is not raise_signal or signum not in _taken:
-        _taken.setdefault(signum, _Taken(before)).before = before
-    _taken[signum].count += 1
+    taken = _taken.setdefault(signum, _Taken(before))
+    if before is not taken.handler:
+        taken.before = before  # the program has set it since the last context took the signal
+    taken.handler = handler
+    taken.count += 1
     return signum
 
 
@@ -95,10 +104,10 @@ def put_back(signals: Iterable[signal.Signals]) -> None:
 def _put_back_one(signum: signal.Signals) -> None:
     if threading.current_thread() is not threading.main_thread():
         return  # only the main thread can. The handler does it at the next signal, or the next `take` does
-    before = _taken.pop(signum).before
+    taken = _taken.pop(signum)
     # None: the handler that was there is one of C, which Python cannot set again.
-    if signal.getsignal(signum) is raise_signal:
-        signal.signal(signum, signal.SIG_DFL if before is None else before)
+    if signal.getsignal(signum) is taken.handler:
+        signal.signal(signum, signal.SIG_DFL if taken.before is None else taken.before)
 
 
 def raise_signal(signum: int, frame: FrameType | None) -> None:

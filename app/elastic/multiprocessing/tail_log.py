@@ -14,8 +14,10 @@ from codecs import getincrementaldecoder
 from collections.abc import Callable, Mapping
 from io import IncrementalNewlineDecoder
 from logging import getLogger
-from threading import Event, Thread
+from threading import Event
 from typing import TextIO
+
+from reknit.adapters.threads import Thread
 
 __all__ = ["TailLog", "tail_logfile"]
 
@@ -145,8 +147,7 @@ class TailLog:
     def start(self) -> TailLog:
         """Show lines from now on, in a thread. Raises `RuntimeError` if there is no thread to be had."""
         if self._dst is not None and self._log_files and self._thread is None:
-            # A daemon: a console that takes nothing must not keep this program from ending.
-            self._thread = Thread(target=self._run, args=(self._dst,), name=f"TailLog_{self._name}", daemon=True)
+            self._thread = Thread(self._run, self._dst, name=f"TailLog_{self._name}")
             self._thread.start()
         return self
 
@@ -164,8 +165,7 @@ class TailLog:
         """Show what the files hold now, and end the thread. May be repeated."""
         self._finished.set()
         if self._thread is not None:
-            self._thread.join(_END_S)
-            if self._thread.is_alive():
+            if not self._thread.wait(_END_S):
                 _logger.warning("the console takes no more lines of %s: the rest is in its log files", self._name)
             self._thread = None
 

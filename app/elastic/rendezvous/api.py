@@ -41,20 +41,6 @@ __all__ = [
     "rendezvous_handler_registry",
 ]
 
-_TORCHS = frozenset(
-    {
-        "RendezvousClosedError",
-        "RendezvousConnectionError",
-        "RendezvousError",
-        "RendezvousGracefulExitError",
-        "RendezvousHandler",
-        "RendezvousInfo",
-        "RendezvousStateError",
-        "RendezvousStoreInfo",
-        "RendezvousTimeoutError",
-    }
-)
-"""Names that are fetched from torch's module."""
 TORCH = "torch:"
 """A backend name with this prefix asks for the handler that torch itself has registered under the rest of the name."""
 
@@ -178,7 +164,7 @@ rendezvous_handler_registry = RendezvousHandlerRegistry(_found)
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _TORCHS:
+    if name not in __all__:  # those that this module defines do not come here
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from torch.distributed.elastic.rendezvous import api
 

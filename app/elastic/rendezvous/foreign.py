@@ -29,6 +29,7 @@ from typing import TYPE_CHECKING, Any
 
 from attrs import evolve
 
+from reknit.adapters.threads import Thread
 from reknit.core.agent.events import EntriesRead, Event, JournalFailed
 from reknit.core.job.entries import (
     Aborted,
@@ -112,7 +113,7 @@ class ForeignRendezvous:
         self._job = Job()
         self._peers = 0
         """How many nodes were admitted so far."""
-        self._thread = threading.Thread(target=self._serve, name="reknit rendezvous", daemon=True)
+        self._thread = Thread(self._serve, name="reknit rendezvous")
 
     def rewire(self, wired: Wired) -> None:
         """Put this in the place of the link, and start. To be called once, before the agent begins."""
@@ -144,8 +145,8 @@ class ForeignRendezvous:
             self._look(False)
         self._link.append(entry)
 
-    def beat(self, node: Node, watch: Sequence[Node]) -> None:
-        self._link.beat(node, watch)
+    def beat(self, node: Node, count: int, watch: Sequence[Node]) -> None:
+        self._link.beat(node, count, watch)
 
     def events(self, now: float) -> list[Event]:
         while self._shown:
@@ -182,7 +183,7 @@ class ForeignRendezvous:
         self._look(False)
         peer, round_ = Node(_OTHERS, self._peers), job.round + 1
         self._peers += 1
-        self._link.append(Joined(peer, str(peer), round_, address="?", port=0))
+        self._link.append(Joined(peer, str(peer), round_, address="?", port=0, seen=peer.incarnation - 1))
         self._link.append(Admit(round_, job.epoch))
         self._link.append(Left(peer))
 
@@ -200,8 +201,7 @@ class ForeignRendezvous:
         with self._changed:
             self._is_closing = True
             self._changed.notify()
-        if self._thread.is_alive():
-            self._thread.join(_CLOSE_S)
+        self._thread.wait(_CLOSE_S)
 
     # ---- the thread that calls the handler ----
 

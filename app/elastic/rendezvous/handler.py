@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Any
 
 from attrs import evolve
 
-from reknit.app.options import OPTIONS, Parsed, UsageError
+from reknit.app.arguments import Parsed
+from reknit.app.options import OPTIONS, UsageError
 from reknit.core.job.entries import RestartPolicy, Terms
 
 if TYPE_CHECKING:
@@ -37,7 +38,8 @@ class ReknitRendezvousHandler:
     `RendezvousHandler`."""
 
     def __init__(self, params: RendezvousParameters, environ: Mapping[str, str] | None = None) -> None:
-        """`environ`: the variables, of which REKNIT_RDZV_SECRET is read. None: `os.environ`.
+        """`environ`: the variables, of which REKNIT_RDZV_SECRET and REKNIT_RDZV_PASSWORD are
+        read. None: `os.environ`.
 
         Raises `ValueError` if the parameters cannot be."""
         self.params = params
@@ -170,7 +172,8 @@ def _backend(params: RendezvousParameters) -> tuple[str, str]:
 
 def _value(key: str, value: object) -> str:
     if "," in str(value):
-        raise ValueError(f"config: {key}={value}: without a comma")
+        shown = key if key == "password" else f"{key}={value}"
+        raise ValueError(f"config: {shown}: without a comma")
     return str(value)
 
 

@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import atexit
 import os
+import re
 import socket
 import threading
 import time
@@ -49,21 +50,19 @@ from reknit.app.settings import Settings
 from reknit.app.wire import Prevented, Wired
 from reknit.core.agent import reasons as own
 from reknit.core.agent.agent import Agent
-from reknit.core.agent.commands import Command, StartWorkers, StopWorkers
+from reknit.core.agent.commands import Command, StopWorkers
 from reknit.core.agent.events import Event
+from reknit.core.agent.workers import StartWorkers
 from reknit.core.job import reasons
-from reknit.core.job.entries import Aborted, Entry, Joined, Node, WorkerFailure
-from reknit.core.job.job import Gathering, Job
-from reknit.core.job.job import Running as RunningPhase
-from reknit.core.job.ranks import Assignment
+from reknit.core.job.job import Gathering
+from reknit.core.job.workers import Assignment, WorkerFailure
 from reknit.core.text.describe import reason_text
 
 from ..agent.server.hooked import HookedWorkers
 from ..utils.logging import get_logger
+from .line import Line
 
 if TYPE_CHECKING:
-    from reknit.adapters.ports import Link
-
     from .handler import ReknitRendezvousHandler
 
 _MANY = 10**9
@@ -100,9 +99,9 @@ class Membership:
         """torchrun's workers have succeeded. It asks for no further round."""
         self._calls = 0
         self._called_at = time.monotonic()
-        self._patience_s = _grace_s() + _MARGIN_S
+        self._patience_s = _patience_s()
         self._hooked: HookedWorkers
-        self._line: _Line
+        self._line: Line
         self._store: Any = None
         for notice in handler.notices:
             logger.warning("%s", notice)
@@ -125,7 +124,7 @@ class Membership:
         return self._hooked
 
     def _rewire(self, wired: Wired) -> None:
-        self._line = _Line(wired.ports.link, self, wired.ports.clock.wake)
+        self._line = Line(wired.ports.link, self, wired.ports.clock.wake)
         wired.ports = evolve(wired.ports, link=self._line)
 
     @property
@@ -206,7 +205,7 @@ class Membership:
         command = self._hooked.taken() if self._round is not None else None
         if isinstance(command, StopWorkers):
             self._is_over = True
-            logger.info("round %s is over: %s", command.round, reason_text(command.why))
+            logger.info("round %s is over: %s", command.round, _told(reason_text(command.why)))
 
     def _end_round(self) -> None:
         """No worker of the last round runs any more. If they were not to be stopped, they have failed."""
@@ -216,7 +215,7 @@ class Membership:
             return
         if not self._is_over:
             rank = round_.assignment.group_rank
-            what = f"workers of group rank {rank} have failed; the output of torchrun there says how"
+            what = "workers of torchrun have failed, and its output says how"
             failure = WorkerFailure(0, rank, 1, message=what)
             self._hooked.report_failures(round_.round, (failure,))
         self._hooked.report_stopped(round_.round)
@@ -262,7 +261,7 @@ class Membership:
         return agent.outcome.why if agent.outcome is not None else agent.end
 
     def _error(self, why: own.RunEnd) -> RendezvousError:
-        text = reason_text(why)
+        text = _told(reason_text(why))
         match why:
             case reasons.TooFewNodes():
                 return RendezvousTimeoutError(text)
@@ -309,46 +308,7 @@ class Membership:
         return not is_busy and time.monotonic() - self._called_at > self._patience_s
 
 
-class _Line:
-    """Implements `ports.Link` over a link: beats only while torchrun lives, joins only if torchrun would start workers,
-    and can say that the job ends."""
-
-    def __init__(self, link: Link, membership: Membership, wake: Callable[[], None]) -> None:
-        self._link = link
-        self._membership = membership
-        self._wake = wake
-        self._why = ""
-        """Why the job is to end. Empty: it is not."""
-        self._job = Job()
-
-    def abort(self, why: str) -> None:
-        """Say that the job ends, for all nodes. From any thread."""
-        self._why = why
-        self._wake()
-
-    def append(self, entry: Entry) -> None:
-        if not (isinstance(entry, Joined) and self._membership.has_succeeded):
-            self._link.append(entry)
-
-    def beat(self, node: Node, watch: Sequence[Node]) -> None:
-        if not self._membership.is_silent():
-            self._link.beat(node, watch)
-
-    def events(self, now: float) -> list[Event]:
-        if self._why and isinstance(self._job.phase, Gathering | RunningPhase):
-            self._link.append(Aborted(self._why, self._job.epoch))
-            self._why = ""
-        return self._link.events(now)
-
-    def folded(self, job: Job) -> None:
-        self._job = job
-        self._link.folded(job)
-
-    def close(self) -> None:
-        self._link.close()
-
-
-class _RoundStore(PrefixStore):  # type: ignore[misc]
+class _RoundStore(PrefixStore):  # type: ignore[misc]  # torch's class has no types
     """The store of one round. Tells when torchrun's agent enters its exit barrier."""
 
     def __init__(self, prefix: str, store: Any, on_exit_barrier: Callable[[], None]) -> None:
@@ -362,7 +322,14 @@ class _RoundStore(PrefixStore):  # type: ignore[misc]
 
 
 def _say(line: str) -> None:
-    logger.info("%s", line.replace(f" of {_MANY}", ""))  # the budget is torchrun's
+    logger.info("%s", _told(line))
+
+
+def _told(line: str) -> str:
+    """The line without what is not true here. For the core, a torchrun is one worker, whose rank is the group rank, and
+    the job has a budget."""
+    line = re.sub(rf" of {_MANY}|, \d+ workers?(?=, master )", "", line)
+    return re.sub(r"\brank (\d+) on (node \S+) failed: exit code 1, ", r"\2 (group rank \1): ", line)
 
 
 def _settings(handler: ReknitRendezvousHandler) -> Settings:
@@ -378,7 +345,15 @@ def _settings(handler: ReknitRendezvousHandler) -> Settings:
         address=handler.address,
         rank_hint=handler.rank_hint,
         store_timeout_s=handler.store_timeout_s,
+        # torchrun sees the end of a round at its next call, and tells at the call after that one that its workers have
+        # ended. Earlier the core must not take it for hung. A torchrun that does not call falls silent by itself.
+        grace_s=2 * _patience_s(),
     )
+
+
+def _patience_s() -> float:
+    """The longest time between two calls of a torchrun that lives. Seconds."""
+    return _grace_s() + _MARGIN_S
 
 
 def _grace_s() -> float:

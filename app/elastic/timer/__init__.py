@@ -6,7 +6,8 @@
     with timer.expires(after=60):
         ...                                            # if this takes longer, the worker is killed
 
-torch's own `expires` works as well. The agent's side, which starts a server for its workers, is not there yet.
+torch's own `expires` works as well. The workers get the path if TORCHELASTIC_ENABLE_FILE_TIMER is 1 in the agent's
+environment: see docs/watchdog.md#timers. The servers here are for programs that watch processes of their own.
 """
 
 from __future__ import annotations

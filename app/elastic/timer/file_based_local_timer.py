@@ -35,6 +35,7 @@ class FileTimerRequest(TimerRequest):
 
     @property
     def worker_pid(self) -> int:
+        """The process that the timer is of."""
         pid: int = self.worker_id
         return pid
 
@@ -45,6 +46,7 @@ class FileTimerRequest(TimerRequest):
         return hash(self.to_json())
 
     def to_json(self) -> str:
+        """The request as it goes through the pipe, without the line break."""
         return json.dumps(
             {
                 "version": self.version,
@@ -209,6 +211,7 @@ class FileTimerServer:
         return [request for line in lines if (request := _request(line)) is not None]
 
     def register_timers(self, timer_requests: list[FileTimerRequest]) -> None:
+        """Set and clear timers. A later request for the same scope of a process replaces the earlier one."""
         for request in timer_requests:
             key = (request.worker_pid, request.scope_id)
             if request.expiration_time < 0:
@@ -217,6 +220,7 @@ class FileTimerServer:
                 self._timers[key] = request
 
     def clear_timers(self, worker_pids: set[int]) -> None:
+        """Forget all timers of these processes."""
         self._timers = {key: timer for key, timer in self._timers.items() if key[0] not in worker_pids}
 
     def get_expired_timers(self, deadline: float) -> dict[int, list[FileTimerRequest]]:
@@ -243,14 +247,13 @@ class FileTimerServer:
 
 
 def _request(line: bytes) -> FileTimerRequest | None:
-    try:
-        data = json.loads(line)
-        return FileTimerRequest(
-            int(data["pid"]), str(data["scope_id"]), float(data["expiration_time"]), int(data["signal"])
-        )
-    except (ValueError, KeyError, TypeError):
+    from reknit.adapters.keeper.timers import request_in  # not for workers, which import this file for the client
+
+    request = request_in(line)
+    if request is None:
         logger.warning("a line that is no timer request was left out: %.80r", line)
         return None
+    return FileTimerRequest(request.pid, request.scope, -1 if request.at is None else request.at, request.signal)
 
 
 def _nothing(name: str, request: FileTimerRequest | None) -> None:

@@ -12,9 +12,9 @@
    loop runs in a thread of its own, and goes on talking to the other nodes.
 2. They decide nothing. The core decides when workers are started and stopped, and with which ranks. It learns from
    `_monitor_workers` how the workers are.
-3. Whether a round follows a stop is a guess when the stop begins. If the guess was `_restart_workers`, and no round
-   follows, `_rendezvous` raises `Ended`. If it was `_stop_workers`, and a round follows, `_initialize_workers` is
-   called.
+3. `_restart_workers` is called if the terms allow another round (`Sequel.ROUND`), and `_stop_workers` otherwise. If no
+   round comes after a restart has begun, `_rendezvous` raises `Ended`. If a round comes after `_stop_workers`,
+   `_initialize_workers` is called.
 4. An overridden `_invoke_run` takes the place of the core. `run` then only adds metrics, events and `_shutdown`.
 5. Outside of `run` each method works alone. `_rendezvous` then asks the spec's handler.
 """
@@ -24,25 +24,28 @@ from __future__ import annotations
 import abc
 import json
 import signal
-import socket
 import time
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import cache
+from functools import partial
 from typing import Any
 
+from reknit.adapters.address import full_host_name
 from reknit.adapters.clock import Clock
+from reknit.adapters.observe.events import worker_event_name
+from reknit.adapters.threads import sheltered
 
-from ...events import Event, EventSource, record
+from ...events import Event, EventSource, agents
+from ...events.agents import record
 from ...metrics import prof, put_metric
 from ...multiprocessing.signals import SignalException, holding_back
 from ...utils.logging import get_logger
 from .course import Course, Ended
 from .group import RunResult, Worker, WorkerGroup, WorkerSpec, WorkerState, _RoleInstanceInfo
-from .hooks import called
+from .hooks import called, started
 from .ranks import alone, wait_for_all, workers_alike, workers_of, workers_over_store
-from .results import is_graceful_exit, leave_error_file, run_result
+from .results import is_graceful_exit, leave_error_file, raw_error, run_result
 from .turns import Turns
 
 __all__ = [
@@ -62,19 +65,13 @@ _HURRY_S = 5
 logger = get_logger(__name__)
 
 
-@cache
-def _get_fq_hostname() -> str:
-    """The name of this host. It is looked up once, because that may take seconds."""
-    return socket.getfqdn(socket.gethostname())
-
-
 class ElasticAgent(abc.ABC):
     """Runs the workers of one node. `SimpleElasticAgent` is the usual class to extend."""
 
     @abc.abstractmethod
     def run(self, role: str = DEFAULT_ROLE) -> RunResult:
-        """Run the workers until they have succeeded, or have failed too often. Raises whatever is no worker's
-        failure."""
+        """Run the workers until they have succeeded, or have failed too often. Raises an exception if the job ends
+        for another reason, for example if the nodes cannot meet."""
 
     @abc.abstractmethod
     def get_worker_group(self, role: str = DEFAULT_ROLE) -> WorkerGroup:
@@ -82,20 +79,19 @@ class ElasticAgent(abc.ABC):
 
 
 class SimpleElasticAgent(ElasticAgent):
-    """An agent for workers of one role. A subclass says how workers are started, stopped and looked at.
+    """An agent for workers of one role.
 
-    It implements `_start_workers`, `_stop_workers`, `_monitor_workers` and `_shutdown`, and may override every other
-    method. Signatures of older versions of torch are understood as well.
-    """
+    A subclass implements `_start_workers`, `_stop_workers`, `_monitor_workers` and `_shutdown`, and may override every
+    other method. Signatures of older versions of torch are understood as well."""
 
     def __init__(self, spec: WorkerSpec, exit_barrier_timeout: float = 300, shutdown_timeout: float = 30) -> None:
         """`exit_barrier_timeout`: how long the agent waits for the other nodes when its own workers have succeeded.
         `shutdown_timeout`: how long workers get to end before they are killed. Both in seconds."""
         self._worker_group = WorkerGroup(spec)
-        self._remaining_restarts = spec.max_restarts
-        """Failures that the job still survives. It is set anew in each round. A subclass may make it lower."""
-        self._withdrawn_restarts = 0
-        """Restarts that the subclass has taken from the budget."""
+        self._restarts_left = spec.max_restarts
+        """What `_remaining_restarts` is while there is no run."""
+        self._limit: int | None = None
+        """What the program has set `_remaining_restarts` to since the last run. It holds for the next run."""
         self._store: Any = None
         self._exit_barrier_timeout = exit_barrier_timeout
         self._shutdown_timeout = shutdown_timeout
@@ -104,6 +100,7 @@ class SimpleElasticAgent(ElasticAgent):
         self._course: Course | None = None
         """The run that is under way. None: none is."""
         self._is_in_run = False
+        self._least_interval_s = 0.0  # between two looks at the workers, whatever the spec says
 
     def get_worker_group(self, role: str = DEFAULT_ROLE) -> WorkerGroup:
         return self._worker_group
@@ -129,29 +126,35 @@ class SimpleElasticAgent(ElasticAgent):
 
     # ---- a round ----
 
+    @property
+    def _remaining_restarts(self) -> int:
+        """Failures that this node still survives, as they were counted when its last round began. A subclass may set a
+        lower number. After so many more failures of its workers the node leaves the job."""
+        return self._restarts_left if self._course is None else self._course.restarts_left
+
+    @_remaining_restarts.setter
+    def _remaining_restarts(self, left: int) -> None:
+        self._restarts_left = left
+        if self._course is None:
+            self._limit = left
+        else:
+            self._course.limit_restarts(left)
+
     @prof
     def _rendezvous(self, worker_group: WorkerGroup) -> None:
         """Wait for the next round, and put the ranks of this node into the group."""
         spec, course = worker_group.spec, self._course
         with self.record_duration("RENDEZVOUS"):
             place = course.next_place() if course is not None else alone(spec)
+            worker_group.group_rank, worker_group.group_world_size = place.group_rank, place.group_world_size
         self._store = place.store
-        if course is not None:
-            self._remaining_restarts = self._restarts_left()
         with self.record_duration("ASSIGN_WORKER_RANKS"):
             workers = self._assign_worker_ranks(place.store, place.group_rank, place.group_world_size, spec)
         worker_group.workers = workers
         worker_group.store = place.store
-        worker_group.group_rank = place.group_rank
-        worker_group.group_world_size = place.group_world_size
         worker_group.master_addr = spec.master_addr or place.master_addr
         worker_group.master_port = place.master_port
         logger.info("[%s] %s, workers: %s", spec.role, place, workers)
-
-    def _restarts_left(self) -> int:
-        """Failures that the job survives from the present round on, as far as the core knows."""
-        spent = self._course.assignment.restart_count if self._course is not None else 0
-        return max(0, self._worker_group.spec.max_restarts - spent - self._withdrawn_restarts)
 
     @prof
     def _assign_worker_ranks(
@@ -172,7 +175,7 @@ class SimpleElasticAgent(ElasticAgent):
         if self._course is not None:
             self._course.be_in_round()
         logger.info("[%s] starting workers", worker_group.spec.role)
-        for local_rank, worker_id in self._start_workers(worker_group).items():
+        for local_rank, worker_id in started(self, worker_group).items():
             worker = worker_group.workers[local_rank]
             worker.id = worker_id
             record(self._construct_event("START", EventSource.WORKER, worker), worker_group.spec.event_log_handler)
@@ -194,8 +197,12 @@ class SimpleElasticAgent(ElasticAgent):
 
         Raises `SignalException` when the workers have ended after a signal, and whatever an overridden method raises.
         If the nodes cannot meet, or the store is lost: torch's error for that, or `RendezvousFailed` where torch is not
-        loaded. `Prevented` if this agent cannot begin.
+        loaded. `Prevented` if this agent cannot begin. `UnusableHandler`, which is a `ValueError`, if there is no such
+        handler of events as the spec names. `RuntimeError` if this agent runs already.
         """
+        if self._is_in_run:
+            raise RuntimeError("this agent runs already")
+        agents.check(self._worker_group.spec.event_log_handler)
         start = time.monotonic()
         death_sig: int | None = None
         self._is_in_run = True
@@ -220,11 +227,15 @@ class SimpleElasticAgent(ElasticAgent):
         finally:
             try:
                 self._end_workers(death_sig)
+                if death_sig is not None:
+                    self._total_execution_time = int(time.monotonic() - start)
+                    self._record_worker_events(RunResult(WorkerState.STOPPED))
             finally:
                 self._is_in_run = False
                 self._total_execution_time = int(time.monotonic() - start)
                 with holding_back():
-                    self._close_course()
+                    sheltered(self._close_course)
+                agents.flush()
 
     def _end_workers(self, death_sig: int | None) -> None:
         """End all workers. Each further signal meanwhile shortens the time that they get."""
@@ -242,10 +253,11 @@ class SimpleElasticAgent(ElasticAgent):
         """`run` without metrics and events, and without the clean-up of workers after an error."""
         spec = self._worker_group.spec
         logger.info("[%s] starting %s", spec.role, spec.get_entrypoint_name())
-        self._withdrawn_restarts = 0
         course = None
         try:
-            self._course = course = Course(spec, self._shutdown_timeout, self._prepare)
+            limit, self._limit = self._limit, None
+            make = partial(Course, spec, self._shutdown_timeout, self._prepare, limit)
+            self._course = course = sheltered(make, undo=Course.close)
             Turns(self, course).run()
         except Ended:
             if course is None:
@@ -253,7 +265,7 @@ class SimpleElasticAgent(ElasticAgent):
             return run_result(course.result(), course.last)
         finally:
             if not self._is_in_run:
-                self._close_course()
+                sheltered(self._close_course)
 
     def _prepare(self, mark: str) -> Clock | None:
         """Called at the beginning of a run, before it has a thread. See `Course`."""
@@ -283,6 +295,7 @@ class SimpleElasticAgent(ElasticAgent):
     def _close_course(self) -> None:
         course, self._course = self._course, None
         if course is not None:
+            self._restarts_left = course.restarts_left
             course.close()
 
     # ---- events and metrics ----
@@ -300,20 +313,15 @@ class SimpleElasticAgent(ElasticAgent):
             if worker.id is None:
                 continue  # it was never started: the job was over, or did not need this node
             failure = result.failures.get(worker.global_rank)
-            event = self._construct_event(
-                state=self._get_worker_state(worker, result),
-                source=EventSource.WORKER,
-                worker=worker,
-                raw_error=json.dumps(failure.error_file_data) if failure else None,
-                exit_code=failure.exitcode if failure else None,
-                worker_pid=failure.pid if failure else None,
-            )
+            found: dict[str, Any] = {}
+            if failure is not None:
+                found = {"raw_error": raw_error(failure), "exit_code": failure.exitcode, "worker_pid": failure.pid}
+            event = self._construct_event(self._get_worker_state(worker, result), EventSource.WORKER, worker, **found)
             record(event, self._worker_group.spec.event_log_handler)
 
     def _get_worker_state(self, worker: Worker, result: RunResult) -> str:
         """The state of one worker at the end. TERMINATED: the agent has ended it."""
-        has_failed = worker.global_rank in result.failures
-        if has_failed or result.state == WorkerState.SUCCEEDED:
+        if worker.global_rank in result.failures or result.state == WorkerState.SUCCEEDED:
             return WorkerState(result.state).value
         return "TERMINATED"
 
@@ -324,8 +332,8 @@ class SimpleElasticAgent(ElasticAgent):
         try:
             yield
         finally:
-            duration_ms = (time.perf_counter() - start) * 1000
-            event = self._construct_event(state, EventSource.AGENT, duration_ms=duration_ms)
+            passed_ms = (time.perf_counter() - start) * 1000
+            event = self._construct_event(state, EventSource.AGENT, duration_ms=passed_ms)
             record(event, self._worker_group.spec.event_log_handler)
 
     def _construct_event(
@@ -339,17 +347,10 @@ class SimpleElasticAgent(ElasticAgent):
         worker_pid: int | None = None,
     ) -> Event:
         group, spec = self._worker_group, self._worker_group.spec
-        more: dict[str, Any] = {
-            "group_world_size": group.group_world_size,
-            "entry_point": spec.get_entrypoint_name(),
-        }
+        more: dict[str, Any] = {"group_world_size": group.group_world_size, "entry_point": spec.get_entrypoint_name()}
         if worker is not None:
-            # Each of these is a list of one, as torch writes them: readers of torch's events expect it.
-            more["local_rank"] = [worker.local_rank]
-            more["role_rank"] = [worker.role_rank]
-            more["role_world_size"] = [worker.role_world_size]
-            more["exit_code"] = [exit_code]
-            more["worker_pid"] = [worker_pid]
+            more |= {name: getattr(worker, name) for name in ("local_rank", "role_rank", "role_world_size")}
+            more |= {"exit_code": exit_code, "worker_pid": worker_pid}
         handler = spec.rdzv_handler
         metadata = {
             "run_id": self._run_id(),
@@ -357,7 +358,7 @@ class SimpleElasticAgent(ElasticAgent):
             "group_rank": group.group_rank,
             "worker_id": None if worker is None else str(worker.id),
             "role": spec.role,
-            "hostname": _get_fq_hostname(),
+            "hostname": full_host_name(),
             "state": state,
             "total_run_time": self._total_execution_time,
             "rdzv_backend": handler.get_backend() if handler is not None else "reknit",
@@ -366,7 +367,7 @@ class SimpleElasticAgent(ElasticAgent):
             "agent_restarts": spec.max_restarts - self._remaining_restarts,
             "duration_ms": duration_ms,
         }
-        return Event(f"torchelastic.worker.status.{state}", source=source, metadata=metadata)
+        return Event(worker_event_name(state), source, int(time.time() * 1000), metadata)
 
     def _run_id(self) -> str:
         if self._course is not None:

@@ -3,7 +3,8 @@
 All judgement is the core's. A course hands its commands to the thread that called `run()`, and what that thread reports
 to the core.
 
-1. Only the thread that made a course uses it.
+1. One thread at a time uses a course: the one that called `run()`, except that a course is made and closed in a thread
+   of its own, where no handler of a signal can break that off (`sheltered`).
 2. The thread waits for a command, for the end of the loop, and, while it looks at workers, for news of them.
 3. A course is closed after the workers have ended.
 """
@@ -12,20 +13,24 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
-from typing import Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from reknit.adapters.clock import Clock
 from reknit.app.launch import Running
+from reknit.app.readers import HEALTH_CHECK_PORT
 from reknit.app.settings import Meeting, Settings
 from reknit.app.wire import Wired
-from reknit.core.agent.commands import Result, StartWorkers, StopWorkers
-from reknit.core.agent.states import WorkerState as CoreState
-from reknit.core.job.entries import RestartPolicy, Terms, WorkerFailure
-from reknit.core.job.ranks import Assignment
-from reknit.core.job.reasons import AllSucceeded, WorkerFailed
+from reknit.core.agent.commands import Result, StopWorkers
+from reknit.core.agent.ending import sequel
+from reknit.core.agent.workers import StartWorkers
+from reknit.core.job.entries import RestartPolicy, Terms
+from reknit.core.job.restart import Sequel
+from reknit.core.job.workers import Assignment, WorkerFailure
 
+from ...events.agents import rendezvous_observers
 from ...multiprocessing.signals import holding_back
 from ...rendezvous.foreign import ForeignRendezvous
 from ...utils.logging import get_logger
@@ -34,12 +39,22 @@ from .hooked import HookedWorkers
 from .ranks import Place, assignment_of, place_at, place_of
 from .results import is_graceful_exit
 
+if TYPE_CHECKING:
+    from reknit.adapters.observe.health import RoundTrips
+    from reknit.adapters.observe.http import Page
+    from reknit.adapters.observe.metrics import Processes
+
 _FAREWELL_S = 15.0
 """Time for the agent to say goodbye to the others. The store may not answer. Seconds."""
 _HURRY_S = 5.0
 """Time for an agent that hosts the store to wait for the others, after the exit barrier. Seconds."""
 
 _logger = get_logger(__name__)
+
+
+def _none() -> tuple[int, Mapping[int, int]]:
+    """No workers are known."""
+    return 0, {}
 
 
 class Ended(BaseException):
@@ -111,8 +126,11 @@ def _foreign(spec: WorkerSpec) -> ForeignRendezvous | None:
 class Course:
     """One run of an agent. The agent's loop runs from the start."""
 
-    def __init__(self, spec: WorkerSpec, grace_s: float, prepare: Callable[[str], Clock | None]) -> None:
-        """`grace_s`: the time that workers get to end.
+    def __init__(
+        self, spec: WorkerSpec, grace_s: float, prepare: Callable[[str], Clock | None], limit: int | None = None
+    ) -> None:
+        """`grace_s`: the time that workers get to end. `limit`: number of failures of its workers that this node bears.
+        None: it bears what the job bears.
 
         `prepare`: called once, while this process has no thread of the course yet, with the text that every worker is
         to carry in its environment (`orphans.MARK`). Returns a clock that news of workers wakes, for `wait` to wait in.
@@ -135,25 +153,53 @@ class Course:
         self._settings = settings
         self._foreign = _foreign(spec)
         self.run_id = settings.run_id
+        self.pages: Mapping[str, Page] = {}
+        """What a health check server can show of this run. Empty unless TORCHELASTIC_HEALTH_CHECK_PORT is set."""
+        self.round_trips: RoundTrips | None = None
+        """Whether the agent's loop lives. None unless that variable is set."""
+        self.processes: Processes = _none
+        """The workers that a health check server looks at. A subclass of the agent may know them."""
+        self.restarts_left = spec.max_restarts
+        """Failures that this node still bears, as they were counted when its last round began."""
         self.last: RunResult | None = None
         """The end of this node's workers in the present round. None: they run."""
         try:
             self._running = Running(
-                settings, say=_logger.info, workers=partial(self._open, prepare), rewire=self._rewire, on_end=self._end
+                settings,
+                say=_logger.info,
+                observers=[] if self._foreign else rendezvous_observers(settings.run_id, spec.event_log_handler),
+                workers=partial(self._open, prepare, limit),
+                rewire=self._rewire,
+                on_end=self._end,
             )
             self._running.start()
         except BaseException:
             self._clock.close()
             raise
 
-    def _open(self, prepare: Callable[[str], Clock | None], clock: Clock, nonce: str, mark: str) -> HookedWorkers:
+    def _open(
+        self, prepare: Callable[[str], Clock | None], limit: int | None, clock: Clock, nonce: str, mark: str
+    ) -> HookedWorkers:
         self._workers_clock = prepare(mark)
         self._hooked = HookedWorkers(clock, nonce, news=self._wake, master_port=self._master_port)
+        if limit is not None:
+            self.limit_restarts(limit)
         return self._hooked
 
     def _rewire(self, wired: Wired) -> None:
         if self._foreign is not None:
             self._foreign.rewire(wired)
+        if os.environ.get(HEALTH_CHECK_PORT):
+            from reknit.app.health import TIMEOUT_S, observe
+
+            self.pages, self.round_trips = observe(wired, TIMEOUT_S, self.run_id, self._held)
+
+    def looking(self) -> AbstractContextManager[None]:
+        """A context: the workers are looked at. A look that does not return shows a supervisor that the agent hangs."""
+        return nullcontext() if self.round_trips is None else self.round_trips.calling()
+
+    def _held(self) -> tuple[int, Mapping[int, int]]:
+        return self.processes()
 
     def _end(self) -> None:
         self._has_ended = True
@@ -220,6 +266,7 @@ class Course:
             command = self.wait()
             if isinstance(command, StartWorkers):
                 self._round, self._is_formed, self.last = command, True, None
+                self.restarts_left = self._running.loop.agent.restarts_left
                 if not self._is_stopped_already():
                     return command.assignment
                 self.be_stopped()
@@ -245,14 +292,9 @@ class Course:
         """Let `next_round` find this command."""
         self._hooked.put_back(command)
 
-    def will_restart(self, command: StopWorkers) -> bool:
-        """Whether a round is likely to follow the one that is stopped. A wrong guess does no harm: see
-        `SimpleElasticAgent`."""
-        agent = self._running.loop.agent
-        if agent.leaving is not None or agent.end is not None or agent.outcome is not None:
-            return False
-        has_budget = agent.job.spent < agent.job.terms.restarts.max_restarts
-        return has_budget or not isinstance(command.why, WorkerFailed)
+    def sequel(self) -> Sequel:
+        """What follows the stop that was commanded, as far as the core knows."""
+        return sequel(self._running.loop.agent)
 
     # ---- reports ----
 
@@ -283,6 +325,11 @@ class Course:
         if self._round is not None:
             self._hooked.report_failures(self._round.round, failures)
 
+    def limit_restarts(self, left: int) -> None:
+        """The program bears only `left` more failures of its workers. 0 or less: the node leaves after the next one."""
+        self._hooked.report_limit(left)
+        self.restarts_left = left
+
     # ---- the end ----
 
     def stay(self, timeout_s: float) -> bool:
@@ -303,20 +350,20 @@ class Course:
         was done."""
         if self._hooked.has_start():
             return
-        self._hooked.dismiss()
         self.leave()
+        self._hooked.dismiss()
         if self._running.join(_HURRY_S) is None:
             self.leave(signal.SIGKILL)  # this node hosts the store, and others use it
             self._running.join(_FAREWELL_S)
         raise Ended
 
-    def result(self) -> Result:
-        """How the agent has ended. Raises what the loop has raised, and what a handler of torch has raised."""
+    def result(self) -> Result | None:
+        """How the agent has ended. None: it was told to leave after its workers had succeeded, and does not end in
+        time. Raises what the loop has raised, and what a handler of torch has raised."""
         error = None if self._foreign is None else self._foreign.error
         if error is not None and not is_graceful_exit(error):
             raise error
-        result = self._running.join(_FAREWELL_S)
-        return result if result is not None else Result(CoreState.STOPPED, AllSucceeded())
+        return self._running.join(_FAREWELL_S)
 
     def close(self) -> None:
         """Say goodbye if the job goes on without this node, and let go of everything. No worker may run. Bounded in
@@ -325,11 +372,12 @@ class Course:
             return
         try:
             if not self._has_ended:
+                self.leave()  # first: a node whose workers are gone would join the next round
                 self._hooked.dismiss()
                 self.be_stopped()
-                self.leave()
                 self._running.join(_FAREWELL_S)
         finally:
             self._running.close()
             self._clock.close()
             self.last = None  # failures hold on to the files of the workers
+            self.processes = _none  # a program may keep its server, and this would hold on to the agent

@@ -13,6 +13,8 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING, Any
 
+from reknit.app.fielddocs import with_fields
+
 if TYPE_CHECKING:
     from ...multiprocessing.errors import ProcessFailure
 
@@ -21,6 +23,7 @@ class InvalidSpec(ValueError, AssertionError):
     """A `WorkerSpec` that cannot be. torch raises `AssertionError` without a text here."""
 
 
+@with_fields
 @dataclass
 class WorkerSpec:
     """The workers of one role on this node."""
@@ -49,7 +52,7 @@ class WorkerSpec:
     local_addr: str | None = None
     """The address at which other nodes reach this one. None: it is found out."""
     event_log_handler: str = "null"
-    """Where events go: a name in `reknit.elastic.events.handlers`."""
+    """Where events go: `null`, `console`, the name of a handler, or its import path, `module:name`."""
     numa_options: Any = None
     """Which CPUs the workers may use: torch's `NumaOptions`. None: all."""
     duplicate_stdout_filters: list[str] | None = None
@@ -71,6 +74,9 @@ class WorkerSpec:
             self.entrypoint = self.fn
         if not self.entrypoint:
             raise InvalidSpec("WorkerSpec.entrypoint must be a function or the path of a program: it is not given")
+        if isinstance(self.rdzv_handler, str):
+            wanted = "a handler, as get_rendezvous_handler makes one, and not the name of a backend"
+            raise InvalidSpec(f"WorkerSpec.rdzv_handler must be {wanted}: {self.rdzv_handler!r:.100}")
 
     def get_entrypoint_name(self) -> str:
         """The `__qualname__` of a function, or the file name of a program."""
@@ -149,6 +155,7 @@ class WorkerGroup:
         self.master_port: int | None = None
 
 
+@with_fields
 @dataclass
 class RunResult:
     """How the workers of this agent have ended. All or nothing: it is a success if all workers of the agent succeed.
@@ -157,6 +164,7 @@ class RunResult:
     """
 
     state: WorkerState
+    """SUCCEEDED, FAILED, UNHEALTHY or STOPPED. HEALTHY while the workers run."""
     return_values: dict[int, Any] = field(default_factory=dict)
     """By global rank: what the worker's function has returned. None for a program."""
     failures: dict[int, ProcessFailure] = field(default_factory=dict)

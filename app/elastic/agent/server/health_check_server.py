@@ -1,13 +1,19 @@
 """The counterpart of `torch.distributed.elastic.agent.server.health_check_server`.
 
-As in torch, this server is a place for a program's own: nothing listens on the port yet.
+torch's class only says in the log that there is no server. This one serves over HTTP. A program may still put a class
+of its own in its place.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
 
 from ...utils.logging import get_logger
+
+if TYPE_CHECKING:
+    from reknit.adapters.observe.http import Answer, Page, Server
 
 __all__ = ["HealthCheckServer", "create_healthcheck_server"]
 
@@ -15,25 +21,62 @@ log = get_logger(__name__)
 
 
 class HealthCheckServer:
-    """Tells a supervisor whether the agent lives. A subclass serves this on a port."""
+    """Tells a supervisor whether the agent lives: `/healthz` has status 200 if it does, and else 503.
+
+    A subclass may override `start` and `stop` to serve in another way.
+    """
 
     def __init__(self, alive_callback: Callable[[], int], port: int, timeout: int) -> None:
-        """`alive_callback`: returns when the agent has last made progress, in seconds since 1970. `port`: where the
-        server listens. `timeout`: an agent that has made no progress for so many seconds is taken for dead."""
+        """`alive_callback`: returns when the agent has last made progress, in seconds since 1970. It is called in a
+        thread of the server. `port`: where the server listens. 0: at a free port, which the log names. `timeout`: an
+        agent that has made no progress for so many seconds is taken for dead. torch passes 60."""
         self._alive_callback = alive_callback
         self._port = port
         self._timeout = timeout
+        self._server: Server | None = None
+        self.host = "127.0.0.1"
+        """The numeric address at which the server listens. To be set before `start`."""
+        self.pages: Mapping[str, Page] = {}
+        """Further pages by their paths. To be set before `start`. The agent that makes the server sets its own, and
+        with them another /healthz, which asks the agent's loop."""
 
     @property
     def alive_callback(self) -> Callable[[], int]:
         return self._alive_callback
 
+    @property
+    def url(self) -> str:
+        """Where the server is reached. Empty: it does not serve."""
+        return "" if self._server is None else self._server.url
+
     def start(self) -> None:
-        """Says in the log that there is no server."""
-        log.warning("no health check is served on port %s: reknit has none yet", self._port)
+        """Serve, in a thread. If the server cannot listen, the log says why, and nothing is raised. Does nothing if it
+        serves already."""
+        from reknit.app.health import listen
+
+        if self._server is not None:
+            return
+        self._server, note = listen(self.host, self._port, {"/healthz": self._healthz, **self.pages})
+        # A warning in both cases: it is the level that is shown, and with port 0 nothing else names the port.
+        log.warning("%s", note)
 
     def stop(self) -> None:
-        """Does nothing: nothing was started."""
+        """Close the server, and wait for the end of its threads. May be repeated."""
+        server, self._server = self._server, None
+        if server is not None:
+            server.close()
+
+    def _healthz(self, query: Mapping[str, str]) -> Answer:
+        from reknit.adapters.observe.health import patience_s
+        from reknit.adapters.observe.http import line
+
+        timeout_s = patience_s(query, self._timeout)
+        if timeout_s is None:
+            return line(400, f"timeout={query['timeout']:.40}: a number of seconds expected")
+        silent_s = time.time() - self._alive_callback()
+        if silent_s > max(timeout_s, 1):  # the callback returns whole seconds
+            return line(503, f"the agent has made no progress for {silent_s:.0f} s")
+        return line(200, "ok")
 
 
 def create_healthcheck_server(alive_callback: Callable[[], int], port: int, timeout: int) -> HealthCheckServer:

@@ -19,18 +19,17 @@ from attrs import evolve
 
 from reknit.adapters.keeper.bootstrap import Reservation
 from reknit.adapters.ports import Clock
-from reknit.core.agent.commands import StartWorkers, StopWorkers
-from reknit.core.agent.events import (
-    Event,
+from reknit.core.agent.commands import StopWorkers
+from reknit.core.agent.events import Event, RestartsLimited, Started
+from reknit.core.agent.workers import (
     PortReserved,
-    Started,
+    StartWorkers,
     WorkerExit,
     WorkersExited,
     WorkersStarted,
     WorkersStopped,
 )
-from reknit.core.job.entries import WorkerFailure
-from reknit.core.job.ranks import Assignment
+from reknit.core.job.workers import Assignment, WorkerFailure
 
 
 class HookedWorkers:
@@ -141,6 +140,10 @@ class HookedWorkers:
     def report_stopped(self, round_: int) -> None:
         """The answer to the stop of the round: no process of it is left."""
         self._tell(WorkersStopped(0.0, round_, 0), over=round_)
+
+    def report_limit(self, left: int) -> None:
+        """The program bears only so many more failures of its workers."""
+        self._tell(RestartsLimited(0.0, left))
 
     def dismiss(self) -> None:
         """Take no further command. No worker runs."""

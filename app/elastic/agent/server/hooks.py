@@ -3,8 +3,15 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from .group import RunResult, WorkerGroup, WorkerState
+
+if TYPE_CHECKING:
+    from .api import SimpleElasticAgent
+
+_STATES = tuple(state.value for state in WorkerState)
 
 
 def called(method: Callable[..., Any], *args: Any, **more: Any) -> Any:
@@ -24,3 +31,25 @@ def called(method: Callable[..., Any], *args: Any, **more: Any) -> Any:
         room = sum(p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD) for p in parameters)
         args = args[:room]
     return method(*args, **more)
+
+
+def started(agent: SimpleElasticAgent, group: WorkerGroup) -> Mapping[int, Any]:
+    """What `_start_workers` returns. Raises `TypeError` if that is no mapping."""
+    returned: object = agent._start_workers(group)
+    if not isinstance(returned, Mapping):
+        raise _wrong(agent, "_start_workers", returned, "a mapping from local ranks to names of the workers")
+    return returned
+
+
+def monitored(agent: SimpleElasticAgent, group: WorkerGroup) -> RunResult:
+    """What `_monitor_workers` returns, which may be of torch's class. Raises `TypeError` if that is no result."""
+    returned: Any = agent._monitor_workers(group)
+    maps = (getattr(returned, name, None) for name in ("return_values", "failures"))
+    if getattr(returned, "state", None) not in _STATES or not all(isinstance(each, Mapping) for each in maps):
+        raise _wrong(agent, "_monitor_workers", returned, "a RunResult")
+    result: RunResult = returned
+    return result
+
+
+def _wrong(agent: SimpleElasticAgent, method: str, returned: object, wanted: str) -> TypeError:
+    return TypeError(f"{type(agent).__qualname__}.{method} has returned {returned!r}, and not {wanted}")

@@ -7,6 +7,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import time
@@ -14,13 +15,21 @@ from collections.abc import Callable
 from string import Template
 from typing import Any
 
+from reknit.adapters.children import stat_of
 from reknit.adapters.clock import Clock
-from reknit.adapters.keeper.environment import environment
+from reknit.adapters.keeper.calling import METHODS
+from reknit.adapters.keeper.environment import device, environment
+from reknit.app.options import LEAST_HANG_S, LONGEST_S
+from reknit.app.readers import ENABLE_FILE_TIMER, HEALTH_CHECK_PORT, optional, seconds_from, timer_file
 
+from ...events import EventSource
+from ...events.agents import record
 from ...metrics import prof
 from ...multiprocessing import DefaultLogsSpecs, LogsSpecs, PContext, ProcessFailure, start_processes
+from ...multiprocessing.api import take_signals
 from ...multiprocessing.shared import SharedKeeper
-from ...multiprocessing.signals import VARIABLE, holding_back, put_back, take
+from ...multiprocessing.signals import VARIABLE, holding_back, put_back
+from ...timer.file_based_local_timer import FileTimerRequest
 from ...utils import macros
 from ...utils.logging import get_logger
 from .api import DEFAULT_ROLE, RunResult, SimpleElasticAgent, WorkerGroup, WorkerSpec, WorkerState
@@ -34,13 +43,14 @@ __all__ = [
     "LocalElasticAgent",
 ]
 
-TORCHELASTIC_ENABLE_FILE_TIMER = "TORCHELASTIC_ENABLE_FILE_TIMER"
-TORCHELASTIC_HEALTH_CHECK_PORT = "TORCHELASTIC_HEALTH_CHECK_PORT"
+TORCHELASTIC_ENABLE_FILE_TIMER = ENABLE_FILE_TIMER
+TORCHELASTIC_HEALTH_CHECK_PORT = HEALTH_CHECK_PORT
 TORCHELASTIC_TIMER_FILE = "TORCHELASTIC_TIMER_FILE"
 TORCHELASTIC_UNINTERRUPTIBLE_STATE_TIMEOUT = "TORCHELASTIC_UNINTERRUPTIBLE_STATE_TIMEOUT"
+_HANG_AFTER = "PET_HANG_AFTER"
 _HANDED_DOWN = ("CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS", "TORCH_NCCL_ASYNC_ERROR_HANDLING")
-_ALIVE_S = 60
-"""The timeout that the health check server gets. Seconds."""
+_IDLE_LOOK_S = 2.0  # the shortest time between two looks at workers whose end wakes the agent
+_ALIVE_S = 60  # the timeout that the health check server gets
 
 logger = get_logger(__name__)
 
@@ -65,13 +75,19 @@ class LocalElasticAgent(SimpleElasticAgent):
         `exit_barrier_timeout`, `shutdown_timeout`: see `SimpleElasticAgent`.
         `log_line_prefix_template`: the prefix of teed lines, with the macros `${role_name}`, `${local_rank}` and
         `${rank}`. None: `[<role><local rank>]:`.
-        `health_check_server`: stopped at the end. None: one is made if TORCHELASTIC_HEALTH_CHECK_PORT is set.
+        `health_check_server`: stopped at the end of a run. Whoever brings a server starts it, as with torch. None: one
+        is made and started if TORCHELASTIC_HEALTH_CHECK_PORT is set.
         `uninterruptible_state_timeout`: a worker that the kernel has not let run for so many seconds (state D) makes
         the group UNHEALTHY, and no restart follows on this node. None: what TORCHELASTIC_UNINTERRUPTIBLE_STATE_TIMEOUT
         says. 0 or less: no worker is looked at.
+
+        Raises `ValueError` if `logs_specs` is a text that names no start method.
         """
         super().__init__(spec, exit_barrier_timeout, shutdown_timeout)
         if isinstance(logs_specs, str):  # torch's documentation writes LocalElasticAgent(spec, start_method)
+            if logs_specs not in METHODS:
+                wanted = "what DefaultLogsSpecs(folder) makes, or the name of a start method"
+                raise ValueError(f"logs_specs must be {wanted}, not {logs_specs!r:.100}")
             start_method = logs_specs
         no_specs = logs_specs is None or isinstance(logs_specs, str)
         self._logs_specs: Any = DefaultLogsSpecs() if no_specs else logs_specs
@@ -79,9 +95,12 @@ class LocalElasticAgent(SimpleElasticAgent):
         self._rdzv_handler = spec.rdzv_handler
         self._log_line_prefix_template = log_line_prefix_template
         self._health_check_server = health_check_server
+        self._refused_port = ""
+        """The value of TORCHELASTIC_HEALTH_CHECK_PORT that could not be read. The log has said so once."""
         self._uninterruptible_state_timeout = _seconds(uninterruptible_state_timeout)
-        self._uninterruptible_state_first_seen: dict[int, float] = {}
-        """By pid: since when the worker is in state D, on the monotonic clock."""
+        self._uninterruptible_state_first_seen: dict[int, float] = {}  # by pid: since when the worker is in state D
+        self._worker_watchdog: Any = None
+        """Watches the workers' timers. It has the methods `get_last_progress_time` and `stop`. None: nobody does."""
         self._pcontext: PContext | None = None
         self._shared: SharedKeeper | None = None
         """The keeper of the workers, while a run is under way."""
@@ -92,20 +111,28 @@ class LocalElasticAgent(SimpleElasticAgent):
 
     # ---- a run ----
 
-    @prof
     def run(self, role: str = DEFAULT_ROLE) -> RunResult:
         """See `SimpleElasticAgent.run`."""
+        if not isinstance(self._worker_group.spec.entrypoint, str):
+            from reknit.adapters.keeper.functions import end_import  # slow to import, and not needed for programs
+
+            end_import(self._start_method)
         signals: list[signal.Signals] = []
         try:
             with holding_back():  # a signal that comes in between must not keep this list from being put back
-                signals += take(signal.signal, self._signals_to_handle)
+                signals += take_signals(self._signals_to_handle)
             return super().run(role)
         finally:
             put_back(signals)
 
     def _prepare(self, mark: str) -> Clock | None:
+        is_woken = (
+            getattr(self._monitor_workers, "__func__", None) is _OWN_LOOK and not self._uninterruptible_state_timeout
+        )
+        self._least_interval_s = _IDLE_LOOK_S if is_woken else 0.0
         # Under "fork" the keeper is a fork of this process, which has no thread of this run yet.
-        self._shared = SharedKeeper(mark, grace_s=self._shutdown_timeout)
+        self._shared = SharedKeeper(mark=mark, grace_s=self._shutdown_timeout, hang_after_s=_hang_after_s())
+        self._shared.timer_file = timer_file(os.environ)  # a guess, so that the keeper need not be started twice
         self._shared.keeper(None if isinstance(self._worker_group.spec.entrypoint, str) else self._start_method)
         return self._shared.clock
 
@@ -116,6 +143,10 @@ class LocalElasticAgent(SimpleElasticAgent):
                 shared.close()  # first: with its goodbye this node promises that none of its workers runs
         finally:
             super()._close_course()
+
+    def _rendezvous(self, worker_group: WorkerGroup) -> None:
+        self._setup_healthcheck()  # a supervisor also asks while the nodes are waited for
+        super()._rendezvous(worker_group)
 
     # ---- the workers ----
 
@@ -135,6 +166,8 @@ class LocalElasticAgent(SimpleElasticAgent):
                 )
                 for worker in worker_group.workers
             }
+        if self._shared is not None:
+            self._shared.timer_file = None  # an override of the next method may bring a watchdog of its own
         self._setup_local_watchdog(envs=envs)
         self._setup_healthcheck()
         self._uninterruptible_state_first_seen.clear()
@@ -171,20 +204,28 @@ class LocalElasticAgent(SimpleElasticAgent):
             base["TORCHELASTIC_USE_AGENT_STORE"] = "True"
         envs = {}
         for worker in assignment.workers:
-            told = environment(
-                base,
-                assignment,
-                worker,
-                run_id=self._run_id(),
-                error_file="",
-                virtual_local_rank=spec.virtual_local_rank,
-            )
+            told = environment(base, assignment, worker, run_id=self._run_id(), error_file="")
+            self._set_local_rank_env(told, worker.local_rank, spec)
             envs[worker.local_rank] = {**told, **{name: base[name] for name in base if "AGENT_STORE" in name}}
         return envs
 
+    def _set_local_rank_env(self, worker_env: dict[str, str], local_rank: int, spec: WorkerSpec) -> None:
+        """Set LOCAL_RANK, and CUDA_VISIBLE_DEVICES if the worker shall see one GPU only, in the variables of a worker.
+        Raises `ValueError` if CUDA_VISIBLE_DEVICES names too few devices."""
+        worker_env.update(device(worker_env, local_rank, virtual=spec.virtual_local_rank))
+
     @prof
     def _stop_workers(self, worker_group: WorkerGroup, is_restart: bool = False) -> None:
-        self._shutdown(timeout=self._shutdown_timeout)
+        server = self._health_check_server
+        if self._is_in_run:
+            # The server outlives the round. Otherwise a supervisor would find nobody during the next rendezvous, and
+            # end this agent.
+            self._health_check_server = None
+        try:
+            self._shutdown(timeout=self._shutdown_timeout)
+        finally:
+            if self._is_in_run:
+                self._health_check_server = server
 
     def _shutdown(
         self, death_sig: signal.Signals = signal.SIGTERM, timeout: float = 30, is_restart: bool = False
@@ -192,6 +233,11 @@ class LocalElasticAgent(SimpleElasticAgent):
         if self._health_check_server is not None:
             self._health_check_server.stop()
             self._health_check_server = None
+        if self._worker_watchdog is not None:
+            self._worker_watchdog.stop()
+            if isinstance(self._worker_watchdog, _Watchdog):
+                self._log_watchdog_event("watchdog stopped", None)
+            self._worker_watchdog = None
         if self._pcontext is not None:
             # A subclass for torch 2.4 passes `is_restart` in the place of `timeout`.
             self._pcontext.close(death_sig, self._shutdown_timeout if isinstance(timeout, bool) else timeout)
@@ -212,7 +258,8 @@ class LocalElasticAgent(SimpleElasticAgent):
         ranks = {worker.local_rank: worker.global_rank for worker in worker_group.workers}
         if result.is_failed():
             # A program that the context has ended is among its failures. Here it is not.
-            ended = getattr(context, "ended_ranks", ())
+            # A mock in the place of the context would have every attribute.
+            ended = getattr(context, "ended_ranks", ()) if issubclass(type(context), PContext) else ()
             failures = {ranks[rank]: failure for rank, failure in result.failures.items() if rank not in ended}
             return RunResult(WorkerState.FAILED, failures=failures)
         return RunResult(WorkerState.SUCCEEDED, {ranks[rank]: value for rank, value in result.return_values.items()})
@@ -241,25 +288,79 @@ class LocalElasticAgent(SimpleElasticAgent):
     # ---- what looks after the agent and its workers ----
 
     def _setup_local_watchdog(self, envs: dict[int, dict[str, str]]) -> None:
-        """Says that reknit has no watchdog yet, if one was asked for. `envs`: the variables of the workers."""
-        if os.environ.get(TORCHELASTIC_ENABLE_FILE_TIMER) == "1":
-            logger.warning("%s=1: reknit has no watchdog yet", TORCHELASTIC_ENABLE_FILE_TIMER)
+        """Have the timers of the workers watched, if TORCHELASTIC_ENABLE_FILE_TIMER is 1. The keeper does that, and
+        adds TORCHELASTIC_TIMER_FILE to the variables of the workers.
+
+        `envs`: these variables, by local rank. An override with a watchdog of its own writes its path there, and may
+        keep an object with a method `stop` in `_worker_watchdog`."""
+        path = timer_file(os.environ)
+        if path is not None and self._shared is not None:
+            self._shared.timer_file = path
+            self._worker_watchdog = _Watchdog(self._shared)
+            self._log_watchdog_event("watchdog started", None)
+
+    def _log_watchdog_event(self, name: str, request: FileTimerRequest | None) -> None:
+        """Record an event about the watchdog. `request`: the timer that it is about. None: it is about none."""
+        inner = {"watchdog_event": name}
+        if request is not None:
+            inner |= {"worker_pid": str(request.worker_pid), "scope_id": request.scope_id}
+            inner |= {"expiration_time": str(request.expiration_time), "signal": str(request.signal)}
+        event = self._construct_event("RUNNING", EventSource.AGENT)
+        event.name, event.metadata["metadata"] = name, json.dumps(inner)
+        record(event, self._worker_group.spec.event_log_handler)
 
     def _setup_healthcheck(self) -> None:
-        """Start a health check server if TORCHELASTIC_HEALTH_CHECK_PORT is set."""
-        port = os.environ.get(TORCHELASTIC_HEALTH_CHECK_PORT)
-        if port is None or self._health_check_server is not None:
+        """Start a health check server if TORCHELASTIC_HEALTH_CHECK_PORT is set, and there is none yet."""
+        text = os.environ.get(TORCHELASTIC_HEALTH_CHECK_PORT)
+        if not text or self._health_check_server is not None or text == self._refused_port:
             return
-        if not port.strip().isdigit():
-            logger.warning("%s=%s is no port: there is no health check", TORCHELASTIC_HEALTH_CHECK_PORT, port)
+        from reknit.app.health import health_check
+
+        try:
+            wanted = health_check(text)
+        except ValueError as error:
+            self._refused_port = text
+            why = str(error)  # a log record must not hold on to the agent
+            logger.warning("%s=%s: %s; there is no health check server", TORCHELASTIC_HEALTH_CHECK_PORT, text, why)
             return
+        course = self._course
         alive: Callable[[], int] = LocalElasticAgent._get_current_time_secs
-        self._health_check_server = create_healthcheck_server(alive_callback=alive, port=int(port), timeout=_ALIVE_S)
-        self._health_check_server.start()
+        if course is not None and course.round_trips is not None:
+            alive = course.round_trips.alive_at
+        server = create_healthcheck_server(alive_callback=alive, port=wanted.port, timeout=_ALIVE_S)
+        self._health_check_server = server
+        if isinstance(server, HealthCheckServer):
+            server.host = wanted.host
+            if course is not None and course.round_trips is not None:
+                course.processes = self._processes
+                server.pages = course.pages
+        server.start()
+
+    def _processes(self) -> tuple[int, dict[int, int]]:
+        """The pid of the keeper, and the pids of the workers by local rank."""
+        pids = {worker.local_rank: worker.id for worker in self._worker_group.workers if type(worker.id) is int}
+        return (0, {}) if self._shared is None else (self._shared.keeper_pid, pids)
 
     @staticmethod
     def _get_current_time_secs() -> int:
         return int(time.time())
+
+
+class _Watchdog:
+    """The keeper as what watches the timers. It has the methods of torch's server that an agent calls."""
+
+    def __init__(self, shared: SharedKeeper) -> None:
+        self._shared = shared
+        self._seen_at = int(time.time())
+
+    def get_last_progress_time(self) -> int:
+        """When the keeper was last seen running, in seconds since 1970. Only a call looks."""
+        if _state(self._shared.keeper_pid) in ("R", "S", "D"):
+            self._seen_at = int(time.time())
+        return self._seen_at
+
+    def stop(self) -> None:
+        """Does nothing: the keeper forgets the timers of a round when it ends."""
 
 
 def _seconds(given: float | None) -> float:
@@ -272,10 +373,28 @@ def _seconds(given: float | None) -> float:
         return 0.0
 
 
+def _hang_after_s() -> float | None:
+    """What PET_HANG_AFTER says: see `Settings.hang_after_s`. None: progress is not watched."""
+    text = os.environ.get(_HANG_AFTER, "")
+    try:
+        return optional(seconds_from(LEAST_HANG_S, LONGEST_S))(text)
+    except ValueError as error:
+        logger.warning("%s=%s: %s. The progress of workers is not watched", _HANG_AFTER, text, error)
+        return None
+
+
 def _is_uninterruptible(pid: int) -> bool:
     """The process is in state D. False if that cannot be found out, as on other systems than Linux."""
+    return _state(pid) == "D"
+
+
+def _state(pid: int) -> str:
+    """The state of a process as a letter, see proc_pid_stat(5). Empty: it cannot be found out."""
     try:
-        with open(f"/proc/{pid}/stat", "rb") as file:
-            return file.read().rpartition(b")")[2].split()[:1] == [b"D"]
+        return stat_of(str(pid))[0].decode()
     except OSError:
-        return False
+        return ""
+
+
+# A program that has another function in this place is asked as often as its spec says.
+_OWN_LOOK = LocalElasticAgent._monitor_workers

@@ -11,7 +11,7 @@ from typing import Any
 from attrs import frozen
 
 from reknit.adapters.keeper.bootstrap import Reservation
-from reknit.core.job.ranks import Assignment
+from reknit.core.job.workers import Assignment
 
 from .group import Worker, WorkerGroup, WorkerSpec, _RoleInstanceInfo
 
@@ -65,7 +65,7 @@ def workers_of(assignment: Assignment) -> list[Worker]:
 
 def assignment_of(group: WorkerGroup, *, round_: int, restart_count: int) -> Assignment:
     """The ranks in `group`, which a subclass may have changed, as the core has them."""
-    from reknit.core.job.ranks import WorkerRanks
+    from reknit.core.job.workers import WorkerRanks
 
     first = group.workers[0]
     return Assignment(

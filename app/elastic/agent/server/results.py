@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 import time
@@ -12,9 +13,8 @@ from reknit.core.agent import reasons as own
 from reknit.core.agent.commands import Result
 from reknit.core.agent.states import WorkerState as CoreState
 from reknit.core.job import reasons
-from reknit.core.job.entries import WorkerFailure
-from reknit.core.job.restart import root_cause_of
-from reknit.core.text.describe import reason_text
+from reknit.core.job.workers import WorkerFailure
+from reknit.core.text.describe import how_text, reason_text
 
 from ...multiprocessing.errors import ProcessFailure
 from .group import RunResult, WorkerGroup, WorkerState
@@ -23,6 +23,23 @@ _TORCHS_ERRORS = "torch.distributed.elastic.rendezvous.api"
 _NO_EXIT_CODE = 1
 """The exit code of a failure that has none: the agent has found its workers unhealthy, and no worker has ended."""
 BAD = (WorkerState.FAILED, WorkerState.UNHEALTHY)
+_OF_THE_WORKERS = (
+    (CoreState.SUCCEEDED, WorkerState.SUCCEEDED),
+    (CoreState.STOPPED, WorkerState.SUCCEEDED),
+    (CoreState.FAILED, WorkerState.FAILED),
+    (CoreState.STOPPED, WorkerState.FAILED),
+)
+"""How the job and how the workers of this node have ended. Then `run()` returns the result of the workers."""
+_WITHOUT_WORKERS = {CoreState.SUCCEEDED: WorkerState.SUCCEEDED, CoreState.STOPPED: WorkerState.STOPPED}
+"""How the job has ended, and the state that `run()` returns if it has no result of the workers."""
+_ERRORS: dict[type[object], str] = {
+    reasons.TooFewNodes: "RendezvousTimeoutError",
+    own.StoreLost: "RendezvousConnectionError",
+    own.JournalRefused: "RendezvousConnectionError",
+    own.TermsDiffer: "RendezvousStateError",
+    own.Replaced: "RendezvousStateError",
+}
+"""Why the agent has ended, and torch's name for that. For all other reasons: RendezvousClosedError."""
 
 
 class RendezvousFailed(RuntimeError):
@@ -57,8 +74,9 @@ def _worker_failure(local_rank: int, rank: int, failure: ProcessFailure) -> Work
         rank=rank,
         exitcode=failure.exitcode,
         pid=failure.pid,
-        message=message,
+        message=message if failure.cause is None else "",  # the cause says the same
         traceback=traceback,
+        cause=failure.cause,
     )
 
 
@@ -71,61 +89,56 @@ def _texts(message: dict[str, Any]) -> tuple[str, str]:
 def process_failure(failure: WorkerFailure) -> ProcessFailure:
     """A failure of the job, perhaps of a worker of another node, as this API shows it."""
     made = ProcessFailure(failure.local_rank, failure.pid, failure.exitcode, error_file="")
-    if failure.message or failure.traceback or failure.stderr:
+    made.cause = failure.cause
+    message = failure.message if failure.cause is None else how_text(failure)
+    if message or failure.traceback or failure.stderr:
         extra = {"py_callstack": failure.traceback or "\n".join(failure.stderr), "timestamp": str(int(time.time()))}
-        made.message = {"message": failure.message, "extraInfo": extra}
+        made.message = {"message": message, "extraInfo": extra}
         made.error_file_data = {"message": made.message}
     return made
 
 
-def run_result(ended: Result, last: RunResult | None) -> RunResult:
-    """What `run()` returns.
+def raw_error(failure: ProcessFailure) -> str:
+    """What an event holds of a failure: the worker's error file, as JSON. Without such a file, it is what the agent has
+    found out."""
+    data = failure.error_file_data
+    if data.get("message") == "<NONE>":
+        data = {**data, "message": failure.message}
+    return json.dumps(data)
 
-    `ended`: how the agent has ended. `last`: the last result of the subclass in the last round. None: there was none.
-    Raises an error if the job has ended for a reason that is no worker's.
+
+def failed_result(result: RunResult, failures: tuple[WorkerFailure, ...]) -> RunResult:
+    """What `run()` returns if it ends with `result`, which says that workers are FAILED or UNHEALTHY.
+
+    torch knows one state for the end of a run that has failed, and its callers ask `failures` for the cause. A result
+    that has both is returned as it is. `failures`: those of `failures_of`.
     """
-    if last is not None and last.state == WorkerState.SUCCEEDED and ended.state is not CoreState.FAILED:
+    if result.state == WorkerState.FAILED and result.failures:
+        return result
+    shown = dict(result.failures) or {failure.rank: process_failure(failure) for failure in failures}
+    return RunResult(WorkerState.FAILED, dict(result.return_values), shown)
+
+
+def run_result(ended: Result | None, last: RunResult | None) -> RunResult:
+    """What `run()` returns. Raises an error if the job has failed, and no worker has.
+
+    `ended`: how the agent has ended, as the core says. None: the core has not said so in time (`Course.result`).
+    `last`: how the workers of this node have ended in their last round. None: they have not ended by themselves.
+
+    The tables translate and judge nothing. torch's result is about the workers of one node, and the core's about the
+    job. `last` is what the core was told of these workers, in torch's words and with their values.
+    """
+    job = CoreState.STOPPED if ended is None else ended.state
+    if last is not None and (job, last.state) in _OF_THE_WORKERS:
         return last
-    if last is not None and last.state in BAD and ended.state is not CoreState.SUCCEEDED:
-        return _failed(last, ended)
-    if ended.state is CoreState.SUCCEEDED:
-        return RunResult(WorkerState.SUCCEEDED)
-    if ended.state is CoreState.STOPPED:
-        return RunResult(WorkerState.STOPPED)
-    if ended.failures:
-        root = _root_of(ended)
-        return RunResult(WorkerState.FAILED, failures={root.rank: process_failure(root)})
-    raise _error(ended)
-
-
-def _failed(last: RunResult, ended: Result) -> RunResult:
-    if last.state == WorkerState.FAILED and last.failures:
-        return last
-    # A failure must have a cause that can be shown, and must be told from a success.
-    root = _root_of(ended) if ended.failures else None
-    failures = last.failures or ({root.rank: process_failure(root)} if root is not None else {})
-    return RunResult(WorkerState.FAILED, dict(last.return_values), failures)
-
-
-def _root_of(ended: Result) -> WorkerFailure:
-    if isinstance(ended.why, reasons.BudgetSpent):
-        return ended.why.root.failure
-    return root_cause_of(tuple(ended.failures.values()))
-
-
-def _error(ended: Result) -> Exception:
-    match ended.why:
-        case reasons.TooFewNodes():
-            name = "RendezvousTimeoutError"
-        case own.StoreLost() | own.JournalRefused():
-            name = "RendezvousConnectionError"
-        case own.TermsDiffer() | own.Replaced():
-            name = "RendezvousStateError"
-        case _:
-            name = "RendezvousClosedError"
-    # Whoever catches torch's error has loaded its module.
-    kind: type[Exception] = getattr(sys.modules.get(_TORCHS_ERRORS), name, RendezvousFailed)
-    return kind(reason_text(ended.why))
+    if ended is None or job in _WITHOUT_WORKERS:
+        return RunResult(_WITHOUT_WORKERS[job])
+    if ended.root is None:
+        # Whoever catches torch's error has loaded its module.
+        name = _ERRORS.get(type(ended.why), "RendezvousClosedError")
+        kind: type[Exception] = getattr(sys.modules.get(_TORCHS_ERRORS), name, RendezvousFailed)
+        raise kind(reason_text(ended.why))
+    return RunResult(WorkerState.FAILED, failures={ended.root.rank: process_failure(ended.root)})
 
 
 def is_graceful_exit(error: BaseException) -> bool:

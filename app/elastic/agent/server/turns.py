@@ -3,17 +3,22 @@ and tells the core what they have found."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, NoReturn
 
-from reknit.core.agent.commands import StartWorkers, StopWorkers
-from reknit.core.job.reasons import WorkerFailed
+from reknit.adapters.observe.events import hang_events
+from reknit.core.agent.commands import StopWorkers
+from reknit.core.agent.workers import StartWorkers
+from reknit.core.job.restart import Sequel
+from reknit.core.job.workers import WorkerFailure
 
+from ...events import EventSource
+from ...events.agents import record
 from ...utils.logging import get_logger
 from .course import Course
 from .group import WorkerGroup, WorkerState
-from .hooks import called
-from .results import BAD, failures_of
+from .hooks import called, monitored
+from .results import BAD, failed_result, failures_of
 
 if TYPE_CHECKING:
     from .api import SimpleElasticAgent
@@ -41,7 +46,11 @@ class Turns:
         self._course.form()
         form(self._group)
         self._course.be_started(self._group)
-        self._looks_at = self._course.now() + self._group.spec.monitor_interval
+        self._plan_look()
+
+    def _plan_look(self) -> None:
+        interval_s = max(self._group.spec.monitor_interval, self._agent._least_interval_s)
+        self._looks_at = self._course.now() + interval_s
 
     def _turn(self) -> None:
         # Workers that have ended or were stopped are not looked at: what follows is for the other nodes to say, too.
@@ -51,16 +60,14 @@ class Turns:
             self._course.give_back(command)
             self._form(self._agent._initialize_workers)
         elif isinstance(command, StopWorkers):
-            self._obey(command)
+            self._obey()
         elif not is_idle:
-            self._looks_at = self._course.now() + self._group.spec.monitor_interval
+            self._plan_look()
             self._look()
 
-    def _obey(self, command: StopWorkers) -> None:
+    def _obey(self) -> None:
         agent = self._agent
-        if self._course.will_restart(command):
-            if isinstance(command.why, WorkerFailed):
-                agent._remaining_restarts = max(0, agent._remaining_restarts - 1)
+        if self._course.sequel() is Sequel.ROUND:
             self._form(agent._restart_workers)
             return
         called(agent._stop_workers, self._group)
@@ -69,7 +76,8 @@ class Turns:
 
     def _look(self) -> None:
         agent, group, course = self._agent, self._group, self._course
-        result = agent._monitor_workers(group)
+        with course.looking():
+            result = monitored(agent, group)
         state = WorkerState(result.state)  # a subclass may still have torch's class, or a text
         group.state = state
         agent._record_state(state)
@@ -79,16 +87,18 @@ class Turns:
             course.retire()
         elif state in BAD:
             _logger.info("[%s] the workers are %s", group.spec.role, state.name)
-            course.failed(result, failures_of(result, group))
-            self._take_back_restarts()
+            failures = failures_of(result, group)
+            self._record_hangs(failures)
+            course.failed(failed_result(result, failures), failures)
         elif state is not WorkerState.HEALTHY:
             raise RuntimeError(f"[{group.spec.role}] the workers are {state.name}: the agent cannot go on")
 
-    def _take_back_restarts(self) -> None:
-        """If the subclass has lowered the number of restarts, this failure may be the last one of this node."""
-        agent = self._agent
-        left = agent._restarts_left()
-        if agent._remaining_restarts < left:
-            agent._withdrawn_restarts += left - agent._remaining_restarts
-            if agent._remaining_restarts <= 0:
-                self._course.leave()
+    def _record_hangs(self, failures: Sequence[WorkerFailure]) -> None:
+        """Record the events about workers that were ended because they were hung."""
+        for failure in failures:
+            if failure.cause is None:
+                continue
+            for name, inner in hang_events(failure.cause, failure.pid, failure.exitcode):
+                event = self._agent._construct_event("RUNNING", EventSource.AGENT)
+                event.name, event.metadata["metadata"] = name, inner
+                record(event, self._group.spec.event_log_handler)

@@ -14,12 +14,16 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import wraps
 from logging import getLogger
-from typing import Any, ParamSpec, TypeVar, overload
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, overload
 
 from reknit.adapters.keeper.errors import document
 
 from .error_handler import ErrorHandler
 from .handlers import get_error_handler
+
+if TYPE_CHECKING:
+    # Not imported otherwise: a worker that records its error imports this file, and should not pay for the core.
+    from reknit.core.job.workers import NoProgress, TimerExpired
 
 __all__ = ["ChildFailedError", "ErrorHandler", "ProcessFailure", "get_error_handler", "record"]
 
@@ -55,6 +59,8 @@ class ProcessFailure:
     """A text, or the error file's object with `message` and `extraInfo`."""
     timestamp: int = field(init=False)
     """When the worker failed, by its error file. Without one: when this object was made. Seconds since the epoch."""
+    cause: NoProgress | TimerExpired | None = field(init=False, default=None, repr=False, compare=False)
+    """Why the agent has ended the worker, which was hung. None: the agent has not."""
 
     def __post_init__(self) -> None:
         self.timestamp = int(time.time())
@@ -89,6 +95,7 @@ class ProcessFailure:
 
     @property
     def has_error_file(self) -> bool:
+        """Whether the worker has written an error file."""
         return self.error_file != _NOT_AVAILABLE
 
     def keep(self, owner: object) -> None:
@@ -193,7 +200,7 @@ def _traceback(message: object) -> str:
         return str(message)
     extra = message.get("extraInfo")
     stack = extra.get("py_callstack") if isinstance(extra, Mapping) else None
-    return str(message.get("message", _NOT_AVAILABLE) if stack is None else stack).replace("\n", "\n  ")
+    return str(stack or message.get("message", _NOT_AVAILABLE)).replace("\n", "\n  ")
 
 
 def _as_torchs(cls: type[ChildFailedError]) -> type[ChildFailedError]:

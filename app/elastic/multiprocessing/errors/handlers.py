@@ -6,4 +6,5 @@ __all__ = ["get_error_handler"]
 
 
 def get_error_handler() -> ErrorHandler:
+    """A new handler. A program puts its own function in this place."""
     return ErrorHandler()

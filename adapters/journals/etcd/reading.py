@@ -1,0 +1,45 @@
+"""A journal in etcd that is opened for reading alone. A user who may only read its keys will do."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from reknit.adapters.journals.envelope import Record
+from reknit.adapters.journals.etcd.gateway import Gateway, created_after, get
+from reknit.adapters.journals.etcd.keys import Keys, place_of
+from reknit.adapters.ports import Refused
+from reknit.core.job.entries import Filler
+from reknit.core.job.reasons import Refusal
+
+if TYPE_CHECKING:
+    from reknit.adapters.journals.envelope import Envelope
+    from reknit.adapters.journals.etcd.gateway import Cluster
+
+_PAGE = 1000
+"""Number of records that one request asks for."""
+
+
+class EtcdRecords:
+    """Implements `ports.Readable`."""
+
+    def __init__(self, cluster: Cluster, envelope: Envelope, *, timeout_s: float = 5.0) -> None:
+        """Does not connect yet. `timeout_s`: see `EtcdJournal`."""
+        self._keys = Keys(envelope.job)
+        self._gateway = Gateway(cluster, timeout_s, cluster.login(f"read {self._keys.root}"))
+        self._envelope = envelope
+
+    def records(self, after: int) -> tuple[int, Sequence[tuple[str, Record]]]:
+        wanted = [get(self._keys.header), created_after(self._keys.entries, after, _PAGE)]
+        header, entries = self._gateway.transact([], wanted, []).ranges
+        if not header.found:
+            raise Refused(Refusal.IDENTITY, f"there is no journal of job {self._envelope.job} in etcd")
+        self._envelope.admit(header.found[0].value)
+        records = []
+        for found in entries.found:
+            place = place_of(found.key)
+            records.append((place, self._envelope.unwrap(found.value, place) or Record(Filler())))
+        return entries.found[-1].created if entries.found else after, records
+
+    def close(self) -> None:
+        self._gateway.close()

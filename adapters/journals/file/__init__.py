@@ -1,0 +1,1 @@
+"""A journal in a folder on a file system that all nodes share."""

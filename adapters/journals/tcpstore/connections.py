@@ -1,0 +1,234 @@
+"""The connections of a journal in a TCPStore, and finding out which journal is there.
+
+1. Each thread of the link has a connection of its own. Every new connection first checks that the journal is the same.
+2. The header is written once. Usually the agent that hosts the store writes it. If an agent that has read the journal
+   finds no header, the store has lost everything, and the journal is founded again (`rebirth`).
+3. A host that finds a sign of an earlier life waits for the agents that remember it, before it begins a new journal.
+   There are two signs: an offer in the store, and what the caller knows (`has_elders`).
+4. A call may take `timeout_s`, or four times as long as the store took to answer the greeting. The first connection,
+   and one after a connection that was not made in time, may take twice as long. So a round trip of 6 s does no harm,
+   with a limit of 5 s.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+
+from reknit.adapters.journals.envelope import Envelope, Life, Prefix, number
+from reknit.adapters.journals.tcpstore.client import Client, endpoint
+from reknit.adapters.journals.tcpstore.keys import OWNER, Keys
+from reknit.adapters.journals.tcpstore.rebirth import Memory, found_again
+from reknit.adapters.ports import Refused, Unavailable
+from reknit.core.job.job import Job
+from reknit.core.job.reasons import Refusal
+
+_ELDERS_S = 3.0
+"""How long a host that has lost its store waits for agents that remember the journal. They try again every second."""
+_OFFERED_S = 6.0
+"""How much longer such a host waits if an agent has offered to found the journal again by then. That agent may wait for
+others, one after another, and its way to the store may be long. Seconds."""
+_FIRST = 2
+"""The first connection, and one after a connection that took too long, may take so many times `timeout_s`."""
+_ROUND_TRIPS = 4
+"""A call may take so many times as long as the answer to the greeting."""
+
+
+class Course:
+    """What this agent knows of one life of the journal. Each new life begins with a new one."""
+
+    def __init__(self, keys: Keys, life: Life) -> None:
+        self.life = life
+        self.keys = keys.of(life.name)
+        self.prefix: Prefix | None = Prefix(life.position, life.digest)
+        """What was read. None: reading began in the middle, so there is no digest."""
+        self.seen = ""
+        """`prefix` as it stands in records. The reader writes it, and the writer reads it."""
+        self.is_entered = False
+        """The reader has read from this life."""
+        # The reader's:
+        self.crowd = 1
+        """The largest number of entries that was waited for lately. As many may still be coming."""
+        self.is_read = False
+        """The last look found no entry after those that were read. So the next read waits at once, and does not look
+        before."""
+        self.known_taken = (0, 0.0)
+        """A number of taken slots, and the monotonic time at which this reader first saw that number."""
+        # The writer's:
+        self.taken: tuple[str, int, bytes] | None = None
+        """A token, the slot that was taken for it and may not be filled yet, and the record that fills it. None: there
+        is no such slot."""
+        self.claims: set[int] = set()
+        """Claims of this reader whose fold the writer has not published yet."""
+
+
+class Connections:
+    """The connections of one agent to one journal, by the name of the thread that uses them."""
+
+    def __init__(
+        self,
+        host: str,
+        port: int,
+        envelope: Envelope,
+        *,
+        exclusive: bool,
+        founds: bool,
+        timeout_s: float,
+        has_elders: bool,
+        reads_only: bool,
+    ) -> None:
+        """The parameters are those of `TCPStoreJournal`."""
+        self.where = endpoint(host, port)
+        self.keys = Keys(envelope.job)
+        self.pace_ms = 0
+        """The longest round trip of any writer, as far as this agent knows. Milliseconds."""
+        self._address = host, port
+        self._envelope = envelope
+        self._exclusive = exclusive
+        self._founds = founds
+        self._timeout_s = timeout_s
+        self._has_elders = has_elders
+        self._reads_only = reads_only
+        self._owner = envelope.job.encode(errors="surrogatepass")
+        self._clients: dict[str, Client] = {}
+        self._limit_s = _FIRST * timeout_s
+        """How long the next connection may take. Any role's connection shows how far away the store is."""
+        self._greeting = threading.Lock()
+        self._course: Course | None = None
+        self._memory: Memory | None = None
+        self._is_closed = False
+
+    def remember(self, position: int, job: Job) -> None:
+        """The agent has folded everything before `position`."""
+        course = self._course
+        digest = course.prefix.at(position) if course is not None and course.prefix is not None else ""
+        if digest:
+            self._memory = Memory(position, job, digest)
+
+    def close(self) -> None:
+        self._is_closed = True
+        for client in list(self._clients.values()):
+            client.close()
+
+    def client(self, role: str) -> tuple[Client, Course]:
+        """The connection of one of the threads, and the life of the journal that it reaches."""
+        client, course = self._clients.get(role), self._course
+        if client is not None and course is not None and not client.is_closed:
+            return client, course
+        self._check_open()
+        client = self._clients[role] = self._connected()
+        try:
+            with self._greeting:
+                course = self._greeted(client)
+            self._check_open()  # `close` may have been called before it could see this client
+        except BaseException:
+            client.close()
+            raise
+        return client, course
+
+    def _connected(self) -> Client:
+        limit_s, began = self._limit_s, time.monotonic()
+        keys = (OWNER, self.keys.header, self.keys.offers, self.keys.pace)
+        try:
+            client = Client(*self._address, limit_s, keys)
+        except Unavailable:
+            is_late = time.monotonic() - began >= limit_s
+            self._limit_s = max(self._limit_s, _FIRST * self._timeout_s) if is_late else self._timeout_s
+            raise
+        self._limit_s = max(self._timeout_s, _ROUND_TRIPS * client.round_trip_s)
+        client.limit(self._limit_s)
+        return client
+
+    def _check_open(self) -> None:
+        if self._is_closed:
+            raise Unavailable(f"{self.where}: the journal was closed here")
+
+    # ---- which journal is there ----
+
+    def _greeted(self, client: Client) -> Course:
+        owner, header, _, pace = client.greeting
+        self.pace_ms = max(self.pace_ms, number(pace))
+        if self._reads_only:
+            if not header and self._course is None:
+                raise Refused(Refusal.SETUP, f"{self.where}: there is no journal of job {self._envelope.job}")
+            return self._entered(client, self._envelope.admit(header))
+        if self._course is not None and not header:
+            header = client.get(self.keys.header) or self._found_again(client, self._course)
+        if self._course is None:
+            owner, header = self._founded(client) if self._founds else self._awaited(client)
+            self._check_owner(owner)
+            if not header:
+                why = f"waited {self._timeout_s:g} s for its host to begin the journal of job {self._envelope.job}"
+                hint = "if no agent hosts this store, give --rdzv-conf=is_host=false"
+                raise Unavailable(f"{self.where}: {why} ({hint})")
+        return self._entered(client, self._envelope.admit(header))
+
+    def _check_owner(self, owner: bytes) -> None:
+        if self._exclusive and owner not in (b"", self._owner):
+            job = owner.decode(errors="replace")
+            raise Refused(
+                Refusal.OTHER_JOB, f"{self.where} serves job {job}, not {self._envelope.job}; choose another endpoint"
+            )
+
+    def _founded(self, client: Client) -> tuple[bytes, bytes]:
+        """Owner and header. This agent writes them if they are missing. It writes no header into the store of another
+        job."""
+        owner, header, offers, _ = client.greeting
+        if self._exclusive:
+            owner = owner or client.compare_set(OWNER, b"", self._owner)
+            if owner != self._owner:
+                return owner, b""
+        if not header and (self._has_elders or offers):
+            is_there = client.wait([self.keys.header], _ELDERS_S)
+            if not is_there and client.get(self.keys.offers):
+                client.wait([self.keys.header], _OFFERED_S)
+        return owner, header or client.compare_set(self.keys.header, b"", self._envelope.header())
+
+    def _awaited(self, client: Client) -> tuple[bytes, bytes]:
+        """Owner and header, which another agent writes. They are empty if it has not written them in time."""
+        owner, header, _, _ = client.greeting
+        is_begun = header and (owner or not self._exclusive)
+        if is_begun or (self._exclusive and owner not in (b"", self._owner)):
+            return owner, header
+        # The host appends its first entry at once. This agent waits for that entry as well, which saves an empty read.
+        keys = [self.keys.header, self.keys.of("").slot(0)]
+        client.wait([OWNER, *keys] if self._exclusive else keys, self._timeout_s)
+        owner, header = client.multi_get([OWNER, self.keys.header])
+        return owner, header
+
+    # ---- a store that was lost ----
+
+    def _found_again(self, client: Client, course: Course) -> bytes:
+        """The header, after the store has lost everything. Empty: this agent cannot found the journal again."""
+        if self._exclusive:
+            self._check_owner(client.compare_set(OWNER, b"", self._owner))
+        if self._memory is None:
+            if course.prefix is not None and not course.prefix.position:
+                self._envelope.forget()  # this agent has read nothing, so it begins anew
+                self._course = None
+            return b""
+        return found_again(client, self.keys, self._envelope, self._memory)
+
+    def _entered(self, client: Client, life: Life) -> Course:
+        course = self._course
+        if course is not None and course.life.name == life.name:
+            return course
+        known = "" if course is None or course.prefix is None else course.prefix.at(life.position)
+        has_more = self._memory is not None and self._memory.position > life.position
+        if has_more or known not in ("", life.digest):
+            raise self.left_behind()
+        if course is not None:
+            for other in list(self._clients.values()):  # they lead to the store that was lost
+                if other is not client:
+                    other.close()
+        self._course = Course(self.keys, life)
+        return self._course
+
+    def left_behind(self) -> Refused:
+        """The error for an agent that has read what the others have not."""
+        job = self._envelope.job
+        return Refused(
+            Refusal.IDENTITY,
+            f"{self.where}: the store was lost, and the other agents have written the journal of job {job} "
+            "again without something that this node has read; start this agent again",
+        )

@@ -1,0 +1,61 @@
+"""The keys of a journal in a TCPStore. <job> is the job's id.
+
+    /reknit/owner                   the job that the store serves
+    /reknit/<job>/header            what names this journal
+    /reknit/<job>/pace              the longest round trip of any writer, in milliseconds
+    /reknit/<job>/offers            how many agents have offered to found the journal again
+    /reknit/<job>/best              the offer of the agent that has read furthest
+
+The others belong to one life of the journal (`envelope.Life`). In its first life <life> is left out.
+
+    /reknit/<job>/<life>/head              how many slots are taken
+    /reknit/<job>/<life>/slot/<n>          one record; n is a position
+    /reknit/<job>/<life>/beat/<inc>/<id>   a node's counter
+    /reknit/<job>/<life>/fold              the fold of all entries before a position
+    /reknit/<job>/<life>/fold-at           that position
+    /reknit/<job>/<life>/claim/<n>         how many readers that are far behind have claimed to fold the slots up to
+                                           n · MANY
+    /reknit/<job>/<life>/done/<n>          set when the first of these readers has published the fold
+"""
+
+from __future__ import annotations
+
+from reknit.core.job.entries import Node
+
+OWNER = "reknit/owner"
+
+
+class Keys:
+    """The keys that all lives of a journal share."""
+
+    def __init__(self, job: str) -> None:
+        self.root = f"reknit/{job.replace('%', '%25').replace('/', '%2F')}/"
+        self.header = self.root + "header"
+        self.pace = self.root + "pace"
+        self.offers = self.root + "offers"
+        self.best = self.root + "best"
+
+    def of(self, life: str) -> LifeKeys:
+        return LifeKeys(f"{self.root}{life}/" if life else self.root)
+
+
+class LifeKeys:
+    """The keys of one life."""
+
+    def __init__(self, root: str) -> None:
+        self._root = root
+        self.head = root + "head"
+        self.fold = root + "fold"
+        self.fold_at = root + "fold-at"
+
+    def slot(self, number: int) -> str:
+        return f"{self._root}slot/{number}"
+
+    def beat(self, node: Node) -> str:
+        return f"{self._root}beat/{node.incarnation}/{node.id}"
+
+    def claim(self, number: int) -> str:
+        return f"{self._root}claim/{number}"
+
+    def done(self, number: int) -> str:
+        return f"{self._root}done/{number}"

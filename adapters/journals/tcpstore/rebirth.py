@@ -1,0 +1,93 @@
+"""Founding a journal again whose store has lost it. Rule 16 of docs/protocol.md says why this is safe.
+
+The store of `c10d` lives as long as its host. When the host is back, the store is empty. Every other agent still has
+the whole fold.
+
+1. Each agent that finds no header offers what it has: its position, and the digest of all records before it. The key
+   `best` holds the best offer: the highest position, and among equals the smallest name.
+2. The agent with the best offer waits for the others: until as many agents have offered as nodes are live, or for
+   `_OFFERS_S`. If one is missing, it is probably the host, and the wait is short.
+3. Then this agent writes its fold and the position into the keys of a new life, which nobody else writes to. At last it
+   writes the header, with `compare_set`. The header names the journal, the life, the position and the digest.
+4. If the agent with the best offer dies, another agent puts its own offer in its place. Then it waits again, because a
+   third agent may have a better offer, which the dead one has hidden.
+5. Whoever writes the header first has decided. Every agent checks the header against what it has read itself.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+
+from attrs import frozen
+
+from reknit.adapters.journals.envelope import Envelope, Life
+from reknit.adapters.journals.tcpstore.client import Client
+from reknit.adapters.journals.tcpstore.keys import Keys
+from reknit.core.job.job import Job
+
+_OFFERS_S = 1.5
+"""How long the agent with the best offer waits for others. An agent that lost its store tries again every second."""
+_ONE_MISSING_S = 0.3
+_POLL_S = 0.05
+LARGEST = 4 << 20
+"""Upper bound on a fold in the store, in bytes. torch's server closes the connection at a value of 8 MiB."""
+
+
+@frozen
+class Memory:
+    """What an agent has read and folded."""
+
+    position: int
+    job: Job
+    digest: str
+    """Of all records before `position`."""
+
+
+def found_again(client: Client, keys: Keys, envelope: Envelope, memory: Memory) -> bytes:
+    """Found the journal again, or wait until another agent has. The header. Empty if neither was possible."""
+    life = Life(os.urandom(8).hex(), memory.position, memory.digest)
+    fold = envelope.wrap_job(memory.position, memory.job, memory.digest)
+    if len(fold) > LARGEST:
+        return b""
+    live = len(memory.job.live)
+    offer = envelope.seal({"position": life.position, "digest": life.digest, "name": life.name}, "offer")
+    began, least_s = time.monotonic(), 0.0
+    best = _offered(client, keys, envelope, offer)
+    offers = client.add(keys.offers, 1)  # only now: whoever counts this offer must find it
+    while not client.wait([keys.header], _POLL_S):
+        waited_s = time.monotonic() - began - client.round_trip_s
+        if best == offer and waited_s >= least_s and _are_enough(offers, live, waited_s):
+            client.set(keys.of(life.name).fold, fold)
+            client.set(keys.of(life.name).fold_at, b"%d" % life.position)
+            client.set(keys.of(life.name).head, b"%d" % life.position)
+            return client.compare_set(keys.header, b"", envelope.header(life))
+        if best != offer and waited_s >= 2 * _OFFERS_S:
+            client.compare_set(keys.best, best, offer)  # the agent with that offer has died
+            began, least_s = time.monotonic(), _OFFERS_S
+        offers, (best,) = client.add_and_get(keys.offers, 0, [keys.best])
+        if _rank(envelope, offer) < _rank(envelope, best):
+            best = _offered(client, keys, envelope, offer)
+            began, least_s = time.monotonic(), _OFFERS_S
+    return client.get(keys.header)
+
+
+def _are_enough(offers: int, live: int, waited_s: float) -> bool:
+    if offers >= live - 1 and waited_s >= _ONE_MISSING_S:
+        return True
+    return offers >= live or waited_s >= _OFFERS_S
+
+
+def _offered(client: Client, keys: Keys, envelope: Envelope, offer: bytes) -> bytes:
+    """Put this offer in place if it is the best. Returns the best."""
+    best = client.compare_set(keys.best, b"", offer)
+    while _rank(envelope, offer) < _rank(envelope, best):
+        best = client.compare_set(keys.best, best, offer)
+    return best
+
+
+def _rank(envelope: Envelope, offer: bytes) -> tuple[int, str]:
+    """The smaller, the better. What is no offer of this journal is the worst."""
+    fields = envelope.unseal(offer, "offer")
+    position = fields.get("position")
+    return (-position, str(fields.get("name"))) if type(position) is int else (1, "")

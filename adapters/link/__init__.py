@@ -1,0 +1,8 @@
+"""The link between the agent's loop, which never waits, and a journal, which waits."""
+
+from __future__ import annotations
+
+from .machine import LOOK_S, MANY
+from .threads import ThreadedLink
+
+__all__ = ["LOOK_S", "MANY", "ThreadedLink"]

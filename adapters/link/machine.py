@@ -1,0 +1,327 @@
+"""What a link does, as a value: which calls of the journal it makes next, and what it tells the agent.
+
+    link, calls = step(link, input, at)
+
+The inputs are the wishes of the agent (`Append`, `Beat`, `Folded`), and what has become of the calls. Nothing here
+waits, has a thread or reads a clock. Threads (`threads.py`) or the simulated cluster carry out the calls.
+
+1. A link has three *lanes*: it reads, it says, and it beats. Each lane has one call under way at most. No lane waits
+   for another. So a node beats while an append waits for its turn, or for the answer of a slow store.
+2. A call that has failed is made again after a pause, for as long as it takes. When to stop trying is the agent's
+   decision (`Spec.store_timeout_s`), never an adapter's.
+3. Entries are said in the order in which the agent wants them said. If the agent wants an entry that is still on its
+   way, nothing is added. During an outage the agent says the same things again and again, and the store must not be
+   flooded when it is back. An entry is on its way until it was read back. A read that began after the journal had
+   taken the entry, and that finds nothing new, shows that the journal has lost the entry. Then the agent may say it
+   again.
+4. A beat that the agent wants while one is on its way is not added either. If the one on its way fails, the newest
+   takes its place. The exception is a beat of another incarnation. It follows at once, because nobody has heard the
+   new incarnation yet.
+5. While something cannot be said, or no beat gets through, the agent is told nothing that is read. So it sees one
+   outage, and not many short ones. Nothing is read meanwhile, and what was under way is read again afterwards, because
+   it may be out of date.
+6. After an acknowledged beat, the agent is told of the next read even if it is empty. The first beat is the exception.
+   The same holds at the end of an outage. Nothing else tells the agent that the journal answers again.
+7. After a read that was told, nothing is read before the agent has folded it. Only the fold tells how many entries are
+   worth waiting for. So at most one read waits for an agent that does not run.
+8. A reader that had much to read publishes the fold, for readers that are far behind. It tries once: nobody depends on
+   the fold. The agent's own entries go first.
+9. After a refusal or the close, no call is made and nothing is told.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, NamedTuple, assert_never
+
+from attrs import evolve, frozen
+
+from reknit.core.agent.commands import Append, Beat
+from reknit.core.agent.events import Counters, EntriesRead, Event, JournalFailed
+from reknit.core.job.entries import Entry, Node
+from reknit.core.job.job import Job, lacking
+
+from .messages import (
+    Appended,
+    Beaten,
+    Call,
+    Closed,
+    Failed,
+    Folded,
+    Forbidden,
+    Found,
+    Input,
+    Lane,
+    Publish,
+    Published,
+    Read,
+    Say,
+    SendBeat,
+)
+
+if TYPE_CHECKING:
+    from reknit.adapters.ports import Batch
+
+LOOK_S = 1.0
+"""A read that finds nothing returns after this. So the next look is at most this far away, except in a large crowd of
+nodes. Seconds."""
+MANY = 32
+"""After a read of more entries than this, a reader publishes their fold. A reader that is further behind than this
+looks for a published fold first."""
+_FIRST_RETRY_S, _LAST_RETRY_S = 0.05, 1.0
+_MOST_DOUBLINGS = 10
+"""The pause has reached its maximum before it has doubled so often."""
+
+
+# ---- the link ----
+
+
+@frozen
+class Saying:
+    """What the link says. Its calls are `Say` and `Publish`."""
+
+    queue: tuple[Say, ...] = ()
+    """What the journal has not taken yet, in order."""
+    underway: frozenset[Entry] = frozenset()
+    """Entries that the agent has said and that were not read back yet."""
+    taken: frozenset[Entry] = frozenset()
+    """Those of them that the journal has taken."""
+    count: int = 0
+    """How many tokens were given away."""
+    fold: Publish | None = None
+    """The fold to publish. None: there is none."""
+    call: Say | Publish | None = None
+    """The call that is under way. None: none is."""
+    failures: int = 0
+    """How often the first of `queue` has failed."""
+
+
+@frozen
+class Beating:
+    wanted: Beat | None = None
+    """The beat that the agent wanted last. None: the last one was acknowledged."""
+    call: SendBeat | None = None
+    failures: int = 0
+    has_beaten: bool = False
+
+
+@frozen
+class Reading:
+    position: int = 0
+    """Where the next read begins: after everything that the agent was told."""
+    count: int = 0
+    """How many entries the agent was told of."""
+    enough_at: int = 0
+    """The count from which on something can change for the agent, as far as its fold tells."""
+    is_owed: bool = True
+    """The next read does not wait for news, and is told even if it is empty."""
+    call: Read | None = None
+    tells: bool = False
+    """The call that is under way is told even if it finds nothing."""
+    is_stale: bool = False
+    """What the call that is under way finds is not told: something could not be said meanwhile."""
+    taken: frozenset[Entry] = frozenset()
+    """`Saying.taken` when the call that is under way began."""
+    is_told: bool = False
+    """The agent was told of a read and has not folded it yet."""
+    is_worth: bool = False
+    """The fold of this read is to be published."""
+    failures: int = 0
+
+
+@frozen
+class Link:
+    nonce: str
+    """Unique to this agent. The tokens of its entries begin with it."""
+    look_s: float = LOOK_S
+    """A read that finds nothing returns after so many seconds."""
+    saying: Saying = Saying()
+    beating: Beating = Beating()
+    reading: Reading = Reading()
+    news: tuple[Event, ...] = ()
+    """What the agent is to be told."""
+    is_ended: bool = False
+
+    @property
+    def is_stuck(self) -> bool:
+        """Something cannot be said, or no beat gets through."""
+        return bool(self.saying.failures or self.beating.failures)
+
+
+class Step(NamedTuple):
+    link: Link
+    calls: tuple[Call, ...]
+    """What is to be called now, at most one call for each lane."""
+
+
+def begun(nonce: str, look_s: float = LOOK_S) -> Step:
+    """A new link, and its first read."""
+    return _driven(Link(nonce, look_s))
+
+
+def step(link: Link, happened: Input, at: float) -> Step:
+    """`at`: the time on the agent's clock."""
+    if link.is_ended:
+        return Step(link, ())  # what was under way at the end may still return
+    return _driven(_noted(link, happened, at))
+
+
+def taken(link: Link) -> tuple[Link, tuple[Event, ...]]:
+    """The link without its news, and the news."""
+    return (evolve(link, news=()), link.news) if link.news else (link, ())
+
+
+def _noted(link: Link, happened: Input, at: float) -> Link:
+    match happened:
+        case Append(entry):
+            return _wanted(link, entry)
+        case Beat():
+            return evolve(link, beating=evolve(link.beating, wanted=happened))
+        case Folded(job):
+            return _folded(link, job)
+        case Found(batch):
+            return _found(link, batch, at)
+        case Appended():
+            return _appended(link)
+        case Published():
+            return evolve(link, saying=evolve(link.saying, call=None))
+        case Beaten(counts):
+            return _beaten(link, counts, at)
+        case Failed(lane, why):
+            return _failed(link, lane, JournalFailed(at, why))
+        case Forbidden(refusal, why):
+            return evolve(link, is_ended=True, news=(*link.news, JournalFailed(at, why, refusal)))
+        case Closed():
+            return evolve(link, is_ended=True)
+        case _:
+            assert_never(happened)
+
+
+# ---- saying ----
+
+
+def _wanted(link: Link, entry: Entry) -> Link:
+    saying = link.saying
+    if entry in saying.underway:
+        return link
+    count = saying.count + 1
+    say = Say(f"{link.nonce}-{count}", entry)
+    saying = evolve(saying, queue=(*saying.queue, say), underway=saying.underway | {entry}, count=count)
+    return evolve(link, saying=saying)
+
+
+def _appended(link: Link) -> Link:
+    saying, (say, *rest) = link.saying, link.saying.queue
+    # An earlier try may have succeeded without an answer. Then the entry may have been read back already.
+    is_underway = say.entry in saying.underway and all(other.entry != say.entry for other in rest)
+    taken = saying.taken | {say.entry} if is_underway else saying.taken
+    after = evolve(saying, queue=tuple(rest), taken=taken, call=None, failures=0)
+    return _with_read_owed(evolve(link, saying=after), saying.failures)
+
+
+# ---- beating ----
+
+
+def _beaten(link: Link, counts: Mapping[Node, int], at: float) -> Link:
+    before = link.beating
+    call, wanted = before.call, before.wanted
+    is_another = call is not None and wanted is not None and call.beat.node != wanted.node
+    beating = Beating(wanted if is_another else None, has_beaten=True)
+    link = evolve(link, beating=beating, news=(*link.news, Counters(at, counts)))
+    return _with_read_owed(link, before.failures or before.has_beaten)
+
+
+# ---- reading ----
+
+
+def _found(link: Link, batch: Batch, at: float) -> Link:
+    before = link.reading
+    reading = evolve(before, call=None, tells=False, is_stale=False, taken=frozenset(), failures=0)
+    if before.is_stale:
+        return evolve(link, reading=evolve(reading, is_owed=True))
+    is_empty = not batch.entries and batch.base is None
+    link = evolve(link, saying=_read_back(link.saying, batch, before.taken if is_empty else frozenset()))
+    reading = evolve(reading, position=batch.position, count=reading.count + len(batch.entries))
+    if is_empty and not batch.is_awaited and not before.tells:
+        return evolve(link, reading=reading)
+    is_worth = batch.is_awaited or len(batch.entries) > MANY
+    event = EntriesRead(at, batch.entries, batch.base)
+    return evolve(link, reading=evolve(reading, is_told=True, is_worth=is_worth), news=(*link.news, event))
+
+
+def _read_back(saying: Saying, batch: Batch, lost: frozenset[Entry]) -> Saying:
+    """`lost`: what the journal has taken and does not hold."""
+    gone = {e for e in saying.underway if e in batch.entries or e in lost}
+    if batch.base is not None:
+        gone |= saying.taken  # these entries may be among those that were skipped
+    return evolve(saying, underway=saying.underway - gone, taken=saying.taken - gone) if gone else saying
+
+
+def _folded(link: Link, job: Job) -> Link:
+    reading, saying = link.reading, link.saying
+    if reading.is_worth:
+        saying = evolve(saying, fold=Publish(reading.position, job))
+    reading = evolve(reading, is_told=False, is_worth=False, enough_at=reading.count + lacking(job))
+    return evolve(link, reading=reading, saying=saying)
+
+
+def _with_read_owed(link: Link, is_owed: object) -> Link:
+    # The journal answers. So a read that has failed is made again without a pause.
+    return evolve(link, reading=evolve(link.reading, is_owed=True, failures=0)) if is_owed else link
+
+
+# ---- failures ----
+
+
+def _failed(link: Link, lane: Lane, event: JournalFailed) -> Link:
+    if not (link.news and isinstance(link.news[-1], JournalFailed)):
+        link = evolve(link, news=(*link.news, event))  # otherwise the agent has yet to be told of the failure before
+    reading = link.reading
+    if lane is Lane.READ:
+        # The next try must not wait for news.
+        failed = evolve(reading, call=None, is_stale=False, is_owed=True, failures=reading.failures + 1)
+        return evolve(link, reading=failed)
+    if reading.call is not None:
+        link = evolve(link, reading=evolve(reading, is_stale=True))
+    if lane is Lane.BEAT:
+        return evolve(link, beating=evolve(link.beating, call=None, failures=link.beating.failures + 1))
+    return evolve(link, saying=evolve(link.saying, call=None, failures=link.saying.failures + 1))
+
+
+def _pause_s(failures: int) -> float:
+    return min(_FIRST_RETRY_S * 2.0 ** min(failures - 1, _MOST_DOUBLINGS), _LAST_RETRY_S) if failures else 0.0
+
+
+# ---- which calls are made ----
+
+
+def _driven(link: Link) -> Step:
+    if link.is_ended:
+        return Step(link, ())
+    calls: list[Call] = []
+    saying, beating, reading = link.saying, link.beating, link.reading
+    if saying.call is None and (saying.queue or saying.fold is not None):
+        say = _next_to_say(saying)
+        calls.append(say)
+        fold = None if isinstance(say, Publish) else saying.fold
+        link = evolve(link, saying=evolve(saying, call=say, fold=fold))
+    if beating.call is None and beating.wanted is not None:
+        beat = SendBeat(beating.wanted, _pause_s(beating.failures))
+        calls.append(beat)
+        link = evolve(link, beating=evolve(beating, call=beat))
+    if reading.call is None and not reading.is_told and not link.is_stuck:
+        wait_s = 0.0 if reading.is_owed else link.look_s
+        least = max(1, reading.enough_at - reading.count)
+        read = Read(reading.position, wait_s, least, _pause_s(reading.failures))
+        calls.append(read)
+        begun = evolve(reading, call=read, tells=reading.is_owed, is_owed=False, taken=saying.taken)
+        link = evolve(link, reading=begun)
+    return Step(link, tuple(calls))
+
+
+def _next_to_say(saying: Saying) -> Say | Publish:
+    if saying.queue:
+        return saying.queue[0]._replace(pause_s=_pause_s(saying.failures))
+    if saying.fold is None:
+        raise AssertionError("there is nothing to say")
+    return saying.fold

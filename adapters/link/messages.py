@@ -1,0 +1,116 @@
+"""What goes into the machine of a link, and what comes out: the words of `adapters/link/machine.py`.
+
+They are named tuples. A class of attrs costs each launch half a millisecond, and there are many of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import Enum
+from typing import TYPE_CHECKING, NamedTuple
+
+from reknit.core.agent.commands import Append, Beat
+
+if TYPE_CHECKING:
+    from reknit.adapters.ports import Batch
+    from reknit.core.job.entries import Entry, Node
+    from reknit.core.job.job import Job
+    from reknit.core.job.reasons import Refusal
+
+
+class Lane(Enum):
+    """Who makes a call. The values name the threads."""
+
+    READ = "reads"
+    SAY = "says"
+    BEAT = "beats"
+
+
+# ---- calls: what a link wants from the journal ----
+
+
+class Read(NamedTuple):
+    """`Journal.read`."""
+
+    after: int
+    wait_s: float
+    least: int = 1
+    pause_s: float = 0.0
+    """Seconds to wait before the call."""
+
+
+class Say(NamedTuple):
+    """`Journal.append`."""
+
+    token: str
+    entry: Entry
+    pause_s: float = 0.0
+
+
+class Publish(NamedTuple):
+    """`Journal.publish`."""
+
+    position: int
+    job: Job
+    pause_s: float = 0.0
+
+
+class SendBeat(NamedTuple):
+    """`Journal.beat`."""
+
+    beat: Beat
+    pause_s: float = 0.0
+
+
+Call = Read | Say | Publish | SendBeat
+LANES: dict[type[Call], Lane] = {Read: Lane.READ, Say: Lane.SAY, Publish: Lane.SAY, SendBeat: Lane.BEAT}
+
+
+# ---- inputs: what happens to a link, besides the agent's `Append` and `Beat` ----
+
+
+class Folded(NamedTuple):
+    """The agent has folded the read that it was told of last."""
+
+    job: Job
+
+
+class Found(NamedTuple):
+    """A `Read` has returned."""
+
+    batch: Batch
+
+
+class Appended(NamedTuple):
+    """A `Say` has returned: the entry is in the journal."""
+
+
+class Published(NamedTuple):
+    """A `Publish` has returned or failed."""
+
+
+class Beaten(NamedTuple):
+    """A `SendBeat` has returned."""
+
+    counts: Mapping[Node, int]
+
+
+class Failed(NamedTuple):
+    """The call that this lane had under way has failed, and trying again may help. Never a `Publish`."""
+
+    lane: Lane
+    why: str
+
+
+class Forbidden(NamedTuple):
+    """A call has failed, and trying again does not help."""
+
+    refusal: Refusal
+    why: str
+
+
+class Closed(NamedTuple):
+    """The agent has closed the link."""
+
+
+Input = Append | Beat | Folded | Found | Appended | Published | Beaten | Failed | Forbidden | Closed

@@ -1,0 +1,148 @@
+"""The link of an agent's loop: a thread for each lane of the machine, which carries out its calls.
+
+What is called and told is decided in `adapters/link/machine.py`. Here is only what waits.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterable, Sequence
+from queue import SimpleQueue
+from typing import TYPE_CHECKING, assert_never
+
+from reknit.adapters.ports import Refused, Unavailable
+from reknit.adapters.threads import Thread
+from reknit.core.agent.commands import Append, Beat
+
+from . import machine, messages
+from .machine import LOOK_S
+from .messages import LANES, Call, Input, Lane, Publish, Read, Say, SendBeat
+
+if TYPE_CHECKING:
+    from reknit.adapters.ports import Clock, Journal
+    from reknit.core.agent.events import Event
+    from reknit.core.job.entries import Entry, Node
+    from reknit.core.job.job import Job
+
+_CLOSE_S = 5.0
+"""How long `close` waits for the threads. Seconds. A call into a hung file system ends later, or never."""
+
+
+class ThreadedLink:
+    """Implements `ports.Link`."""
+
+    def __init__(
+        self,
+        journal: Journal,
+        clock: Clock,
+        nonce: str,
+        *,
+        look_s: float = LOOK_S,
+        remember: Callable[[int, Job], None] | None = None,
+    ) -> None:
+        """`nonce`: unique to this agent. The tokens of its entries begin with it.
+        `look_s`: a read that finds nothing returns after so many seconds.
+        `remember`: told of every position before which the agent has folded everything, and of the fold. Never waits.
+        """
+        self._journal = journal
+        self._remember = remember
+        self._clock = clock
+        self._stepping = threading.Lock()
+        """Held while `_link` makes a step."""
+        self._closing = threading.Event()
+        self._crash: Exception | None = None
+        self._calls: dict[Lane, SimpleQueue[Call | None]] = {lane: SimpleQueue() for lane in Lane}
+        """The calls that the threads are to carry out. None: nothing comes any more."""
+        self._link, calls = machine.begun(nonce, look_s)
+        self._threads = [
+            Thread(self._serve, self._calls[lane], name=f"reknit {nonce} {lane.value}") for lane in self._calls
+        ]
+        self._put(calls)
+        for thread in self._threads:
+            thread.start()
+
+    # ---- the agent's side ----
+
+    def append(self, entry: Entry) -> None:
+        self._feed(Append(entry))
+
+    def beat(self, node: Node, count: int, watch: Sequence[Node]) -> None:
+        self._feed(Beat(node, count, tuple(watch)))
+
+    def folded(self, job: Job) -> None:
+        if self._remember is not None:
+            self._remember(self._link.reading.position, job)  # no read is under way before the agent has folded this
+        self._feed(messages.Folded(job))
+
+    def events(self, now: float) -> list[Event]:
+        if self._crash is not None:
+            raise self._crash  # a journal has a bug, and the loop's thread reports it
+        with self._stepping:
+            self._link, news = machine.taken(self._link)
+        return list(news)
+
+    def close(self) -> None:
+        """Close the journal, which ends the calls that the threads wait in. Then wait for the threads. May be repeated.
+
+        Bounded in time: a thread that hangs in a file system is left behind.
+        """
+        self._closing.set()
+        for queue in self._calls.values():
+            queue.put(None)
+        self._journal.close()
+        give_up_at = time.monotonic() + _CLOSE_S
+        for thread in self._threads:
+            thread.wait(give_up_at - time.monotonic())
+
+    # ---- the threads' side ----
+
+    def _serve(self, queue: SimpleQueue[Call | None]) -> None:
+        while (call := queue.get()) is not None and not self._closing.wait(call.pause_s):
+            try:
+                self._feed(self._outcome(call))
+            except Exception as error:
+                self._crash = error
+                self._feed(messages.Closed())
+                self._clock.wake()
+
+    def _outcome(self, call: Call) -> Input:
+        try:
+            return self._made(call)
+        except Unavailable as e:
+            # Nobody depends on a fold. If there is an outage, the next beat finds that out.
+            return messages.Published() if isinstance(call, Publish) else messages.Failed(LANES[type(call)], str(e))
+        except Refused as e:
+            return messages.Forbidden(e.refusal, str(e))
+
+    def _made(self, call: Call) -> Input:
+        match call:
+            case Read(after, wait_s, least):
+                return messages.Found(self._journal.read(after, wait_s, least))
+            case Say(token, entry):
+                self._journal.append(token, entry)
+                return messages.Appended()
+            case Publish(position, job):
+                self._journal.publish(position, job)
+                return messages.Published()
+            case SendBeat(beat):
+                return messages.Beaten(self._journal.beat(beat.node, beat.count, beat.watch))
+            case _:
+                assert_never(call)
+
+    # ---- both ----
+
+    def _feed(self, happened: Input) -> None:
+        if self._closing.is_set():
+            return  # nobody is told anything any more
+        with self._stepping:
+            before = self._link.news
+            self._link, calls = machine.step(self._link, happened, self._clock.now())
+            self._put(calls)
+            has_news = self._link.news is not before
+        if has_news:
+            self._clock.wake()
+
+    def _put(self, calls: Iterable[Call]) -> None:
+        for call in calls:
+            self._calls[LANES[type(call)]].put(call)

@@ -1,0 +1,55 @@
+"""The way to the journal for a node on which torchrun starts the workers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+from reknit.core.agent.events import Event
+from reknit.core.job.entries import Aborted, Entry, Joined, Node
+from reknit.core.job.job import Gathering, Job
+from reknit.core.job.job import Running as RunningPhase
+
+if TYPE_CHECKING:
+    from reknit.adapters.ports import Link
+
+    from .membership import Membership
+
+
+class Line:
+    """Implements `ports.Link` over a link: beats only while torchrun lives, joins only if torchrun would start workers,
+    and can say that the job ends."""
+
+    def __init__(self, link: Link, membership: Membership, wake: Callable[[], None]) -> None:
+        self._link = link
+        self._membership = membership
+        self._wake = wake
+        self._why = ""
+        """Why the job is to end. Empty: it is not."""
+        self._job = Job()
+
+    def abort(self, why: str) -> None:
+        """Say that the job ends, for all nodes. From any thread."""
+        self._why = why
+        self._wake()
+
+    def append(self, entry: Entry) -> None:
+        if not (isinstance(entry, Joined) and self._membership.has_succeeded):
+            self._link.append(entry)
+
+    def beat(self, node: Node, count: int, watch: Sequence[Node]) -> None:
+        if not self._membership.is_silent():
+            self._link.beat(node, count, watch)
+
+    def events(self, now: float) -> list[Event]:
+        if self._why and isinstance(self._job.phase, Gathering | RunningPhase):
+            self._link.append(Aborted(self._why, self._job.epoch))
+            self._why = ""
+        return self._link.events(now)
+
+    def folded(self, job: Job) -> None:
+        self._job = job
+        self._link.folded(job)
+
+    def close(self) -> None:
+        self._link.close()

@@ -1,0 +1,89 @@
+"""What the agents of a job say of single workers: their ranks, and how a worker failed.
+
+A keeper imports this module, and nothing else of the job. It is imported before the first worker starts.
+"""
+
+from __future__ import annotations
+
+from attrs import frozen
+
+
+@frozen
+class WorkerRanks:
+    """The ranks of one worker, as in its environment: LOCAL_RANK, RANK and ROLE_RANK."""
+
+    local_rank: int
+    rank: int
+    role_rank: int
+
+
+@frozen
+class Assignment:
+    """All that one node needs to start its workers of one round. The numbers are those of the workers' environment."""
+
+    round: int
+    group_rank: int
+    group_world_size: int
+    world_size: int
+    role: str
+    role_world_size: int
+    master_addr: str
+    master_port: int
+    workers: tuple[WorkerRanks, ...]
+    restart_count: int = 0
+    """Number of restarts that the job has spent before this round."""
+    max_restarts: int = 0
+    """`RestartPolicy.max_restarts` of the job."""
+
+
+@frozen
+class TimerExpired:
+    """A timer that the worker has set itself has run out."""
+
+    scope: str = ""
+    """The name of the timer."""
+
+
+@frozen
+class NoProgress:
+    """The worker has reported no progress for too long."""
+
+    for_s: float
+    """The seconds without progress that are allowed (`--hang-after`)."""
+    step: int | None = None
+    """The last step that the worker has reported. None: it has reported no step."""
+    since_start: bool = False
+    """True: the worker has reported no progress since its start. Perhaps it still starts, or never calls
+    `reknit.progress`."""
+
+
+@frozen
+class WorkerFailure:
+    """How one worker failed, as its own agent saw it."""
+
+    local_rank: int
+    rank: int
+    exitcode: int
+    """As in torchelastic: a negative number means that the worker was killed by that signal. 126, 127 and 71 mean that
+    the worker could not be started."""
+    pid: int = 0
+    """The pid of the worker that has ended with this exit code. 0: no process has, see `is_of_worker`."""
+    message: str = ""
+    """`Type: text` of the exception from the worker's error file, or why the worker could not be started."""
+    traceback: str = ""
+    """The traceback of that exception. Empty if none is known."""
+    stderr: tuple[str, ...] = ()
+    """The last lines that the worker wrote to its stderr, as far as the keeper read them."""
+    log: str = ""
+    """Folder or file with the worker's output. Empty if the output is in no file."""
+    cause: TimerExpired | NoProgress | None = None
+    """Why reknit has ended the worker, which was hung. `traceback` then holds its stacks. None: reknit has not."""
+
+    @property
+    def is_of_worker(self) -> bool:
+        """Whether a process of the worker was seen to end with `exitcode`. False: reknit has chosen `exitcode`, because
+        the worker could not be started, or was lost with its keeper.
+
+        The pid tells this: whoever has seen a process end knows its pid. A field of its own could contradict the pid.
+        """
+        return self.pid != 0

@@ -1,0 +1,96 @@
+"""What an agent does now, for observers: one word, and one sentence. No decision depends on it."""
+
+from __future__ import annotations
+
+from enum import Enum
+
+from reknit.core.agent.agent import Agent
+from reknit.core.agent.states import WorkerState
+from reknit.core.job.job import Running, coming
+
+from .describe import reason_text
+
+
+class Doing(Enum):
+    """What an agent does. It does exactly one of these at a time."""
+
+    STARTING = "starting"
+    """It has not found its place in the job: its keeper gets ready, or it reads the journal."""
+    GATHERING = "gathering"
+    """It waits until the next round can begin."""
+    STANDBY = "standby"
+    """A round runs without this node, which waits for a place."""
+    LAUNCHING = "launching"
+    """It starts this node's workers."""
+    RUNNING = "running"
+    """This node's workers run."""
+    STOPPING = "stopping"
+    """It ends this node's workers."""
+    FINISHING = "finishing"
+    """This node has no more work, and waits for the other nodes or says goodbye."""
+    ENDED = "ended"
+    """The agent has its result."""
+
+
+def doing(agent: Agent) -> Doing:
+    """What the agent does now."""
+    workers, job = agent.workers, agent.job
+    if agent.result is not None:
+        return Doing.ENDED
+    if workers.alive:
+        if workers.stopping is not None:
+            return Doing.STOPPING
+        return Doing.RUNNING if workers.up_at is not None else Doing.LAUNCHING
+    if agent.end is not None or agent.is_departing:
+        return Doing.FINISHING
+    if agent.epoch is None:
+        return Doing.STARTING
+    if isinstance(job.phase, Running):
+        if agent.me not in job.member_nodes:
+            return Doing.STANDBY
+        if workers.state is WorkerState.SUCCEEDED and workers.round == job.round:
+            return Doing.FINISHING
+    return Doing.GATHERING
+
+
+def takes_part(agent: Agent) -> bool:
+    """The other nodes count on this node: it has joined the job, and does not leave it. Its workers run, or it waits
+    for a round."""
+    return agent.job.is_live(agent.me) and agent.result is None and agent.end is None and not agent.is_departing
+
+
+def doing_text(agent: Agent) -> str:
+    """`runs the workers of round 2, ranks 0 to 3 of 8`"""
+    text = _text(agent, doing(agent))
+    return f"{text}; the journal cannot be reached: {agent.outage}" if agent.outage and agent.result is None else text
+
+
+def _text(agent: Agent, what: Doing) -> str:
+    workers, job = agent.workers, agent.job
+    match what:
+        case Doing.STARTING:
+            return "reads the journal" if agent.nonce else "waits for its keeper"
+        case Doing.GATHERING:
+            return f"waits for round {job.round}: {coming(job)} of at least {job.terms.min_nodes} nodes are there"
+        case Doing.STANDBY:
+            return f"stands by while round {job.round} runs"
+        case Doing.LAUNCHING:
+            return f"starts the workers of round {workers.round}"
+        case Doing.RUNNING:
+            return f"runs the workers of round {workers.round}{_ranks(agent)}"
+        case Doing.STOPPING:
+            why = "" if workers.stopping is None else f": {reason_text(workers.stopping)}"
+            return f"stops the workers of round {workers.round}{why}"
+        case Doing.FINISHING:
+            return "has no more work here, and waits for the other nodes or says goodbye"
+        case Doing.ENDED:
+            return "has ended" if agent.result is None else f"has ended: {reason_text(agent.result.why)}"
+
+
+def _ranks(agent: Agent) -> str:
+    made = agent.workers.assignment
+    if made is None or not made.workers:
+        return ""
+    ranks = [worker.rank for worker in made.workers]
+    span = f"ranks {ranks[0]} to {ranks[-1]}" if len(ranks) > 1 else f"rank {ranks[0]}"
+    return f", {span} of {made.world_size}"

@@ -1,0 +1,95 @@
+"""Faults that last must hold nobody but those that have them: L1 and L2, asked before the faults end.
+
+A node that takes part no more is noticed by the others within `NOTICED_S`. Then the others have a round, or the job
+ends, within `ROUND_S`. Then the node's own agent ends within `ENDS_S`, if its round trips to the store fail.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from reknit.core.job.job import Closed, Running
+
+from .hosts import Proc, Violation
+
+if TYPE_CHECKING:
+    from .world import World
+
+NOTICED_S = 40.0
+"""An entry or a read is late after 16 s. The silence limit follows, and what is spared: `RETURN_S` and two beats. A
+keeper that hangs is noticed earlier."""
+ROUND_S = 60.0
+"""A round is given up, others are noticed, all back off, and some stop slowly."""
+ENDS_S = 60.0
+"""An entry or a read is late, and the silence limit and the store timeout follow. An entry may be wanted only then."""
+
+
+def endure(world: World) -> None:
+    lasting = world.deaf | world.blind | world.mute | world.hung
+    if not (lasting or world.stalls) or (world.outage and not world.stalls):
+        return
+    world.story.append((world.now, "endure", "", ()))
+    longer = 100 / min(world.setup.rates)  # for agents whose clocks are slow
+    if not world.run_for(NOTICED_S * longer, until=lambda: _unnoticed(world) is None):
+        raise Violation("L2", f"nobody has noticed that {_unnoticed(world)} takes part no more")
+    if not world.run_for(ROUND_S * longer, until=lambda: _holdup(world) is None):
+        raise Violation("L1", f"the others are held up at {world.now:.1f}: {_holdup(world)}")
+    if not world.run_for(ENDS_S * longer, until=lambda: _patient(world) is None):
+        raise Violation("L1", f"{_patient(world)} goes on at {world.now:.1f}, though it reaches nobody any more")
+
+
+def _hears(world: World, proc: Proc) -> bool:
+    """It is up, and its beats and reads work."""
+    is_out = proc.suspended or proc.cut or proc.refused or proc.host in world.deaf | world.blind | world.stale
+    return proc.up and not is_out
+
+
+def _takes_part(world: World, proc: Proc) -> bool:
+    is_held = proc.agent.unread if proc.host in world.mute else proc.agent.workers.stopping
+    return _hears(world, proc) and not (proc.host in world.mute | world.hung and is_held)
+
+
+def _is_nobody_there(world: World) -> bool:
+    """The job has ended, or no live node could say that another one is lost."""
+    job, silenced = world.jobs[-1], world.mute | world.hung
+    able = (p for p in world.procs if _hears(world, p) and not p.full and p.host not in silenced)
+    return world.store_dead or isinstance(job.phase, Closed) or not any(job.is_live(p.agent.me) for p in able)
+
+
+def _unnoticed(world: World) -> str | None:
+    """A node that is live in the journal, and does not take part. None: there is none, or nobody could notice it."""
+    if _is_nobody_there(world):
+        return None
+    here = {p.agent.me for p in world.procs if _takes_part(world, p)}
+    return next((str(j.node) for j in world.jobs[-1].live.values() if j.node not in here), None)
+
+
+def _holdup(world: World) -> str | None:
+    """Why the nodes that take part do not work. None: they do, or there are none."""
+    job = world.jobs[-1]
+    if _is_nobody_there(world):
+        return None
+    if not isinstance(job.phase, Running):
+        return f"the job is {job.phase}"
+    for proc in world.procs:
+        node, group = proc.agent.me, proc.group
+        if not proc.up or node not in job.member_nodes or node in job.succeeded:
+            continue
+        if group is None or group.key != (job.epoch, job.round) or not group.running or not group.is_whole:
+            return f"{proc.name} lacks workers"
+    return _unnoticed(world)
+
+
+def _patient(world: World) -> str | None:
+    """An agent whose round trips fail, and which has not ended. None: there is none."""
+    for proc in world.procs:
+        if proc.agent.end is not None:
+            continue  # it has no part in the job, and stays only because it hosts the store of others (rule 12)
+        is_cut_off = proc.host in world.deaf | world.blind | world.stale or (
+            proc.host in world.mute and proc.agent.unread
+        )
+        # The host of the journal whose own part is over serves the others, whatever it can reach itself.
+        is_over = proc.agent.end is not None and proc.spec.hosts_journal
+        if is_cut_off and proc.up and not (proc.suspended or is_over or proc.host in world.hung):
+            return proc.name
+    return None

@@ -1,0 +1,92 @@
+"""The third part of the ledger: bugs that lived through the checks once, each found by somebody else. See `ledger`."""
+
+from __future__ import annotations
+
+from .bug import Bug
+
+SUBTLE = (
+    Bug(
+        "success-of-another-round",
+        10,
+        "job.fold._succeeded",
+        "entry.round != last or ",
+        "last is None or ",
+        "S5",
+        "setup nodes=2 formed=2 budget=1\nagain a\nsucceed a\nwait 1\nfail b\nwait 4.5\nsucceed b",
+    ),
+    Bug(
+        "works-by-name",
+        4,
+        "job.fold._is_working",
+        "node in job.member_nodes",
+        "node.id in {m.id for m in job.member_nodes}",
+        "S1",
+        "setup nodes=2 formed=2 min=1\nsucceed a\nwait 1\nsuspend a\nwait 7\nresume a\nwait 7\nstop a\nwait 7",
+        needs_oracle=True,
+    ),
+    Bug(
+        "no-room-is-no-limit",
+        11,
+        "job.sealing.sealed",
+        "candidates[: room(job)]",
+        "candidates[: job.terms.max_nodes]",
+        "S1",
+        "setup formed=2 admission=never\nstart c\nwait 2\nfail a\nsettle",
+        needs_oracle=True,
+    ),
+    Bug(
+        "ring-without-standbys",
+        7,
+        "job.sealing.sealed",
+        "nodes if len(nodes) == len(job.live) else ring_of(job.live, seats)",
+        "nodes",
+        "L2",
+        "setup max=2\ncrash c",
+    ),
+    Bug(
+        "fresh-without-the-fence",
+        15,
+        "agent.watching.is_fresh",
+        "fence is None or agent.at < fence",
+        "True",
+        "fresh",
+        "setup nodes=2 formed=2 fence=yes\nfail a\nstale a\nwait 2\nslow b",
+    ),
+    Bug(
+        "two-nodes-in-one-seat",
+        0,
+        "job.sealing._seated",
+        "start=last + 1",
+        "start=max(0, last)",
+        "S1",
+        "setup formed=2\nstart c\nsettle",
+    ),
+    Bug(
+        "one-past-epoch",
+        16,
+        "job.memory.past_of",
+        "(*(abridged(outcome) for outcome in job.past[-EPOCHS + 1 :]), job.outcome)",
+        "(job.outcome,)",
+        "S1",
+        "setup nodes=1 formed=1 min=1 max=1 budget=0\nfail a\nwait 2\nstart a\nwait 2\nfail a\nwait 2\nstart a\nwait 2",
+        needs_oracle=True,
+    ),
+    Bug(
+        "opens-over-the-epoch-before",
+        16,
+        "agent.deadlines._delay_s",
+        "return agent.spec.grace_s + terms.silence_s if others else 0.0",
+        "return 0.0",
+        "S2",
+        "setup formed=2 min=1\nslow a\nabort\nwait 0.1\nstart c\nwait 7",
+    ),
+    Bug(
+        "request-hides-the-end",
+        12,
+        "agent.ending._result",
+        " and not request.is_late",
+        "",
+        "S5",
+        "setup nodes=2 formed=2 host=yes\nslow b\nabort\nwait 1\nstop a",
+    ),
+)

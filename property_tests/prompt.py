@@ -1,0 +1,40 @@
+"""How soon a dead node is noticed when nothing else is wrong (L2)."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING
+
+from reknit.core.job.entries import Node
+from reknit.core.job.job import Closed, Job
+
+from .hosts import Proc, demand
+
+if TYPE_CHECKING:
+    from .world import World
+
+CALM = ("wait", "settle", "start", "crash", "fail", "succeed", "part", "slow", "stop", "twin", "finish")
+"""Moves after which the next dead node is noticed as soon as ever."""
+
+
+def is_noticed(world: World, dead: Proc) -> None:
+    """Ask, when a node in the ring has just died, whether it is lost in time. A quiet world is asked only."""
+    if world.was_troubled or world.setup.weather & {"lose", "lag"} or world.setup.host:
+        return
+    job, node = world.jobs[-1], dead.agent.me
+    if not job.is_live(node) or isinstance(job.phase, Closed):
+        return
+    demand(node in job.ring, "L2", f"nobody watches {node}, which is live")
+    terms, slowest = world.setup.terms, min(world.setup.rates) / 100
+    limit_s = (terms.silence_s + 2 * terms.beat_s) / slowest + terms.beat_s / slowest + 1.0
+    world.after(limit_s, partial(_ask, world, node, job, limit_s))
+
+
+def _ask(world: World, node: Node, before: Job, limit_s: float) -> None:
+    job = world.jobs[-1]
+    if world.was_troubled or job.ring != before.ring or job.epoch != before.epoch or isinstance(job.phase, Closed):
+        return  # whoever watches now may have begun to watch only later
+    place = job.ring.index(node)
+    watchers = {job.ring[(place - back) % len(job.ring)] for back in (1, 2)} - {node}
+    seen = [p.name for p in world.procs if p.agent.me in watchers and p.up and p.agent.outcome is None]
+    demand(not seen, "L2", f"{' and '.join(seen)} has not noticed in {limit_s:.1f} s that {node} is dead")

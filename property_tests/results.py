@@ -1,0 +1,90 @@
+"""S5 on each agent's own result: state, reason, values and failures, asked of the journal and of the world."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from reknit.core.agent.commands import Result
+from reknit.core.agent.reasons import (
+    AlreadyFinished,
+    CannotStop,
+    JournalRefused,
+    Replaced,
+    SignalReceived,
+    StoreLost,
+    TermsDiffer,
+)
+from reknit.core.agent.states import WorkerState
+from reknit.core.job.entries import Joined
+from reknit.core.job.job import Outcome, Verdict
+
+from .hosts import Proc, demand
+
+if TYPE_CHECKING:
+    from .world import World
+
+STATES = {
+    Verdict.SUCCEEDED: WorkerState.SUCCEEDED,
+    Verdict.FAILED: WorkerState.FAILED,
+    Verdict.ABORTED: WorkerState.STOPPED,
+}
+
+
+def is_true(world: World, proc: Proc, result: Result) -> None:
+    """What the agent reports is what has happened, as far as its journal showed it."""
+    name, why, state = proc.name, result.why, result.state
+    outcome = _outcome(world, proc)
+    request = proc.agent.leaving
+    if isinstance(why, SignalReceived):
+        demand(request is not None and why == request.why, "S5", f"{name} was not told to leave by {why}")
+        assert request is not None
+        demand(state is WorkerState.STOPPED, "S5", f"{name} was told to leave, and reports {state}")
+        demand(not result.failures and not result.return_values, "S5", f"{name} reports more than that it was told")
+        is_late = request.count == 1 and proc.learned_at is not None and proc.told_at > proc.learned_at
+        demand(not is_late, "S5", f"{name} reports its request, and it had read the end of the job before")
+        group = proc.group
+        has_ended = outcome is not None and group is not None and group.is_over and group.gone_at is None
+        demand(not has_ended, "S5", f"{name} reports its request, and its workers had ended by themselves")
+        return
+    if outcome is not None:
+        _is_outcome(proc, result, outcome)
+        return
+    demand(not result.return_values, "S5", f"{name} reports values of a job that has not succeeded")
+    demand(not result.failures, "S5", f"{name} reports failures of a job that has not failed")
+    expected = {AlreadyFinished: WorkerState.SUCCEEDED, CannotStop: WorkerState.UNHEALTHY}
+    demand(state is expected.get(type(why), WorkerState.FAILED), "S5", f"{name} reports {state} for {why}")
+    job = world.jobs[proc.cursor]
+    if isinstance(why, AlreadyFinished):
+        ok = job.outcome is not None and job.outcome.verdict is Verdict.SUCCEEDED
+        demand(ok, "S5", f"{name} takes a job for finished that is not")
+    elif isinstance(why, CannotStop):
+        stuck = proc.stuck_pids
+        demand(stuck and set(why.pids) == stuck, "S5", f"{name} names the stuck processes {why.pids}, not {stuck}")
+    elif isinstance(why, Replaced):
+        others = {e.node for e in world.journal if isinstance(e, Joined) and e.nonce != proc.agent.nonce}
+        demand(why.by in others, "S5", f"{name} says that {why.by} has replaced it, which no agent is")
+    elif isinstance(why, StoreLost):
+        limit = proc.spec.store_timeout_s if proc.cursor else proc.spec.terms.join_timeout_s
+        demand(proc.bore_s >= limit - 1e-6, "outage", f"{name} bore an outage for {proc.bore_s:.1f} s")
+    else:
+        demand(isinstance(why, JournalRefused | TermsDiffer), "S5", f"{name} ends with {why}")
+
+
+def _is_outcome(proc: Proc, result: Result, outcome: Outcome) -> None:
+    name = proc.name
+    demand(result.why == outcome.why, "S5", f"{name} reports {result.why}, and the job ended with {outcome.why}")
+    state = STATES[outcome.verdict]
+    demand(result.state is state, "S5", f"{name} reports {result.state} of a job that has {outcome.verdict.value}")
+    failures = {f.rank: f for report in outcome.failures for f in report.failures}
+    demand(dict(result.failures) == failures, "S5", f"{name} reports other failures than the journal")
+    own = proc.group.command.assignment.workers if proc.group is not None else ()
+    values = {w.rank: None for w in own} if outcome.verdict is Verdict.SUCCEEDED else {}
+    demand(dict(result.return_values) == values, "S5", f"{name} reports values {result.return_values}, not {values}")
+
+
+def _outcome(world: World, proc: Proc) -> Outcome | None:
+    """How the agent's epoch ended, if the entries that it was given show that."""
+    epoch, job = proc.agent.epoch, world.jobs[proc.cursor]
+    if epoch is None or (job.epoch == epoch and job.outcome is None):
+        return None
+    return world.outcomes[epoch]

@@ -1,0 +1,54 @@
+"""What is told of a worker that has failed, depending on how it has ended."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+
+import pytest
+
+from reknit.adapters.clock import Clock
+from reknit.adapters.keeper.failing import failure_of
+from reknit.adapters.keeper.leaders import Leader
+from reknit.adapters.keeper.streams import WorkerStreams
+from reknit.adapters.keeper.watchdog import Hung
+from reknit.core.job.workers import NoProgress
+
+RAISED = ["Traceback (most recent call last):", '  File "a.py", line 1, in <module>', "ValueError: no"]
+
+
+@pytest.fixture
+def leader(clock: Clock) -> Leader:
+    """A worker of which only the exit code matters."""
+    return Leader(2**22, clock, local_rank=1, rank=3, streams=WorkerStreams(), error_file="")
+
+
+def test_an_end_with_0_is_no_failure(leader: Leader) -> None:
+    """Whatever it has printed."""
+    leader.exitcode = 0
+    assert failure_of(leader, RAISED) is None
+
+
+@pytest.mark.parametrize(
+    ("exitcode", "message"), [(1, "ValueError: no"), (-signal.SIGKILL, ""), (128 + signal.SIGKILL, "")]
+)
+def test_an_exception_explains_an_exit_but_no_signal(leader: Leader, exitcode: int, message: str) -> None:
+    """A worker that was killed did not die of what it has printed."""
+    leader.exitcode = exitcode
+    failure = failure_of(leader, RAISED)
+    assert failure is not None
+    assert (failure.exitcode, failure.message, failure.cause) == (exitcode, message, None)
+    assert failure.stderr == tuple(RAISED)
+
+
+def test_a_hung_worker_has_its_stacks_and_not_an_older_traceback(leader: Leader, tmp_path: Path) -> None:
+    """The traceback on its stderr is of an exception that it has survived."""
+    leader.exitcode = -signal.SIGABRT
+    hung = Hung(leader, NoProgress(3), signal.SIGABRT)
+    failure = failure_of(leader, RAISED, hung)
+    assert failure is not None
+    assert (failure.traceback, failure.cause) == ("", NoProgress(3))
+    hung.stacks = "Thread 1"
+    failure = failure_of(leader, RAISED, hung)
+    assert failure is not None
+    assert failure.traceback == "Thread 1"

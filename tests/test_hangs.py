@@ -1,0 +1,137 @@
+"""Which workers report no progress, and when the keeper must look."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from reknit.adapters.clock import Clock
+from reknit.adapters.keeper.hangs import Hangs
+from reknit.adapters.keeper.leaders import Leader
+from reknit.adapters.keeper.streams import WorkerStreams
+from reknit.adapters.progress import RECORD, SLOT, VARIABLE
+from reknit.core.job.workers import NoProgress
+
+BEGIN = 1000.0
+LIMIT = 10.0
+
+
+class Watched:
+    """`Hangs` with workers that write what a test wants."""
+
+    def __init__(self, clock: Clock, count: int = 1) -> None:
+        self.hangs = Hangs(LIMIT)
+        self.leaders = [
+            Leader(2**22 + rank, clock, local_rank=rank, rank=rank, streams=WorkerStreams(), error_file="")
+            for rank in range(count)
+        ]
+        for leader in self.leaders:
+            path, _, _ = self.hangs.variables(leader.local_rank, {})[VARIABLE].rpartition(":")
+            self.hangs.watch(leader, BEGIN)
+        self.page = os.open(path, os.O_RDWR)
+
+    def write(self, at: float, step: int = 0, rank: int = 0) -> None:
+        os.pwrite(self.page, RECORD.pack(int(at * 1e9), step), SLOT * (rank + 1))
+
+    def found(self, now: float) -> dict[int, NoProgress]:
+        return {leader.local_rank: cause for leader, cause in self.hangs.found(now)}
+
+    def close(self) -> None:
+        self.hangs.forget()
+        os.close(self.page)
+
+
+@pytest.fixture
+def one(clock: Clock) -> Watched:
+    return Watched(clock)
+
+
+def test_the_start_counts_until_the_first_report(one: Watched) -> None:
+    """A worker that hangs while it imports is found as well."""
+    assert one.hangs.wakes_at == BEGIN + LIMIT
+    assert one.found(BEGIN + LIMIT - 0.1) == {}
+    assert one.found(BEGIN + LIMIT) == {0: NoProgress(LIMIT, since_start=True)}
+    assert one.hangs.wakes_at is None
+    assert one.found(BEGIN + 2 * LIMIT) == {}
+    one.close()
+
+
+def test_the_time_in_the_page_counts_and_not_that_of_the_look(one: Watched) -> None:
+    """The keeper looks once per limit at most, and is precise all the same."""
+    one.write(BEGIN + 7, step=3)
+    assert one.found(BEGIN + LIMIT) == {}
+    assert one.hangs.wakes_at == BEGIN + 7 + LIMIT
+    assert one.found(BEGIN + 7 + LIMIT) == {0: NoProgress(LIMIT, step=3)}
+    one.close()
+
+
+@pytest.mark.parametrize("written", [BEGIN + 1e6, 9e9, -5.0, 1.0])
+def test_a_time_that_cannot_be_right(one: Watched, written: float) -> None:
+    """Something was written, so progress was made when it was first seen. The same number is no new progress."""
+    one.write(written)
+    assert one.found(BEGIN + LIMIT) == {}
+    assert one.hangs.wakes_at == BEGIN + 2 * LIMIT
+    assert one.found(BEGIN + 2 * LIMIT) == {0: NoProgress(LIMIT, step=0)}
+    one.close()
+
+
+def test_another_source_of_progress(one: Watched) -> None:
+    """For example a timer. It may come late."""
+    one.hangs.progressed(one.leaders[0], BEGIN + 5)
+    one.hangs.progressed(one.leaders[0], BEGIN + 4)
+    assert one.found(BEGIN + LIMIT) == {}
+    assert one.hangs.wakes_at == BEGIN + 5 + LIMIT
+    assert one.found(BEGIN + 5 + LIMIT) == {0: NoProgress(LIMIT)}
+    one.close()
+
+
+def test_workers_that_stop_at_nearly_the_same_time_hang_together(clock: Clock) -> None:
+    """A collective that waits for one worker: each of them has reported the last step a little later."""
+    three = Watched(clock, 3)
+    for rank, at in enumerate((5.0, 5.9, 6.1)):
+        three.write(BEGIN + at, rank=rank)
+    three.found(BEGIN + LIMIT)
+    assert three.found(BEGIN + 5 + LIMIT).keys() == {0, 1}
+    assert three.hangs.wakes_at == BEGIN + 6.1 + LIMIT
+    three.close()
+
+
+def test_who_hangs_when_the_round_is_stopped(clock: Clock) -> None:
+    """Workers of another node were silent for the whole time. Those that are nearly so wait for the same thing."""
+    three = Watched(clock, 3)
+    for rank, at in enumerate((3.0, 3.8, 4.5)):
+        three.write(BEGIN + at, rank, rank)
+    assert three.found(BEGIN + LIMIT) == {}
+    now = BEGIN + LIMIT + 2.9
+    assert three.found(now) == {}
+    assert dict(three.hangs.found(now, is_last=True)) == {
+        three.leaders[rank]: NoProgress(LIMIT, rank) for rank in (0, 1)
+    }
+    three.close()
+
+
+def test_a_dead_worker_does_not_hang(clock: Clock) -> None:
+    """The others are still watched."""
+    two = Watched(clock, 2)
+    two.write(BEGIN + 5, rank=1)
+    two.leaders[0].exitcode = 0
+    assert two.found(BEGIN + LIMIT) == {}
+    assert two.hangs.wakes_at == BEGIN + 5 + LIMIT
+    two.close()
+
+
+def test_a_keeper_that_was_stopped_counts_anew(one: Watched) -> None:
+    """Its workers were perhaps stopped with it."""
+    assert one.found(BEGIN + LIMIT + 100) == {}
+    assert one.hangs.wakes_at == BEGIN + 2 * LIMIT + 100
+    one.close()
+
+
+def test_a_page_that_is_gone_changes_nothing(one: Watched) -> None:
+    """The end of the round is told, and a new one may begin."""
+    one.hangs.forget()
+    assert one.hangs.wakes_at is None
+    one.hangs.progressed(one.leaders[0], BEGIN)
+    assert one.found(BEGIN + 1e6) == {}
+    one.close()

@@ -1,0 +1,311 @@
+"""The machine of the link, input by input: what it calls, and what it tells the agent. Each test is a table.
+
+A row is what happens, the calls that follow, and the news. Rules: the top of adapters/link/machine.py.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import pytest
+
+from reknit.adapters.link.machine import MANY, Link, begun, step, taken
+from reknit.adapters.link.messages import (
+    Appended,
+    Beaten,
+    Call,
+    Closed,
+    Failed,
+    Folded,
+    Forbidden,
+    Found,
+    Input,
+    Lane,
+    Publish,
+    Published,
+    Read,
+    Say,
+    SendBeat,
+)
+from reknit.adapters.ports import Batch
+from reknit.core.agent.commands import Append, Beat
+from reknit.core.agent.events import Counters, EntriesRead, Event, JournalFailed
+from reknit.core.job.entries import Aborted, Node, NodeId
+from reknit.core.job.job import Job
+from reknit.core.job.reasons import Refusal
+
+ME = Node(NodeId("me"))
+A, B = Aborted("a"), Aborted("b")
+BEAT, LATER = Beat(ME, 1, ()), Beat(ME, 2, ())
+LOOK_S = 3.0
+NOTHING = Found(Batch(0))
+FOLDED = Folded(Job())
+AT = 7.0
+READ = EntriesRead(AT)
+FAILED = JournalFailed(AT, "no")
+IDLE = Read(0, LOOK_S)
+"""A read that waits for news."""
+AGAIN = Read(0, 0.0)
+"""A read that does not wait, and is told at any rate."""
+
+
+class Row(NamedTuple):
+    happens: Input
+    calls: tuple[Call, ...] = ()
+    news: tuple[Event, ...] = ()
+
+
+def found(*entries: Aborted, at: int, base: Job | None = None, is_awaited: bool = False) -> Found:
+    return Found(Batch(at, entries, base, is_awaited))
+
+
+def fails(lane: Lane) -> Failed:
+    return Failed(lane, "no")
+
+
+def played(*rows: Row, begin: bool = True) -> Link:
+    """The link after these rows. `begin`: it has made its first read, found nothing, and waits for news."""
+    link, calls = begun("n", LOOK_S)
+    assert calls == (AGAIN,)
+    start = (Row(NOTHING, (), (READ,)), Row(FOLDED, (IDLE,))) if begin else ()
+    for number, row in enumerate((*start, *rows)):
+        link, calls = step(link, row.happens, AT)
+        link, news = taken(link)
+        assert (calls, news) == (row.calls, row.news), f"row {number - len(start)}: {row.happens}"
+    return link
+
+
+def test_the_first_read_is_told_even_if_it_is_empty() -> None:
+    """The first agent of a job would not begin."""
+    played(Row(NOTHING, (), (READ,)), Row(FOLDED, (IDLE,)), begin=False)
+
+
+def test_a_read_that_finds_nothing_is_not_told() -> None:
+    """An agent that has nothing to do sleeps."""
+    played(Row(NOTHING, (IDLE,)), Row(NOTHING, (IDLE,)))
+
+
+def test_nothing_is_read_before_the_agent_has_folded() -> None:
+    """Only the fold tells how much is worth waiting for. What a stopped agent has to hear does not pile up."""
+    link = played(Row(found(A, at=5), (), (EntriesRead(AT, (A,)),)), Row(FOLDED, (Read(5, LOOK_S),)))
+    assert link.reading.position == 5
+
+
+def test_entries_are_said_one_after_the_other() -> None:
+    """A node's failure comes before its next `Joined`."""
+    played(
+        Row(Append(A), (Say("n-1", A),)),
+        Row(Append(B)),
+        Row(Appended(), (Say("n-2", B),)),
+        Row(Appended()),
+    )
+
+
+def test_an_entry_on_its_way_is_not_added() -> None:
+    """It may wait, be said, or wait to be read. A store that is slow would be flooded."""
+    played(
+        Row(Append(A), (Say("n-1", A),)),
+        Row(Append(A)),
+        Row(Appended()),
+        Row(Append(A)),
+        Row(found(A, at=1), (), (EntriesRead(AT, (A,)),)),
+        Row(Append(A), (Say("n-2", A),)),
+    )
+
+
+def test_an_entry_that_the_journal_has_lost_may_be_said_again() -> None:
+    """The read began after the entry was taken, and finds nothing. Otherwise the agent would speak in vain for ever."""
+    played(
+        Row(Append(A), (Say("n-1", A),)),
+        Row(Appended()),
+        Row(NOTHING, (IDLE,)),
+        Row(Append(A)),
+        Row(NOTHING, (IDLE,)),
+        Row(Append(A), (Say("n-2", A),)),
+    )
+
+
+def test_an_entry_whose_answer_was_lost_may_be_meant_again_when_it_was_read() -> None:
+    """The second is another: the first is repeated until the journal answers."""
+    link = played(
+        Row(Append(A), (Say("n-1", A),)),
+        Row(fails(Lane.SAY), (Say("n-1", A, 0.05),), (FAILED,)),
+        Row(NOTHING),
+        Row(Append(B)),
+        Row(Appended(), (Say("n-2", B), AGAIN)),
+        Row(found(A, at=1), (), (EntriesRead(AT, (A,)),)),
+        Row(Append(A)),
+        Row(Appended(), (Say("n-3", A),)),
+    )
+    assert link.saying.taken == {B}
+
+
+def test_entries_that_were_skipped_over_are_no_longer_on_their_way() -> None:
+    """Nobody reads them back. What the journal has not taken yet is not among them."""
+    base = Job(epoch=5)
+    played(
+        Row(Append(A), (Say("n-1", A),)),
+        Row(Appended()),
+        Row(Append(B), (Say("n-2", B),)),
+        Row(found(at=9, base=base), (), (EntriesRead(AT, (), base),)),
+        Row(Append(B)),
+        Row(Append(A)),
+        Row(Appended(), (Say("n-3", A),)),
+    )
+
+
+def test_a_beat_does_not_wait_for_an_append() -> None:
+    """A node that waits for its turn to write is not silent."""
+    played(
+        Row(Append(A), (Say("n-1", A),)),
+        Row(BEAT, (SendBeat(BEAT),)),
+        Row(Beaten({ME: 1}), (), (Counters(AT, {ME: 1}),)),
+        Row(LATER, (SendBeat(LATER),)),
+    )
+
+
+def test_a_beat_on_its_way_is_not_added_and_the_newest_takes_its_place() -> None:
+    """A store that comes back must not be flooded with what was due while it was away."""
+    played(
+        Row(BEAT, (SendBeat(BEAT),)),
+        Row(LATER),
+        Row(fails(Lane.BEAT), (SendBeat(LATER, 0.05),), (FAILED,)),
+        Row(Beaten({ME: 2}), (), (Counters(AT, {ME: 2}),)),
+    )
+
+
+def test_the_beat_of_another_incarnation_follows_at_once() -> None:
+    """A node that has come back is heard as soon as possible. What was acknowledged is the beat of the one before."""
+    renewed = Beat(Node(NodeId("me"), 1), 3, ())
+    played(
+        Row(BEAT, (SendBeat(BEAT),)),
+        Row(LATER),
+        Row(renewed),
+        Row(Beaten({ME: 1}), (SendBeat(renewed),), (Counters(AT, {ME: 1}),)),
+    )
+
+
+def test_after_a_beat_a_read_is_told() -> None:
+    """After a gap the agent waits for exactly that. The first beat ends no gap."""
+    played(
+        Row(BEAT, (SendBeat(BEAT),)),
+        Row(Beaten({ME: 1}), (), (Counters(AT, {ME: 1}),)),
+        Row(NOTHING, (IDLE,)),
+        Row(LATER, (SendBeat(LATER),)),
+        Row(Beaten({ME: 2}), (), (Counters(AT, {ME: 2}),)),
+        Row(NOTHING, (AGAIN,)),
+        Row(NOTHING, (), (READ,)),
+        Row(FOLDED, (IDLE,)),
+    )
+
+
+@pytest.mark.parametrize("lane", [Lane.SAY, Lane.BEAT])
+def test_while_something_cannot_be_said_nothing_is_read(lane: Lane) -> None:
+    """The agent would take each read for the end of the outage. Afterwards it is told of a read at any rate."""
+    wish, call = (Append(A), Say("n-1", A)) if lane is Lane.SAY else (BEAT, SendBeat(BEAT))
+    answer: Input = Appended() if lane is Lane.SAY else Beaten({})
+    counters = () if lane is Lane.SAY else (Counters(AT, {}),)
+    played(
+        Row(wish, (call,)),
+        Row(fails(lane), (call._replace(pause_s=0.05),), (FAILED,)),
+        Row(found(B, at=1)),
+        Row(fails(lane), (call._replace(pause_s=0.1),), (FAILED,)),
+        Row(answer, (AGAIN,), counters),
+        Row(NOTHING, (), (READ,)),
+    )
+
+
+def test_what_was_under_way_during_an_outage_is_read_again() -> None:
+    """The read began before the outage and ends after it. What it found may be out of date."""
+    played(
+        Row(BEAT, (SendBeat(BEAT),)),
+        Row(fails(Lane.BEAT), (SendBeat(BEAT, 0.05),), (FAILED,)),
+        Row(Beaten({}), (), (Counters(AT, {}),)),
+        Row(found(A, at=1), (AGAIN,)),
+        Row(found(A, at=1), (), (EntriesRead(AT, (A,)),)),
+    )
+
+
+def test_beats_go_on_while_something_cannot_be_said() -> None:
+    """On a full disk: the node lives, and must not be taken for dead."""
+    played(
+        Row(Append(A), (Say("n-1", A),)),
+        Row(fails(Lane.SAY), (Say("n-1", A, 0.05),), (FAILED,)),
+        Row(NOTHING),
+        Row(BEAT, (SendBeat(BEAT),)),
+        Row(Beaten({}), (), (Counters(AT, {}),)),
+        Row(LATER, (SendBeat(LATER),)),
+        Row(Beaten({}), (), (Counters(AT, {}),)),
+    )
+
+
+def test_the_end_of_an_outage_of_reads_is_told() -> None:
+    """A job on one node has no other news: without the read, its outage would never end."""
+    played(
+        Row(fails(Lane.READ), (Read(0, 0.0, 1, 0.05),), (FAILED,)),
+        Row(fails(Lane.READ), (Read(0, 0.0, 1, 0.1),), (FAILED,)),
+        Row(NOTHING, (), (READ,)),
+        Row(FOLDED, (IDLE,)),
+    )
+
+
+def test_pauses_grow_to_a_second() -> None:
+    """However long the outage is: the agent decides when it has lasted too long."""
+    link = played()
+    pauses = []
+    for _ in range(2000):
+        link, (call,) = step(link, fails(Lane.READ), AT)
+        pauses.append(call.pause_s)
+    assert pauses[:6] == [0.05, 0.1, 0.2, 0.4, 0.8, 1.0]
+    assert pauses[-1] == 1.0
+    assert link.news == (FAILED,), "an agent that does not run is told once"
+
+
+def test_a_refusal_is_the_end() -> None:
+    """There is no use in trying. What was under way returns, and nobody is told."""
+    played(
+        Row(Append(A), (Say("n-1", A),)),
+        Row(BEAT, (SendBeat(BEAT),)),
+        Row(Forbidden(Refusal.SECRET, "another secret"), (), (JournalFailed(AT, "another secret", Refusal.SECRET),)),
+        *(Row(after) for after in (Appended(), Beaten({}), found(A, at=1), fails(Lane.SAY), Append(B), LATER, FOLDED)),
+    )
+
+
+def test_the_close_is_the_end() -> None:
+    """Nobody listens any more."""
+    played(Row(Closed()), Row(found(A, at=1)), Row(Append(A)), Row(Forbidden(Refusal.SECRET, "no")))
+
+
+# ---- how much is waited for, and folds ----
+
+
+def test_a_reader_waits_for_as_many_entries_as_are_lacking() -> None:
+    """A thousand nodes that join at once would wake each other a million times."""
+    job = Job()
+    link = played(Row(found(A, at=1), (), (EntriesRead(AT, (A,)),)), Row(Folded(job), (Read(1, LOOK_S),)))
+    assert link.reading.enough_at == 1 + 1, "the job is unopened: one entry may change that"
+
+
+def test_the_fold_of_much_is_published_once_and_after_the_agents_own_entries() -> None:
+    """A thousand nodes that join at once need one that reads everything. Nobody depends on it."""
+    many = tuple(Aborted(str(i)) for i in range(MANY + 1))
+    job = Job(epoch=3)
+    played(
+        Row(Append(A), (Say("n-1", A),)),
+        Row(found(*many, at=99), (), (EntriesRead(AT, many),)),
+        Row(Folded(job), (Read(99, LOOK_S),)),
+        Row(Append(B)),
+        Row(Appended(), (Say("n-2", B),)),
+        Row(Appended(), (Publish(99, job),)),
+        Row(Append(Aborted("c"))),
+        Row(Published(), (Say("n-3", Aborted("c")),)),
+        Row(Appended()),
+    )
+
+
+@pytest.mark.parametrize(("count", "is_awaited", "is_worth"), [(MANY, False, False), (1, True, True), (0, True, True)])
+def test_which_folds_are_published(count: int, is_awaited: bool, is_worth: bool) -> None:
+    """Little is not worth it, unless other readers wait for it."""
+    some = tuple(Aborted(str(i)) for i in range(count))
+    calls: tuple[Call, ...] = (Publish(99, Job()), Read(99, LOOK_S)) if is_worth else (Read(99, LOOK_S),)
+    played(Row(found(*some, at=99, is_awaited=is_awaited), (), (EntriesRead(AT, some),)), Row(FOLDED, calls))
