@@ -265,7 +265,7 @@ def test_the_best_offer_of_an_agent_that_has_died_is_passed_over(lost: Lost, mon
     monkeypatch.setattr(rebirth_module, "_OFFERS_S", 0.1)
     store, (dead, alive) = lost()
     envelope = Envelope(store.job)
-    envelope._journal = dead._envelope._journal
+    envelope._key = dead._envelope._key
     offer = envelope.seal({"position": 9, "digest": "", "name": "dead"}, "offer")
     store.client.set(store.key("best"), offer)
     assert stubborn(lambda: alive.read(4, 0.0)) == Batch(4)
@@ -279,7 +279,7 @@ def test_who_takes_the_place_of_a_dead_agent_waits_for_those_whom_its_offer_has_
     store, (further, behind) = lost()
     behind.remember(3, folded(many(4)[:3]))
     envelope = Envelope(store.job)
-    envelope._journal = further._envelope._journal
+    envelope._key = further._envelope._key
     offer = envelope.seal({"position": 9, "digest": "", "name": "dead"}, "offer")
     store.client.set(store.key("best"), offer)
     store.client.add(store.key("offers"), 1)

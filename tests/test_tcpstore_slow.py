@@ -96,3 +96,28 @@ def test_a_limit_that_is_shorter_than_the_way_grows(far: Far) -> None:
         assert stubborn(lambda: slow.read(0, 0.1)) == Batch(1, (Aborted("x"),))
     finally:
         slow.close()
+
+
+def test_a_beat_waits_for_no_append(far: Far, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They share a connection. Once an append has taken long, beats have a connection of their own."""
+    far.far.beat(ME, 1, ())
+    assert set(far.far._connections._clients) == {"writer"}
+    reached, go_on = threading.Event(), threading.Event()
+    real = Client.compare_set
+
+    def slow(client: Client, key: str, expected: bytes, desired: bytes) -> bytes:
+        reached.set()
+        go_on.wait(PATIENCE_S)
+        return real(client, key, expected, desired)
+
+    monkeypatch.setattr(Client, "compare_set", slow)
+    monkeypatch.setattr(journal_module, "_HOLE_S", PATIENCE_S)
+    thread = threading.Thread(target=far.far.append, args=("1", Aborted("x")))
+    thread.start()
+    assert reached.wait(PATIENCE_S)
+    assert far.far.beat(ME, 2, ()) == {ME: 2}
+    assert not go_on.is_set()
+    go_on.set()
+    thread.join()
+    far.far.beat(ME, 3, ())
+    assert set(far.far._connections._clients) == {"writer", "beater"}

@@ -30,7 +30,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Mapping
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 from attrs import frozen
 
@@ -128,24 +128,21 @@ class Envelope:
         `author`: who writes, in words for people. Empty: this process, by its host and pid."""
         self.job = job
         self._author = json.dumps(author or f"{os.uname().nodename} pid {os.getpid()}")
-        self._secret = _bytes(secret)
-        self._journal = ""
-        """The id of the journal. Empty until a header was admitted."""
+        self._key = _Key(job, _bytes(secret))
 
     # ---- entries ----
 
     def wrap(self, token: str, entry: Entry, place: str, seen: str = "") -> bytes:
         """A record of `entry`. Two calls make two records, because the time is in them."""
         head = f'"token":{json.dumps(token)},"place":{json.dumps(place)},"by":{self._author},"at":{time.time():.3f}'
-        return self._signed(f'{{{head},"seen":{json.dumps(seen)},"entry":{dumps(entry)}}}', place)
+        return self._key.signed(f'{{{head},"seen":{json.dumps(seen)},"entry":{dumps(entry)}}}', place)
 
     def unwrap(self, record: bytes, place: str) -> Record | None:
         """What the record says. None: no agent of this job has written it here, or it is damaged.
 
         Raises `Refused` if an agent of this job has written what cannot be read here.
         """
-        text = self._checked(record, place)
-        return None if text is None else _opened(text)
+        return _unwrapped(record, place, self._key)
 
     def open(self, record: bytes, place: str) -> tuple[str, Entry]:
         """Token and entry: a `Filler` where `unwrap` finds nothing. Raises `Refused` like `unwrap`."""
@@ -156,7 +153,7 @@ class Envelope:
 
     def wrap_job(self, position: int, job: Job, digest: str = "") -> bytes:
         """`digest`: of all records before `position` (`Prefix.digest`)."""
-        return self._signed(f'{{"position":{position},"digest":"{digest}","job":{freeze(job)}}}', "job")
+        return self._key.signed(f'{{"position":{position},"digest":"{digest}","job":{freeze(job)}}}', "job")
 
     def open_job(self, record: bytes) -> tuple[int, Job] | None:
         """Position and fold. None if the record cannot be used: the reader then reads the entries."""
@@ -165,18 +162,18 @@ class Envelope:
 
     def open_fold(self, record: bytes) -> tuple[int, Job, str] | None:
         """Position, fold and digest. None if the record cannot be used."""
-        text = self._checked(record, "job")
+        text = self._key.checked(record, "job")
         return None if text is None else _opened_job(text)
 
     # ---- the end of a journal ----
 
     def wrap_end(self, seen: str) -> bytes:
         """What a writer leaves beside the journal: where the journal ended, and the digest of all before."""
-        return self._signed(f'{{"seen":{json.dumps(seen)}}}', "end")
+        return self._key.signed(f'{{"seen":{json.dumps(seen)}}}', "end")
 
     def open_end(self, record: bytes) -> tuple[int, str] | None:
         """Position and digest. None if the record cannot be used."""
-        text = self._checked(record, "end")
+        text = self._key.checked(record, "end")
         position, _, digest = str(_json(text or "").get("seen")).partition(" ")
         return (int(position), digest) if position.isdigit() else None
 
@@ -184,26 +181,26 @@ class Envelope:
 
     def seal(self, fields: Mapping[str, object], place: str) -> bytes:
         """A record that is no entry. `place`: tells its kind from others."""
-        return self._signed(json.dumps(fields, separators=(",", ":")), place)
+        return self._key.signed(json.dumps(fields, separators=(",", ":")), place)
 
     def unseal(self, record: bytes, place: str) -> dict[str, Any]:
         """The fields. Empty: no agent of this job has written the record, or it is damaged."""
-        text = self._checked(record, place)
+        text = self._key.checked(record, place)
         return {} if text is None else _json(text)
 
     # ---- the header ----
 
     def header(self, life: Life = Life()) -> bytes:
         """A header. `life`: where the journal goes on. By default the header is that of a new journal."""
-        journal = self._journal if life.name else os.urandom(8).hex()
-        data = {"format": FORMAT, "job": self.job, "journal": journal, "signed": bool(self._secret)}
+        journal = self._key.journal if life.name else os.urandom(8).hex()
+        data = {"format": FORMAT, "job": self.job, "journal": journal, "signed": bool(self._key.secret)}
         if life.name:
             data |= {"life": life.name, "position": life.position, "digest": life.digest}
         return self.seal(data, "header")
 
     def forget(self) -> None:
         """The next header that is admitted may name any journal."""
-        self._journal = ""
+        self._key = self._key._replace(journal="")
 
     def admit(self, record: bytes) -> Life:
         """Check the header that was found in the store. `record`: empty if there is none. Raises `Refused`."""
@@ -221,37 +218,44 @@ class Envelope:
                 f"{what} has format {header.get('format')}, and this node reads format {FORMAT}: "
                 "all nodes need the same version of reknit",
             )
-        if is_signed and not self._secret:
+        if is_signed and not self._key.secret:
             raise Refused(
                 Refusal.SECRET, f"{what} is signed, and this node has no --rdzv-secret: give all nodes the same"
             )
-        if self._secret and not is_signed:
+        if self._key.secret and not is_signed:
             raise Refused(Refusal.SECRET, f"{what} is not signed: give --rdzv-secret on all nodes, or on none")
         if header.get("job") != self.job:
             raise Refused(Refusal.OTHER_JOB, f"the place of {what} holds the journal of job {header.get('job')}")
-        if self._checked(record, "header") is None:
+        if self._key.checked(record, "header") is None:
             if not is_signed:
                 raise Refused(Refusal.FORMAT, f"{what} has a damaged header; use another --rdzv-id")
             raise Refused(
                 Refusal.SECRET, f"{what} is signed with another secret (--rdzv-secret): give all nodes the same"
             )
         journal = str(header.get("journal"))
-        if self._journal and journal != self._journal:
+        if self._key.journal not in ("", journal):
             raise Refused(
                 Refusal.IDENTITY, f"{what} is another one than before: its store was replaced; start all agents again"
             )
-        self._journal = journal
+        self._key = self._key._replace(journal=journal)
         position = header.get("position")
         if not header.get("life") or type(position) is not int:
             return Life()
         return Life(str(header["life"]), position, str(header.get("digest")))
 
-    # ---- signatures ----
 
-    def _signed(self, body: str, place: str) -> bytes:
+class _Key(NamedTuple):
+    """What records are signed with."""
+
+    job: str
+    secret: bytes
+    journal: str = ""
+    """The id of the journal. Empty until a header was admitted."""
+
+    def signed(self, body: str, place: str) -> bytes:
         return f'{body[:-1]}{_MAC}{self._mac(body, place)}"}}'.encode()
 
-    def _checked(self, record: bytes, place: str) -> str | None:
+    def checked(self, record: bytes, place: str) -> str | None:
         """The record without its `mac`. None if that is wrong."""
         try:
             text = record.decode()
@@ -266,9 +270,9 @@ class Envelope:
     def _mac(self, body: str, place: str) -> str:
         # Each part has its length in front, so that no two lists of parts make the same text. Without the journal's id,
         # a record of an earlier run of the job would count again in the same place.
-        journal = "" if place == "header" else self._journal
+        journal = "" if place == "header" else self.journal
         text = "".join(f"{len(part)}:{part}" for part in (self.job, journal, place)) + body
-        return hmac.digest(self._secret, _bytes(text), hashlib.sha256).hex()
+        return hmac.digest(self.secret, _bytes(text), hashlib.sha256).hex()
 
 
 def glimpsed(record: bytes) -> Record | None:
@@ -285,8 +289,13 @@ def is_of_this_format(header: bytes) -> bool:
 
 
 @lru_cache(maxsize=4096)
-def _opened(text: str) -> Record | None:
+def _unwrapped(record: bytes, place: str, key: _Key) -> Record | None:
     # Remembered, because many agents of one process may read the same records. Entries are values, so they can share.
+    text = key.checked(record, place)
+    return None if text is None else _opened(text)
+
+
+def _opened(text: str) -> Record | None:
     data = _json(text)
     if not data:
         return None

@@ -1,6 +1,7 @@
 """The connections of a journal in a TCPStore, and finding out which journal is there.
 
-1. Each thread of the link has a connection of its own. Every new connection first checks that the journal is the same.
+1. The reader has a connection, and the appends have one. Beats use that of the appends as well, until an append takes
+   long. Every new connection first checks that the journal is the same.
 2. The header is written once. Usually the agent that hosts the store writes it. If an agent that has read the journal
    finds no header, the store has lost everything, and the journal is founded again (`rebirth`).
 3. A host that finds a sign of an earlier life waits for the agents that remember it, before it begins a new journal.

@@ -50,6 +50,8 @@ _CLAIMS, _CLAIM_S = 3, 0.5
 first. Later readers wait longer."""
 _DELAY_PER_ENTRY_S, _LONGEST_DELAY_S = 0.002, 1.5
 """Seconds that a reader waits for the last of several entries: per entry, and at most."""
+_SHARED_S = 0.2
+"""How long a beat waits for the connection of the appends, before it gets a connection of its own. Seconds."""
 _opening = threading.Lock()
 """Held while a fold is decoded. Many agents of one process may get the same fold at once. The first decodes it, and the
 others find it in the envelope's cache."""
@@ -95,10 +97,18 @@ class TCPStoreJournal:
             timeout_s=timeout_s,
         )
         self._slowest_s = _SLOW_S
+        self._writing = threading.Lock()
+        """Held while the connection of the role `writer` is in use."""
+        self._is_shared = True
+        """Beats go through that connection too. False: they have one of their own."""
 
     # ---- the writer's calls ----
 
     def append(self, token: str, entry: Entry) -> None:
+        with self._writing:
+            self._append(token, entry)
+
+    def _append(self, token: str, entry: Entry) -> None:
         client, course = self._changing("writer")
         while True:
             if course.taken is None or course.taken[0] != token:
@@ -129,12 +139,26 @@ class TCPStoreJournal:
             client.set(self._connections.keys.pace, b"%d" % pace_ms)
 
     def beat(self, node: Node, count: int, watch: Sequence[Node]) -> Mapping[Node, int]:
-        client, course = self._changing("beater")
+        # With two connections for each node in place of three, the server bears half as many nodes again.
+        if self._is_shared and self._writing.acquire(timeout=_SHARED_S):
+            try:
+                return self._beat("writer", node, count, watch)
+            finally:
+                self._writing.release()
+        self._is_shared = False  # appends are slow here, and a beat must not wait for them
+        return self._beat("beater", node, count, watch)
+
+    def _beat(self, role: str, node: Node, count: int, watch: Sequence[Node]) -> Mapping[Node, int]:
+        client, course = self._changing(role)
         nodes = (node, *watch)
         found = client.set_and_get(course.keys.beat(node), b"%d" % count, [course.keys.beat(n) for n in nodes])
         return {n: number(value) for n, value in zip(nodes, found, strict=True)}
 
     def publish(self, position: int, job: Job) -> None:
+        with self._writing:
+            self._publish(position, job)
+
+    def _publish(self, position: int, job: Job) -> None:
         client, course = self._changing("writer")
         digest = course.prefix.at(position) if course.prefix is not None else ""
         # An older fold would make readers read more. Two agents that publish at the same time may still overwrite each
