@@ -34,8 +34,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, NamedTuple, assert_never
 
-from attrs import evolve, frozen
-
 from reknit.core.agent.commands import Append, Beat
 from reknit.core.agent.events import Counters, EntriesRead, Event, JournalFailed
 from reknit.core.job.entries import Entry, Node
@@ -76,8 +74,7 @@ _MOST_DOUBLINGS = 10
 # ---- the link ----
 
 
-@frozen
-class Saying:
+class Saying(NamedTuple):
     """What the link says. Its calls are `Say` and `Publish`."""
 
     queue: tuple[Say, ...] = ()
@@ -86,7 +83,7 @@ class Saying:
     """Entries that the agent has said and that were not read back yet."""
     taken: frozenset[Entry] = frozenset()
     """Those of them that the journal has taken."""
-    count: int = 0
+    tokens: int = 0
     """How many tokens were given away."""
     fold: Publish | None = None
     """The fold to publish. None: there is none."""
@@ -96,8 +93,7 @@ class Saying:
     """How often the first of `queue` has failed."""
 
 
-@frozen
-class Beating:
+class Beating(NamedTuple):
     wanted: Beat | None = None
     """The beat that the agent wanted last. None: the last one was acknowledged."""
     call: SendBeat | None = None
@@ -105,11 +101,10 @@ class Beating:
     has_beaten: bool = False
 
 
-@frozen
-class Reading:
+class Reading(NamedTuple):
     position: int = 0
     """Where the next read begins: after everything that the agent was told."""
-    count: int = 0
+    told: int = 0
     """How many entries the agent was told of."""
     enough_at: int = 0
     """The count from which on something can change for the agent, as far as its fold tells."""
@@ -129,8 +124,7 @@ class Reading:
     failures: int = 0
 
 
-@frozen
-class Link:
+class Link(NamedTuple):
     nonce: str
     """Unique to this agent. The tokens of its entries begin with it."""
     look_s: float = LOOK_S
@@ -168,7 +162,7 @@ def step(link: Link, happened: Input, at: float) -> Step:
 
 def taken(link: Link) -> tuple[Link, tuple[Event, ...]]:
     """The link without its news, and the news."""
-    return (evolve(link, news=()), link.news) if link.news else (link, ())
+    return (link._replace(news=()), link.news) if link.news else (link, ())
 
 
 def _noted(link: Link, happened: Input, at: float) -> Link:
@@ -176,7 +170,7 @@ def _noted(link: Link, happened: Input, at: float) -> Link:
         case Append(entry):
             return _wanted(link, entry)
         case Beat():
-            return evolve(link, beating=evolve(link.beating, wanted=happened))
+            return link._replace(beating=link.beating._replace(wanted=happened))
         case Folded(job):
             return _folded(link, job)
         case Found(batch):
@@ -184,15 +178,15 @@ def _noted(link: Link, happened: Input, at: float) -> Link:
         case Appended():
             return _appended(link)
         case Published():
-            return evolve(link, saying=evolve(link.saying, call=None))
+            return link._replace(saying=link.saying._replace(call=None))
         case Beaten(counts):
             return _beaten(link, counts, at)
         case Failed(lane, why):
             return _failed(link, lane, JournalFailed(at, why))
         case Forbidden(refusal, why):
-            return evolve(link, is_ended=True, news=(*link.news, JournalFailed(at, why, refusal)))
+            return link._replace(is_ended=True, news=(*link.news, JournalFailed(at, why, refusal)))
         case Closed():
-            return evolve(link, is_ended=True)
+            return link._replace(is_ended=True)
         case _:
             assert_never(happened)
 
@@ -204,10 +198,10 @@ def _wanted(link: Link, entry: Entry) -> Link:
     saying = link.saying
     if entry in saying.underway:
         return link
-    count = saying.count + 1
-    say = Say(f"{link.nonce}-{count}", entry)
-    saying = evolve(saying, queue=(*saying.queue, say), underway=saying.underway | {entry}, count=count)
-    return evolve(link, saying=saying)
+    tokens = saying.tokens + 1
+    say = Say(f"{link.nonce}-{tokens}", entry)
+    saying = saying._replace(queue=(*saying.queue, say), underway=saying.underway | {entry}, tokens=tokens)
+    return link._replace(saying=saying)
 
 
 def _appended(link: Link) -> Link:
@@ -215,8 +209,8 @@ def _appended(link: Link) -> Link:
     # An earlier try may have succeeded without an answer. Then the entry may have been read back already.
     is_underway = say.entry in saying.underway and all(other.entry != say.entry for other in rest)
     taken = saying.taken | {say.entry} if is_underway else saying.taken
-    after = evolve(saying, queue=tuple(rest), taken=taken, call=None, failures=0)
-    return _with_read_owed(evolve(link, saying=after), saying.failures)
+    after = saying._replace(queue=tuple(rest), taken=taken, call=None, failures=0)
+    return _with_read_owed(link._replace(saying=after), saying.failures)
 
 
 # ---- beating ----
@@ -227,7 +221,7 @@ def _beaten(link: Link, counts: Mapping[Node, int], at: float) -> Link:
     call, wanted = before.call, before.wanted
     is_another = call is not None and wanted is not None and call.beat.node != wanted.node
     beating = Beating(wanted if is_another else None, has_beaten=True)
-    link = evolve(link, beating=beating, news=(*link.news, Counters(at, counts)))
+    link = link._replace(beating=beating, news=(*link.news, Counters(at, counts)))
     return _with_read_owed(link, before.failures or before.has_beaten)
 
 
@@ -236,17 +230,17 @@ def _beaten(link: Link, counts: Mapping[Node, int], at: float) -> Link:
 
 def _found(link: Link, batch: Batch, at: float) -> Link:
     before = link.reading
-    reading = evolve(before, call=None, tells=False, is_stale=False, taken=frozenset(), failures=0)
+    reading = before._replace(call=None, tells=False, is_stale=False, taken=frozenset(), failures=0)
     if before.is_stale:
-        return evolve(link, reading=evolve(reading, is_owed=True))
+        return link._replace(reading=reading._replace(is_owed=True))
     is_empty = not batch.entries and batch.base is None
-    link = evolve(link, saying=_read_back(link.saying, batch, before.taken if is_empty else frozenset()))
-    reading = evolve(reading, position=batch.position, count=reading.count + len(batch.entries))
+    link = link._replace(saying=_read_back(link.saying, batch, before.taken if is_empty else frozenset()))
+    reading = reading._replace(position=batch.position, told=reading.told + len(batch.entries))
     if is_empty and not batch.is_awaited and not before.tells:
-        return evolve(link, reading=reading)
+        return link._replace(reading=reading)
     is_worth = batch.is_awaited or len(batch.entries) > MANY
     event = EntriesRead(at, batch.entries, batch.base)
-    return evolve(link, reading=evolve(reading, is_told=True, is_worth=is_worth), news=(*link.news, event))
+    return link._replace(reading=reading._replace(is_told=True, is_worth=is_worth), news=(*link.news, event))
 
 
 def _read_back(saying: Saying, batch: Batch, lost: frozenset[Entry]) -> Saying:
@@ -254,20 +248,20 @@ def _read_back(saying: Saying, batch: Batch, lost: frozenset[Entry]) -> Saying:
     gone = {e for e in saying.underway if e in batch.entries or e in lost}
     if batch.base is not None:
         gone |= saying.taken  # these entries may be among those that were skipped
-    return evolve(saying, underway=saying.underway - gone, taken=saying.taken - gone) if gone else saying
+    return saying._replace(underway=saying.underway - gone, taken=saying.taken - gone) if gone else saying
 
 
 def _folded(link: Link, job: Job) -> Link:
     reading, saying = link.reading, link.saying
     if reading.is_worth:
-        saying = evolve(saying, fold=Publish(reading.position, job))
-    reading = evolve(reading, is_told=False, is_worth=False, enough_at=reading.count + lacking(job))
-    return evolve(link, reading=reading, saying=saying)
+        saying = saying._replace(fold=Publish(reading.position, job))
+    reading = reading._replace(is_told=False, is_worth=False, enough_at=reading.told + lacking(job))
+    return link._replace(reading=reading, saying=saying)
 
 
 def _with_read_owed(link: Link, is_owed: object) -> Link:
     # The journal answers. So a read that has failed is made again without a pause.
-    return evolve(link, reading=evolve(link.reading, is_owed=True, failures=0)) if is_owed else link
+    return link._replace(reading=link.reading._replace(is_owed=True, failures=0)) if is_owed else link
 
 
 # ---- failures ----
@@ -275,17 +269,17 @@ def _with_read_owed(link: Link, is_owed: object) -> Link:
 
 def _failed(link: Link, lane: Lane, event: JournalFailed) -> Link:
     if not (link.news and isinstance(link.news[-1], JournalFailed)):
-        link = evolve(link, news=(*link.news, event))  # otherwise the agent has yet to be told of the failure before
+        link = link._replace(news=(*link.news, event))  # otherwise the agent has yet to be told of the failure before
     reading = link.reading
     if lane is Lane.READ:
         # The next try must not wait for news.
-        failed = evolve(reading, call=None, is_stale=False, is_owed=True, failures=reading.failures + 1)
-        return evolve(link, reading=failed)
+        failed = reading._replace(call=None, is_stale=False, is_owed=True, failures=reading.failures + 1)
+        return link._replace(reading=failed)
     if reading.call is not None:
-        link = evolve(link, reading=evolve(reading, is_stale=True))
+        link = link._replace(reading=reading._replace(is_stale=True))
     if lane is Lane.BEAT:
-        return evolve(link, beating=evolve(link.beating, call=None, failures=link.beating.failures + 1))
-    return evolve(link, saying=evolve(link.saying, call=None, failures=link.saying.failures + 1))
+        return link._replace(beating=link.beating._replace(call=None, failures=link.beating.failures + 1))
+    return link._replace(saying=link.saying._replace(call=None, failures=link.saying.failures + 1))
 
 
 def _pause_s(failures: int) -> float:
@@ -304,18 +298,18 @@ def _driven(link: Link) -> Step:
         say = _next_to_say(saying)
         calls.append(say)
         fold = None if isinstance(say, Publish) else saying.fold
-        link = evolve(link, saying=evolve(saying, call=say, fold=fold))
+        link = link._replace(saying=saying._replace(call=say, fold=fold))
     if beating.call is None and beating.wanted is not None:
         beat = SendBeat(beating.wanted, _pause_s(beating.failures))
         calls.append(beat)
-        link = evolve(link, beating=evolve(beating, call=beat))
+        link = link._replace(beating=beating._replace(call=beat))
     if reading.call is None and not reading.is_told and not link.is_stuck:
         wait_s = 0.0 if reading.is_owed else link.look_s
-        least = max(1, reading.enough_at - reading.count)
+        least = max(1, reading.enough_at - reading.told)
         read = Read(reading.position, wait_s, least, _pause_s(reading.failures))
         calls.append(read)
-        begun = evolve(reading, call=read, tells=reading.is_owed, is_owed=False, taken=saying.taken)
-        link = evolve(link, reading=begun)
+        begun = reading._replace(call=read, tells=reading.is_owed, is_owed=False, taken=saying.taken)
+        link = link._replace(reading=begun)
     return Step(link, tuple(calls))
 
 
