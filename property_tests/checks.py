@@ -325,10 +325,11 @@ def _alone(world: World, proc: Proc, key: tuple[int, int]) -> None:
 
 
 def _is_excused(world: World, other: Proc, group: Group) -> bool:
-    """Declared lost, and not bound to kill its workers first; or ousted by another host with its id."""
+    """Declared lost, and not bound to kill its workers first; or ousted by another host with its id. Neither an agent
+    that is suspended nor a keeper that hangs can kill."""
     if any(p.id == other.id and p.twin != other.twin for p in world.procs):
         return True
-    if other.spec.terms.fence_s is not None and not other.was_suspended:
+    if other.spec.terms.fence_s is not None and not (other.was_suspended or other.host in world.hung):
         return False
     return any(isinstance(e, Lost) and e.node == group.node for e in world.journal)
 
