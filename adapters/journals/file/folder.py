@@ -142,16 +142,21 @@ def opened(path: str, flags: int, mode: int) -> int:
 
 
 def replace(path: str, data: bytes, mode: int) -> None:
-    """Replace the content of the file in one instant. Only the process that has the turn may call this, because all
-    processes give the new file the same name first."""
-    beside = f"{path}.new"
-    fd = opened(beside, os.O_WRONLY | os.O_TRUNC, mode)
+    """Replace the content of the file in one instant. Several processes may do this at the same time: one of them is
+    the last."""
+    beside = f"{path}.{os.urandom(8).hex()}"
     try:
-        write_at(fd, data, 0)
-        os.fsync(fd)
-    finally:
-        os.close(fd)
-    os.rename(beside, path)
+        fd = opened(beside, os.O_WRONLY, mode)
+        try:
+            write_at(fd, data, 0)
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+        os.rename(beside, path)
+    except OSError:
+        if os.path.exists(beside):
+            os.unlink(beside)
+        raise
 
 
 def write_at(fd: int, data: bytes, at: int) -> None:

@@ -38,7 +38,7 @@ from collections.abc import Mapping, Sequence
 from time import monotonic
 from typing import TYPE_CHECKING, NoReturn
 
-from reknit.adapters.link import MANY
+from reknit.adapters.journals.folds import MANY, Unpublished
 from reknit.adapters.ports import Batch, Refused, Unavailable
 from reknit.core.job.reasons import Refusal
 
@@ -66,7 +66,7 @@ _FOR_GOOD = {
 
 
 class FileJournal:
-    """Implements `ports.Journal`, and `ports.Readable`."""
+    """Implements `ports.Journal`, `ports.Remembers` and `ports.Readable`."""
 
     def __init__(
         self,
@@ -98,6 +98,7 @@ class FileJournal:
         """Where the last read ended."""
         self._furthest: Mark | None = None
         """As far as this agent knows the file, from reading or from writing."""
+        self._unpublished = Unpublished()
         self._last = ("", 0)
         """The token of the last entry, and the length of the file before its first append was tried."""
         self._is_ready = False
@@ -129,20 +130,6 @@ class FileJournal:
         except OSError as e:
             self._failed(e)
         return {n: value for n, value in found.items() if value is not None}
-
-    def publish(self, position: int, job: Job) -> None:
-        try:
-            self._prepare()
-            fd = self._opened(os.O_RDONLY)
-            try:
-                mark = self._mark_at(fd, position)
-            finally:
-                os.close(fd)
-            if mark is not None:
-                with self._turn():
-                    folder.replace(self._fold, self._envelope.wrap_job(position, job, mark.digest), self._mode)
-        except (OSError, Unavailable):
-            pass  # readers read the entries instead
 
     def close(self) -> None:
         if not self._is_closed:
@@ -200,6 +187,8 @@ class FileJournal:
     # ---- the reader's side ----
 
     def read(self, after: int, wait_s: float, least: int = 1) -> Batch:
+        if fold := self._unpublished.take():
+            self.publish(*fold)
         give_up = monotonic() + wait_s
         while True:
             try:
@@ -210,10 +199,10 @@ class FileJournal:
                 self._failed(e)
             left_s = give_up - monotonic()
             if batch.position != after or left_s <= 0:
-                return batch
+                return self._unpublished.found(batch)
             if self._open_until_closed.acquire(timeout=min(self._poll_s, left_s)):
                 self._open_until_closed.release()
-                return batch
+                return self._unpublished.found(batch)
 
     def records(self, after: int) -> tuple[int, Sequence[tuple[str, Record]]]:
         """Implements `ports.Readable`. If the journal is damaged, the records before the damage come first, and then
@@ -268,6 +257,26 @@ class FileJournal:
         for position, digest in witnesses:
             if mark.position <= position <= end and found.digests.get(position) != digest:
                 self._damaged(found.mark.position, position)
+
+    # ---- folds ----
+
+    def remember(self, position: int, job: Job) -> None:
+        self._unpublished.folded(position, job)
+
+    def publish(self, position: int, job: Job) -> None:
+        """Offer the fold of everything before `position` to readers that are far behind. Called by the thread that
+        reads."""
+        try:
+            self._prepare()
+            fd = self._opened(os.O_RDONLY)
+            try:
+                mark = self._mark_at(fd, position)
+            finally:
+                os.close(fd)
+            if mark is not None:
+                folder.replace(self._fold, self._envelope.wrap_job(position, job, mark.digest), self._mode)
+        except (OSError, Unavailable):
+            pass  # readers read the entries instead
 
     def _published(self) -> tuple[int, Job, str] | None:
         try:
