@@ -116,17 +116,6 @@ class Readable(Protocol):
 
 
 @frozen
-class Finished:
-    """A job that has ended, as its journal says. Its journal may be removed."""
-
-    job: str
-    """The job's id."""
-    ended_at: float
-    """When the last entry was written, in seconds of Unix time. For people."""
-    verdict: Verdict
-
-
-@frozen
 class Stored:
     """A journal that lies in a store, and what can be known of its job without taking part."""
 

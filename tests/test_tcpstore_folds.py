@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
 from contextlib import ExitStack
 
 import pytest
@@ -12,20 +11,8 @@ from reknit.adapters.journals.folds import MANY
 from reknit.adapters.journals.tcpstore import journal as journal_module
 from reknit.adapters.ports import Batch, Unavailable
 from tests.journals import Proxy
-from tests.stores import JobStore, folded, hosted, many
+from tests.stores import JobStore, folded, many
 from tests.waiting import until
-
-
-@pytest.fixture(scope="module")
-def port() -> Iterator[int]:
-    with hosted() as (_, port):
-        yield port
-
-
-@pytest.fixture
-def store(port: int) -> Iterator[JobStore]:
-    with ExitStack() as closing:
-        yield JobStore(port, closing)
 
 
 def test_the_first_far_behind_reads_everything_and_the_others_take_its_fold(store: JobStore) -> None:
