@@ -101,7 +101,7 @@ class Journal(Protocol):
 
 class Readable(Protocol):
     """A journal that was opened for reading alone (`reads_only=True`). It creates nothing and changes nothing in the
-    store. A store that allows only reading will do. `append` and `beat` raise `Refused`."""
+    store. It needs only the right to read. `append` and `beat` raise `Refused`."""
 
     def records(self, after: int) -> tuple[int, Sequence[tuple[str, Record]]]:
         """The records after position `after` (0: the start), each with its place. For people and tools.

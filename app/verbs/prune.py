@@ -3,7 +3,8 @@
 1. A job that has ended is removed when its last entry is older than --older-than.
 2. A job that has not ended is removed only with --abandoned, when its last entry is older than that and none of its
    agents gives a sign of life.
-3. Nothing is removed from which an agent reads or to which it writes meanwhile: the store checks it when it removes.
+3. A journal is kept if an agent writes into it meanwhile, be it only a beat. The store checks that in the moment of the
+   removal.
 """
 
 from __future__ import annotations

@@ -11,9 +11,9 @@
    be compacted. Then the reader looks when its wait is over.
 5. When a thousand nodes join at once, a watch would tell every node of every other node. So a reader that waits for
    many entries uses no watch, and looks again after a while.
-
-6. An entry is put once. A key of an entry that was put twice was changed by another program. A key that was deleted
-   shows by the records after it: each says what its writer had read (`Prefix`). Whoever finds this refuses the journal.
+6. An entry is put once. If its key was put twice, another program has changed it. If its key was deleted, the records
+   after it show that, because each says what its writer had read (`Prefix`). An agent that finds one of the two refuses
+   the journal.
 7. Compaction takes nothing away. It forgets old values of keys, and the journal asks for the present ones only.
 
 No agent deletes anything. Each beat makes a revision, which etcd keeps until it compacts. `pruning.py` removes the
@@ -125,7 +125,7 @@ class EtcdJournal:
         self._prefix: Prefix | None = Prefix()
         """What was read. None: the reader has begun in the middle, so it does not know all entries before."""
         self._seen = ""
-        """The same, as it stands in records. The writer's thread needs it as one value."""
+        """`_prefix` as it stands in records. The reader writes it, and the writer reads it."""
         self._fold_at = b""
         """Position at which the published fold ended when the reader saw it last, as it stands there. Empty: there was
         none."""
@@ -383,7 +383,7 @@ def _begun(later: Range, known: int = 0, by: int | None = None) -> int:
 
 
 def _heard(round_trip_s: float) -> None:
-    """Nobody needs to be told any more how far away etcd is."""
+    """Does nothing: somebody was told already how far away etcd is."""
 
 
 def _value(found: Range) -> bytes:
