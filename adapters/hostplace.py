@@ -27,11 +27,11 @@ from reknit.core.job.reasons import Refusal
 from .ports import Refused
 
 BASES = ("/tmp", "/dev/shm")
-"""Where the folder may be. The first of these in which this user can make a folder."""
+"""The folder is in the first of these in which this user can make a folder."""
 _UNUSABLE = (errno.ENOENT, errno.ENOTDIR, errno.EACCES, errno.EPERM, errno.EROFS)
 """Errors that say that a base cannot be used on this host, now or later."""
 _WAIT_S = 5.0
-"""How long an agent waits for others that choose or clean the folder. Seconds."""
+"""How long an agent waits while other processes choose or clean the folder. Seconds."""
 _NAP_S = 0.005
 _CHOSEN = stat.S_ISVTX | 0o700
 
@@ -94,7 +94,7 @@ def _chosen(base: str) -> str:
 
 
 def _choose(base: str) -> bool:
-    """Choose a folder, unless others are about to do so."""
+    """Choose a folder. False: another agent is choosing one, so the caller looks again."""
     if not _own(base):
         _make(base)
     fds: list[int] = []
@@ -126,7 +126,7 @@ def _make(base: str) -> None:
 
 
 def _entered(path: str) -> int:
-    """A descriptor of the chosen folder, with a shared lock. -1: the folder is being cleaned, or is there no more."""
+    """A descriptor of the chosen folder, with a shared lock. -1: somebody cleans the folder now, or it is gone."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     except FileNotFoundError:
@@ -156,7 +156,7 @@ def _is_chosen(path: str) -> bool:
 
 
 def _mode(path: str) -> int:
-    """The mode of a folder that only this user can enter. 0: there is no such folder.
+    """The mode of this folder. 0: it is not there, or belongs to another user, or is open to others.
 
     Raises `Refused` for a chosen folder that was opened to others: agents that run may have their locks in it."""
     try:

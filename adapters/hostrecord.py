@@ -1,11 +1,12 @@
-"""What an agent writes into the file of its lock: who it is, which processes it has, and one value of another part.
+"""What an agent writes into the file of its lock: who it is, which processes it has, and a note.
 
 1. Only the agent that holds the lock writes. The file is private to its user, and is removed with the lock. So a record
    that is found without a lock tells of an agent that was killed.
 2. A process is named by its pid and its start time, together with the boot of the host and the namespace of pids. A
    later process with the same pid has another start time. So no other process is ever taken for one of the record.
-3. The record is one line with a checksum, written by one call in place: another file would lose the lock. A line that
-   was torn counts as no record. Processes are then found by their mark only, and the value is lost.
+3. The record is one line with a checksum. One call writes it into the locked file. It is not written into a new file
+   that takes the place of the old one, because the lock would be lost. A line that was torn counts as no record. Then
+   processes are found by their mark only, and the note is lost.
 4. The size is bounded: `_MOST` processes and `LONGEST_NOTE` characters.
 """
 
@@ -23,8 +24,9 @@ from .children import stat_of
 from .hostplace import boot, pid_namespace
 
 _MOST = 1000
-"""How many processes a record names. The latest count."""
+"""Upper bound on the processes that a record names. It names the latest."""
 LONGEST_NOTE = 256
+"""Upper bound on a note, in characters."""
 _SHOWN = 80
 """How many characters of a command line are shown."""
 
@@ -43,13 +45,13 @@ class Record:
     agent: ProcessId | None
     """None: the record was written before the last boot, or in another namespace of pids. Then it names no process."""
     processes: tuple[ProcessId, ...] = ()
-    """The keeper and the workers, and those that earlier agents have left and nobody has ended yet."""
+    """The keeper, the workers, and processes that earlier agents have left and nobody has ended yet."""
     note: str = ""
-    """A value of another part of reknit. Empty: there is none."""
+    """A text that another part of reknit keeps here. Empty: there is none."""
 
 
 def identified(pid: int) -> ProcessId | None:
-    """None: there is no such process, or no /proc."""
+    """The process with this pid. None: there is none, or no /proc."""
     try:
         return ProcessId(pid, int(stat_of(str(pid))[19]))
     except (OSError, IndexError, ValueError):
@@ -57,8 +59,8 @@ def identified(pid: int) -> ProcessId | None:
 
 
 def children_of(keeper: int, pids: Collection[int]) -> tuple[ProcessId, ...]:
-    """The keeper, and those of these pids that are its children on this host. None are if the keeper is on another host
-    and `keeper` is the command that reaches it."""
+    """The keeper, and those of these pids that are its children on this host. Empty if no pid is. So it is for a keeper
+    on another host: there `keeper` is the pid of the command that reaches it."""
     found = []
     for pid in pids:
         try:
@@ -81,7 +83,8 @@ def is_alive(process: ProcessId) -> bool:
 
 
 def write(fd: int, record: Record) -> None:
-    """Without an error if there is no room for it, for example on a full disk: an agent can do without a record."""
+    """Write the record into the file. Raises no error if that fails, for example on a full disk: an agent can do
+    without a record."""
     processes = [(each.pid, each.start) for each in record.processes[-_MOST:]]
     agent = None if record.agent is None else (record.agent.pid, record.agent.start)
     body = json.dumps([_host(), agent, processes, record.note]).encode()
@@ -94,7 +97,7 @@ def write(fd: int, record: Record) -> None:
 
 
 def read(fd: int) -> Record | None:
-    """None: there is no record, or it is torn."""
+    """The record in the file. None: there is none, or it is torn."""
     try:
         checksum, _, body = os.pread(fd, 1 << 20, 0).partition(b"\n")[0].partition(b" ")
         if int(checksum, 16) != binascii.crc32(body):

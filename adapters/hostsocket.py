@@ -1,9 +1,9 @@
 """A second sign that the lock of a node is held, for agents on one host that do not see each other's /tmp.
 
 1. The agent that holds the lock listens on an abstract socket of Linux. Such a socket has a name and no file. It
-   belongs to the network namespace, and ends with its process. Nobody is accepted, and nothing is said.
-2. Any user may take a name. The kernel says which user listens (SO_PEERCRED). A socket of another user counts as none.
-   Then only the file of the lock keeps two agents apart.
+   belongs to the network namespace, and ends with its process. The agent accepts no connection.
+2. Any user may take a name. The kernel says which user listens (SO_PEERCRED). A socket of another user does not
+   count. Then only the file of the lock keeps two agents apart.
 """
 
 from __future__ import annotations

@@ -3,18 +3,19 @@
 Workers get a variable with the mark of their node. Whatever a worker starts inherits it, and keeps it when it makes a
 session of its own or when its parent dies. Agents also write down which processes they have (`hostrecord.py`).
 
-1. A process is found by its mark, or because its agent has written it down. So are its descendants, and, if it leads a
-   process group, the members of the group. A process that has cleared its environment is found in these ways only.
-2. A forked process shows the environment of the program that has forked. A worker that is one carries the mark as the
-   name of a mapping (`carry`), which its own forks inherit.
-3. The number of a process that has ended may be given to another process at any time. So a process is held by a pidfd
+1. A process is found by its mark, or because its agent has written it down. Its descendants are found as well. If it
+   leads a process group, so are the members of the group. A process that has cleared its environment has no mark, and
+   is found in the other ways only.
+2. Of a forked process the kernel shows the environment with which the forking program was started. So a forked worker
+   carries the mark in another way: as the name of a mapping of memory (`carry`). Its own forks inherit the mapping.
+3. The pid of a process that has ended may be given to another process at any time. So a pidfd of the process is opened
    before its environment or its start time is read, and the signal goes through the pidfd. Where there are no pidfds,
    psutil compares the time at which the process was started.
 4. A process that vanishes during the look, or that this user must not read, is not an error.
 5. While a program takes the place of another one in a process (exec), the kernel shows an empty environment. So a
    process without any variable is looked at again a moment later.
-6. Between fork and exec a process shows the environment of its parent. Whoever starts marked processes carries the
-   mark itself, or these are not found in that moment.
+6. Between fork and exec a process shows the environment of its parent. A process that starts marked processes carries
+   the mark itself. Otherwise its children would not be found in that moment.
 """
 
 from __future__ import annotations
@@ -39,14 +40,14 @@ _MAP_SHARED = 1
 MARK = "REKNIT_NODE"
 """The environment variable that marks the workers of a node. A mark has at most 200 characters, without spaces."""
 _NAP_S = 0.005
-"""Between two looks at a process."""
+"""Seconds between two looks at a process."""
 _NAME = f"reknit-{MARK}="
-"""How the name of a mapping begins that shows a mark."""
+"""The name of a mapping that shows a mark begins with this."""
 
 
 @frozen
 class _Held:
-    """A process that cannot be mistaken for a later one with its number."""
+    """A process that cannot be mistaken for a later one with its pid."""
 
     process: Process
     pidfd: int
@@ -61,10 +62,10 @@ class _Held:
             else:
                 self.process.kill()
         except (OSError, psutil.Error):
-            pass  # dead already; or it changed its user, and then it stays
+            pass  # it is dead already, or it runs as another user, who alone can end it
 
     def wait(self, give_up: float) -> None:
-        """Until it has ended, or `give_up` on the monotonic clock."""
+        """Wait until the process has ended, or the monotonic clock shows `give_up`."""
         if self.pidfd >= 0:
             is_readable(self.pidfd, give_up - time.monotonic())
             return
@@ -101,8 +102,8 @@ def end_marked(
     """SIGKILL what killed agents have left: (1) every process of this user whose variable `MARK` is one of the marks,
     or begins with one and a slash, (2) the `known` processes, (3) the descendants and the process groups of both.
 
-    Not this process and its ancestors. Looks again until none is left, as a process may fork before it dies, or until
-    `give_up_s` seconds have passed. Returns how many processes ended, and the pids of those that are still there.
+    Spares this process and its ancestors. Looks again until none is left, as a process may fork before it dies, or
+    until `give_up_s` seconds have passed. Returns how many processes ended, and the pids of those that are still there.
     """
     give_up = time.monotonic() + give_up_s
     wanted = {marks} if isinstance(marks, str) else {*marks}
@@ -135,7 +136,8 @@ def _found(wanted: Collection[str], known: Collection[ProcessId]) -> list[_Held]
     passed = _ancestors()
     found = {held.process.pid: held for held in _marked(wanted, passed)}
     try:
-        # The look for mappings takes long. It comes last, because what forks must be killed faster than it forks.
+        # To look for mappings takes long. So this is done only if nothing else is found: processes that fork must be
+        # killed faster than they fork.
         more = [pid for pid in known if pid.pid not in found and pid.pid not in passed]
         for held in _held_known(more) or ([] if found else _carrying(wanted, passed)):
             found[held.process.pid] = held

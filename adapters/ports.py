@@ -60,17 +60,16 @@ class Batch:
     entries: tuple[Entry, ...] = ()
     base: Job | None = None
     """The fold of the entries that the reader skipped because it was far behind. `entries` follow it. None: nothing was
-    skipped."""
-    is_awaited: bool = False
-    """Other readers wait for the fold of these entries. The caller publishes it, however few the entries are."""
+    skipped. Only a journal that remembers folds (`Remembers`) skips entries."""
 
 
 class Journal(Protocol):
     """A store that holds an append-only, totally ordered sequence of entries, and one counter per node.
 
-    Every call returns or raises within a bounded time. Three threads may use a journal: one reads, one beats, and one
-    makes all other calls. No call waits for a call of another thread: a node that does not beat in time is taken for
-    dead.
+    Every call returns or raises within a bounded time. Three threads may use a journal: one reads, one appends, and one
+    beats. No call waits for a call of another thread: a node that does not beat in time is taken for dead.
+
+    A journal may offer `Remembers` as well.
     """
 
     def append(self, token: str, entry: Entry) -> None:
@@ -95,10 +94,6 @@ class Journal(Protocol):
         a counter that holds no number, because counters are not signed and anybody may have written there."""
         ...
 
-    def publish(self, position: int, job: Job) -> None:
-        """Offer the fold of everything before `position` to readers that are far behind. May do nothing."""
-        ...
-
     def close(self) -> None:
         """Let go of everything. Calls that wait in another thread end soon, or raise `Unavailable`. May be repeated."""
         ...
@@ -106,7 +101,7 @@ class Journal(Protocol):
 
 class Readable(Protocol):
     """A journal that was opened for reading alone (`reads_only=True`). It creates nothing and changes nothing in the
-    store. A store that allows only reading will do. `append`, `beat` and `publish` raise `Refused`."""
+    store. It needs only the right to read. `append` and `beat` raise `Refused`."""
 
     def records(self, after: int) -> tuple[int, Sequence[tuple[str, Record]]]:
         """The records after position `after` (0: the start), each with its place. For people and tools.
@@ -118,17 +113,6 @@ class Readable(Protocol):
         ...
 
     def close(self) -> None: ...
-
-
-@frozen
-class Finished:
-    """A job that has ended, as its journal says. Its journal may be removed."""
-
-    job: str
-    """The job's id."""
-    ended_at: float
-    """When the last entry was written, in seconds of Unix time. For people."""
-    verdict: Verdict
 
 
 @frozen
@@ -170,10 +154,15 @@ class Shelf(Protocol):
 
 @runtime_checkable
 class Remembers(Protocol):
-    """A journal that outlives its store. Should the store lose it, it is founded again with what agents remember."""
+    """What a journal may offer besides `Journal`. The link then tells it of every fold of the agent.
+
+    A journal uses the folds for one of two things, or for both. It may publish a fold, so that readers that are far
+    behind need not read everything (`Batch.base`). And it may be founded again with a fold if its store has lost it."""
 
     def remember(self, position: int, job: Job) -> None:
-        """The agent has folded everything before `position`: the fold is `job`. Never waits."""
+        """The agent has folded everything before `position`, where the last read has ended: the fold is `job`.
+
+        Called by the thread of the loop, between two reads. Never waits."""
         ...
 
 
@@ -195,7 +184,8 @@ class Link(Protocol):
         ...
 
     def folded(self, job: Job) -> None:
-        """The agent has folded an `EntriesRead`: the oldest that was not reported here before. `job`: the fold."""
+        """The agent has folded an `EntriesRead`: the oldest that was not reported here before. `job`: the fold, which
+        shows how many more entries are worth waiting for."""
         ...
 
     def close(self) -> None:

@@ -92,9 +92,7 @@ def wire_several(settings: Settings, meeting: Meeting, world: World, nonce: str)
                 on_slow=partial(_tell_if_slow, settings.terms, world.say),
             )
             asked = journal if host is None else HostedJournal(journal, host)
-            link = ThreadedLink(
-                asked, world.clock, nonce, remember=journal.remember if isinstance(journal, Remembers) else None
-            )
+            link = ThreadedLink(asked, world.clock, nonce)
             stack.callback(link.close)
             stack.callback(workers.close)  # a second time, so that the workers are ended before the journal is closed
             whose = "; this node hosts the job's store" if host is not None else ""
@@ -204,7 +202,8 @@ def cluster_of(meeting: Meeting) -> Cluster:
 
 
 class HostedJournal:
-    """Implements `ports.Journal` over a journal whose store this agent hosts. When the store fails, it knows why.
+    """Implements `ports.Journal` and `ports.Remembers` over a journal whose store this agent hosts. When the store
+    fails, it knows why.
 
     A store that has never served (for example because torch is missing) will never serve. So the journal is refused at
     once, and the agent does not wait for the end of an outage.
@@ -224,8 +223,9 @@ class HostedJournal:
     def beat(self, node: Node, count: int, watch: Sequence[Node]) -> Mapping[Node, int]:
         return self._asked(lambda: self._journal.beat(node, count, watch))
 
-    def publish(self, position: int, job: Job) -> None:
-        self._asked(lambda: self._journal.publish(position, job))
+    def remember(self, position: int, job: Job) -> None:
+        if isinstance(self._journal, Remembers):
+            self._journal.remember(position, job)
 
     def close(self) -> None:
         self._journal.close()

@@ -25,8 +25,6 @@ from reknit.adapters.link.messages import (
     Found,
     Input,
     Lane,
-    Publish,
-    Published,
     Read,
     Say,
     SendBeat,
@@ -112,8 +110,7 @@ class History:
     def succeed(self, lane: Lane) -> None:
         call = self.calls.pop(lane)
         was_failed = lane in self.failed
-        if not isinstance(call, Publish):
-            self.failed.discard(lane)
+        self.failed.discard(lane)
         answer = self._carried_out(call)
         owes_read = was_failed and lane is not Lane.READ  # its retry is told at any rate
         if lane is Lane.BEAT:
@@ -150,8 +147,6 @@ class History:
                     if not (self.is_lossy and len(self.landed) % 3 == 0):
                         self.journal.append(entry)
                 return Appended()
-            case Publish():
-                return Published()
             case SendBeat(beat):
                 return Beaten({ME: beat.count})
             case Read(after):
@@ -159,9 +154,6 @@ class History:
                 return Found(Batch(after + len(found), found))
 
     def _lose(self, lane: Lane, call: Call) -> None:
-        if isinstance(call, Publish):
-            self._feed(Published())
-            return
         self.failed.add(lane)
         if lane is Lane.READ:
             self.is_owed = True
@@ -219,8 +211,7 @@ class History:
             lane = LANES[type(call)]
             assert lane not in self.calls, f"two calls at once: {self.calls[lane]} and {call}"
             self.calls[lane] = call
-            is_retry = lane in self.failed and not isinstance(call, Publish)
-            assert (0.05 <= call.pause_s <= 1.0) if is_retry else call.pause_s == 0.0
+            assert (0.05 <= call.pause_s <= 1.0) if lane in self.failed else call.pause_s == 0.0
             if isinstance(call, Say):
                 assert self.tokens.setdefault(call.token, call.entry) == call.entry
                 assert call.token == max(self.tokens, key=lambda token: int(token[2:])), "out of order"

@@ -8,6 +8,7 @@ import signal
 import sys
 import textwrap
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from tests.alone import ROOT
 from tests.etcd import Etcd
 from tests.keepers import Kept
 from tests.processes import Make, let_go
+from tests.stores import JobStore, hosted
 from tests.streams import Console
 
 # The tests send these signals, and reknit keeps a signal ignored that was ignored when it started. A shell lets its
@@ -131,6 +133,20 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Etcd]:
     """One etcd server for all tests that do not disturb it. Each of these tests has a job of its own."""
     with Etcd(tmp_path_factory.mktemp("etcd")) as etcd:
         yield etcd
+
+
+@pytest.fixture(scope="module")
+def port() -> Iterator[int]:
+    """The port of one TCPStore for all tests that do not disturb it. Each of these tests has a job of its own."""
+    with hosted() as (_, port):
+        yield port
+
+
+@pytest.fixture
+def store(port: int) -> Iterator[JobStore]:
+    """A job in that TCPStore."""
+    with ExitStack() as closing:
+        yield JobStore(port, closing)
 
 
 @pytest.fixture

@@ -11,16 +11,10 @@ import pytest
 
 from reknit.adapters.journals.tcpstore.client import Client, endpoint
 from reknit.adapters.ports import Unavailable
-from tests.stores import HOST, answering, free_port, hosted
+from tests.stores import HOST, answering, free_port
 from tests.waiting import PATIENCE_S
 
 LONG_S = PATIENCE_S
-
-
-@pytest.fixture(scope="module")
-def port() -> Iterator[int]:
-    with hosted() as (_, port):
-        yield port
 
 
 @pytest.fixture

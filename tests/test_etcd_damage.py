@@ -10,7 +10,7 @@ import pytest
 from reknit.adapters.journals.envelope import Envelope
 from reknit.adapters.journals.etcd.gateway import Cluster, put
 from reknit.adapters.journals.etcd.journal import EtcdJournal
-from reknit.adapters.link import MANY
+from reknit.adapters.journals.folds import MANY
 from reknit.adapters.ports import Refused
 from reknit.core.job.entries import Aborted
 from reknit.core.job.fold import fold_all

@@ -15,7 +15,7 @@ import pytest
 from reknit.adapters.journals.envelope import Envelope, Prefix
 from reknit.adapters.journals.file.folder import file_name
 from reknit.adapters.journals.file.journal import FileJournal
-from reknit.adapters.link import MANY
+from reknit.adapters.journals.folds import MANY
 from reknit.adapters.ports import Refused, Unavailable
 from reknit.core.job.entries import Aborted, Filler, Leaving, Node, NodeId, Succeeded
 from reknit.core.job.job import Job

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from reknit.adapters.journals.envelope import Envelope
 from reknit.adapters.journals.file.journal import FileJournal
-from reknit.adapters.link import MANY
+from reknit.adapters.journals.folds import MANY
 from reknit.core.job.entries import Entry, Failed, Filler
 from reknit.core.job.fold import fold_all
 from reknit.core.job.job import Job

@@ -13,7 +13,8 @@ import pytest
 
 from reknit.adapters.journals import envelope
 from reknit.adapters.journals.envelope import Envelope
-from reknit.adapters.ports import Batch, Journal, Refused, Unavailable
+from reknit.adapters.journals.folds import MANY
+from reknit.adapters.ports import Batch, Journal, Refused, Remembers, Unavailable
 from reknit.core.job.entries import (
     Aborted,
     Admission,
@@ -409,7 +410,9 @@ def test_thousands_of_entries_are_read_by_who_comes_late(shared: SharedStore, jo
     publisher = shared.journal(job)
     batch = publisher.read(0, wait_s=0.0)
     assert batch.entries == tuple(found)
-    publisher.publish(batch.position, fold_all(Job(), found))
+    assert isinstance(publisher, Remembers)
+    publisher.remember(batch.position, fold_all(Job(), found))
+    publisher.read(batch.position, wait_s=0.0)  # this publishes the fold
     late = [entry("late", i) for i in range(10)]
     for i, e in enumerate(late):
         publisher.append(f"late-{i}", e)
@@ -418,6 +421,20 @@ def test_thousands_of_entries_are_read_by_who_comes_late(shared: SharedStore, jo
     assert batch.base is not None
     assert [*batch.entries, *everything(reader, batch.position)] == late
     assert fold_all(batch.base, late) == fold_all(Job(), [*found, *late])
+
+
+def test_the_fold_of_little_is_not_published(shared: SharedStore, job: str) -> None:
+    """A job has many small reads, and each reader would overwrite the others' folds."""
+    publisher, reader = shared.journal(job), shared.journal(job)
+    position = 0
+    for i in range(2 * MANY):
+        publisher.append(str(i), entry("a", i))
+        if i % MANY == MANY - 1:
+            position = publisher.read(position, 0.0).position
+            assert isinstance(publisher, Remembers)
+            publisher.remember(position, Job())
+    publisher.read(position, 0.0)
+    assert reader.read(0, 0.0).base is None
 
 
 ME_SUCCEEDED = Succeeded(ME, 0)

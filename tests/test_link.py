@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import accumulate
 from queue import SimpleQueue
 
 import pytest
 
 from reknit.adapters.clock import Clock
 from reknit.adapters.journals.memory import MemoryJournal
-from reknit.adapters.link import MANY, ThreadedLink
+from reknit.adapters.link import ThreadedLink
 from reknit.adapters.ports import Batch, Refused, Unavailable
 from reknit.core.agent.events import Counters, EntriesRead, Event, JournalFailed
 from reknit.core.job.entries import Aborted, Entry, Node, NodeId
@@ -32,7 +33,8 @@ class Told(MemoryJournal):
         """A call with this name waits for the gate."""
         self.calls: SimpleQueue[str] = SimpleQueue()
         self.said: list[tuple[str, Entry]] = []
-        self.published: SimpleQueue[tuple[int, Job]] = SimpleQueue()
+        self.folds: dict[int, Job] = {}
+        """By position."""
 
     def _obey(self, name: str) -> None:
         self.calls.put(name)
@@ -54,9 +56,8 @@ class Told(MemoryJournal):
         self._obey("beat")
         return super().beat(node, count, watch)
 
-    def publish(self, position: int, job: Job) -> None:
-        self._obey("publish")
-        self.published.put((position, job))
+    def remember(self, position: int, job: Job) -> None:
+        self.folds[position] = job
 
 
 class Agent:
@@ -208,17 +209,12 @@ def test_a_refusal_is_told_once_and_nothing_follows(agents: Callable[..., Agent]
     assert journal.since(0) == ()
 
 
-@pytest.mark.parametrize("call", ["append", "beat", "read", "publish"])
+@pytest.mark.parametrize("call", ["append", "beat", "read"])
 def test_a_bug_in_a_journal_is_raised_where_the_loop_is(agents: Callable[..., Agent], call: str) -> None:
     """A thread that died unheard would leave an agent that waits for ever."""
     journal = Told()
-    if call == "publish":
-        for i in range(MANY + 1):
-            journal.append(str(i), Aborted("x"))
     journal.fails[call] = KeyError("oops")
     agent = agents(journal)
-    if call == "publish":
-        agent.until(lambda seen: any(map(is_read, seen)))
     agent.link.append(Aborted("x"))
     agent.link.beat(ME, 1, [])
 
@@ -271,30 +267,16 @@ def test_closing_does_not_wait_for_ever_for_a_call_that_hangs(
 # ---- folds ----
 
 
-def test_the_fold_of_a_long_read_is_published_with_its_position(agents: Callable[..., Agent]) -> None:
-    """A thousand nodes that join at once need one that reads everything. Each fold goes with its own read."""
+def test_a_journal_that_remembers_is_told_of_each_fold_with_its_position(agents: Callable[..., Agent]) -> None:
+    """It publishes the fold, or founds itself again with it. With another position, readers would miss entries."""
     journal = Told()
-    journal.append("first", Aborted("0"))
     agent = agents(journal)
-    agent.until(lambda seen: any(map(is_read, seen)))
-    gate = journal.gates["read"] = threading.Event()
-    until(lambda: journal.calls.get(timeout=PATIENCE_S) == "read" and journal.calls.empty())
-    for i in range(MANY + 1):
-        MemoryJournal.append(journal, str(i), Aborted("x"))
-    del journal.gates["read"]
-    gate.set()
-    agent.until(lambda _: len(agent.entries) == MANY + 2)
-    agent.link.append(Aborted("a short one"))
-    agent.until(lambda _: len(agent.entries) == MANY + 3)
-    reads = list(filter(is_read, agent.seen))
-    for i, read in enumerate(reads):
-        assert isinstance(read, EntriesRead)
-        if len(read.entries) > MANY:
-            longest = i
-    assert journal.published.get(timeout=PATIENCE_S) == (MANY + 2, Job(epoch=longest))
-    agent.link.beat(ME, 1, [])
-    agent.until(lambda seen: any(isinstance(e, Counters) for e in seen))
-    assert journal.published.empty()
+    for begin, end in ((0, 1), (1, 50), (50, 53)):
+        for i in range(begin, end):
+            agent.link.append(Aborted(str(i)))
+        agent.until(lambda _, end=end: len(agent.entries) == end)
+    counts = [len(read.entries) for read in agent.seen if isinstance(read, EntriesRead)]
+    assert journal.folds == {position: Job(epoch=i) for i, position in enumerate(accumulate(counts))}
 
 
 def test_beats_go_on_while_an_append_waits_for_its_turn(agents: Callable[..., Agent]) -> None:
@@ -309,17 +291,4 @@ def test_beats_go_on_while_an_append_waits_for_its_turn(agents: Callable[..., Ag
     assert not agent.entries
     gate.set()
     agent.until(lambda _: agent.entries)
-    assert not any(map(is_failed, agent.seen))
-
-
-def test_a_fold_that_cannot_be_published_keeps_nothing_from_being_said(agents: Callable[..., Agent]) -> None:
-    """torch's server hangs up on a value that is too large, each time: the node would never speak again."""
-    journal = Told()
-    journal.fails["publish"] = Unavailable("too large")
-    for i in range(MANY + 1):
-        MemoryJournal.append(journal, str(i), Aborted("x"))
-    agent = agents(journal)
-    agent.until(lambda _: len(agent.entries) == MANY + 1)
-    agent.link.append(Aborted("after it"))
-    agent.until(lambda _: len(agent.entries) == MANY + 2)
     assert not any(map(is_failed, agent.seen))

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import pytest
 
-from reknit.adapters.link.machine import MANY, Link, begun, step, taken
+from reknit.adapters.link.machine import Link, begun, step, taken
 from reknit.adapters.link.messages import (
     Appended,
     Beaten,
@@ -21,8 +21,6 @@ from reknit.adapters.link.messages import (
     Found,
     Input,
     Lane,
-    Publish,
-    Published,
     Read,
     Say,
     SendBeat,
@@ -55,8 +53,8 @@ class Row(NamedTuple):
     news: tuple[Event, ...] = ()
 
 
-def found(*entries: Aborted, at: int, base: Job | None = None, is_awaited: bool = False) -> Found:
-    return Found(Batch(at, entries, base, is_awaited))
+def found(*entries: Aborted, at: int, base: Job | None = None) -> Found:
+    return Found(Batch(at, entries, base))
 
 
 def fails(lane: Lane) -> Failed:
@@ -276,7 +274,7 @@ def test_the_close_is_the_end() -> None:
     played(Row(Closed()), Row(found(A, at=1)), Row(Append(A)), Row(Forbidden(Refusal.SECRET, "no")))
 
 
-# ---- how much is waited for, and folds ----
+# ---- how much is waited for ----
 
 
 def test_a_reader_waits_for_as_many_entries_as_are_lacking() -> None:
@@ -284,28 +282,3 @@ def test_a_reader_waits_for_as_many_entries_as_are_lacking() -> None:
     job = Job()
     link = played(Row(found(A, at=1), (), (EntriesRead(AT, (A,)),)), Row(Folded(job), (Read(1, LOOK_S),)))
     assert link.reading.enough_at == 1 + 1, "the job is unopened: one entry may change that"
-
-
-def test_the_fold_of_much_is_published_once_and_after_the_agents_own_entries() -> None:
-    """A thousand nodes that join at once need one that reads everything. Nobody depends on it."""
-    many = tuple(Aborted(str(i)) for i in range(MANY + 1))
-    job = Job(epoch=3)
-    played(
-        Row(Append(A), (Say("n-1", A),)),
-        Row(found(*many, at=99), (), (EntriesRead(AT, many),)),
-        Row(Folded(job), (Read(99, LOOK_S),)),
-        Row(Append(B)),
-        Row(Appended(), (Say("n-2", B),)),
-        Row(Appended(), (Publish(99, job),)),
-        Row(Append(Aborted("c"))),
-        Row(Published(), (Say("n-3", Aborted("c")),)),
-        Row(Appended()),
-    )
-
-
-@pytest.mark.parametrize(("count", "is_awaited", "is_worth"), [(MANY, False, False), (1, True, True), (0, True, True)])
-def test_which_folds_are_published(count: int, is_awaited: bool, is_worth: bool) -> None:
-    """Little is not worth it, unless other readers wait for it."""
-    some = tuple(Aborted(str(i)) for i in range(count))
-    calls: tuple[Call, ...] = (Publish(99, Job()), Read(99, LOOK_S)) if is_worth else (Read(99, LOOK_S),)
-    played(Row(found(*some, at=99, is_awaited=is_awaited), (), (EntriesRead(AT, some),)), Row(FOLDED, calls))

@@ -1,4 +1,4 @@
-"""Finished jobs are removed from a folder of journals, and no others."""
+"""Jobs that are over are removed from a folder of journals, and no others."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from reknit.adapters.journals.envelope import Envelope
 from reknit.adapters.journals.file import pruning
 from reknit.adapters.journals.file.folder import file_name
 from reknit.adapters.journals.file.journal import FileJournal
+from reknit.adapters.journals.file.pruning import FolderShelf
 from reknit.adapters.journals.file.turn import Turn
 from reknit.adapters.ports import Refused
 from reknit.core.job.entries import Aborted, Joined, Node, NodeId, Opened, Terms
@@ -47,40 +48,89 @@ def age(path: Path, job: str) -> None:
         os.utime(folder, (then, then))
 
 
-def found(path: Path, secret: str = "") -> list[str]:
-    return [end.job for end in pruning.finished(str(path), HOUR_S, secret)]
+def shelf(path: Path, job: str = "", secret: str = "") -> FolderShelf:
+    """A shelf that has looked at all jobs."""
+    made = FolderShelf(str(path), secret, job, older_than_s=HOUR_S)
+    for name in made.jobs():
+        made.look(name)
+    return made
 
 
-def test_only_jobs_that_have_ended_and_are_old_are_found(tmp_path: Path) -> None:
+def test_the_journals_in_a_folder_are_found_and_judged(tmp_path: Path) -> None:
     """Everything else in the folder belongs to somebody."""
     before = time.time() - 1
-    for job in ("b/b", "a"):
-        aborted(tmp_path, job)
-    journal(tmp_path, "running").append("t", Opened(Terms(1, 2), "j"))
-    age(tmp_path, "running")
-    os.utime(tmp_path / "running" / "journal")
-    age(tmp_path, "running")
-    aborted(tmp_path, "beats").beat(ME, 2, ())
-    aborted(tmp_path, "again").append("9", Opened(Terms(1, 2), "j", epoch=1))
-    age(tmp_path, "again")
+    aborted(tmp_path, "b/b")
+    aborted(tmp_path, "again").append("9", Opened(Terms(1, 2, beat_s=1.0, silence_s=7.0), "j", epoch=1))
     aborted(tmp_path, "signed", "secret")
+    damaged = tmp_path / "damaged" / "journal"
+    aborted(tmp_path, "damaged")
+    damaged.write_bytes(damaged.read_bytes().replace(b'"nonce":"n"', b'"nonce":"m"'))
     (tmp_path / "copy").mkdir()
-    (tmp_path / "copy" / "journal").write_bytes((tmp_path / "a" / "journal").read_bytes())
+    (tmp_path / "copy" / "journal").write_bytes((tmp_path / "again" / "journal").read_bytes())
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "journal").write_text("mine")
     (tmp_path / "a file").write_text("mine")
-    ends = pruning.finished(str(tmp_path), HOUR_S)
-    assert [(end.job, end.verdict) for end in ends] == [("a", Verdict.ABORTED), ("b/b", Verdict.ABORTED)]
-    assert all(before < end.ended_at < time.time() + 1 for end in ends)
-    assert found(tmp_path, "secret") == ["signed"]
-    for job in ("running", "beats", "again", "signed", "copy", "other", "a file", "none"):
-        assert not pruning.remove(str(tmp_path), job, HOUR_S)
-    left = {file_name(job) for job in ("running", "beats", "again", "signed", "copy", "other", "a")}
-    assert pruning.remove(str(tmp_path), "b/b", HOUR_S)
-    assert not pruning.remove(str(tmp_path), "b/b", HOUR_S)
-    assert {*os.listdir(tmp_path)} == left | {"a file"}
+    one = FolderShelf(str(tmp_path))
+    assert one.jobs() == ["again", "b/b", "damaged", "signed"]
+    assert FolderShelf(str(tmp_path), job="b/b").jobs() == ["b/b"]
+    assert FolderShelf(str(tmp_path), job="none").jobs() == []
+    end = one.look("b/b")
+    assert (end.verdict, end.why) == (Verdict.ABORTED, "")
+    assert end.at is not None
+    assert before < end.at < time.time() + 1
+    again = one.look("again")
+    assert (again.verdict, again.silence_s, again.why) == (None, 7.0, "")
+    assert "is damaged between the bytes" in one.look("damaged").why
+    assert one.look("signed").why == "it has another secret (--rdzv-secret)"
+    assert FolderShelf(str(tmp_path), "secret").look("signed").verdict is Verdict.ABORTED
     with pytest.raises(Refused, match="none: No such file"):
-        pruning.finished(str(tmp_path / "none"), HOUR_S)
+        FolderShelf(str(tmp_path / "none")).jobs()
+
+
+def test_what_nobody_touches_is_removed(tmp_path: Path) -> None:
+    """Once, and nothing else is."""
+    for job in ("b/b", "a"):
+        aborted(tmp_path, job)
+    one, two = shelf(tmp_path), shelf(tmp_path)
+    assert one.is_quiet("b/b")
+    assert one.remove("b/b")
+    assert not one.remove("b/b")
+    assert not two.is_quiet("b/b")
+    assert not two.remove("b/b")
+    assert os.listdir(tmp_path) == ["a"]
+
+
+@pytest.mark.parametrize("is_old", [True, False])
+@pytest.mark.parametrize("what", ["a beat", "a counter of another node", "an entry"])
+def test_what_an_agent_touches_is_kept(tmp_path: Path, what: str, is_old: bool) -> None:
+    """The times of files may be wrong, and what is in the files is not."""
+    agent = aborted(tmp_path, "job")
+    one = shelf(tmp_path)
+    if what == "an entry":
+        agent.append("9", Opened(Terms(1, 2), "j", epoch=1))
+    else:
+        agent.beat(ME if what == "a beat" else Node(ME.id, 1), 2, ())
+    if is_old:
+        age(tmp_path, "job")
+    assert not one.is_quiet("job")
+    assert not one.remove("job")
+    assert shelf(tmp_path).remove("job") == is_old
+
+
+def test_folders_that_crashed_processes_have_left_are_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And none that another process is making or removing now."""
+    aborted(tmp_path, "job")
+    for name in (".new-1", ".new-2"):
+        (tmp_path / name / "beats").mkdir(parents=True)
+        (tmp_path / name / "lock").touch()
+        os.utime(tmp_path / name, (0.0, 0.0))
+    (tmp_path / ".other").mkdir()
+    one = FolderShelf(str(tmp_path))
+    one.sweep()
+    assert {*os.listdir(tmp_path)} == {"job", ".new-1", ".new-2", ".other"}
+    monkeypatch.setattr(pruning, "_CRASHED_S", 0.0)
+    one.sweep()
+    assert {*os.listdir(tmp_path)} == {"job", ".other"}
 
 
 def test_an_agent_that_begins_the_next_epoch_just_before_keeps_its_journal(
@@ -88,7 +138,7 @@ def test_an_agent_that_begins_the_next_epoch_just_before_keeps_its_journal(
 ) -> None:
     """Between the look and the lock."""
     one = aborted(tmp_path, "job")
-    enter = Turn.__enter__
+    judged, enter = shelf(tmp_path), Turn.__enter__
 
     def late(turn: Turn) -> Turn:
         monkeypatch.undo()
@@ -96,7 +146,7 @@ def test_an_agent_that_begins_the_next_epoch_just_before_keeps_its_journal(
         return enter(turn)
 
     monkeypatch.setattr(Turn, "__enter__", late)
-    assert not pruning.remove(str(tmp_path), "job", HOUR_S)
+    assert not judged.remove("job")
     assert len(everything(one)) == 4
 
 

@@ -249,11 +249,27 @@ def test_a_server_that_died_later_is_an_outage_with_its_reason() -> None:
         journal.beat(ME, 1, ())
 
 
+class Remembering(MemoryJournal):
+    def __init__(self) -> None:
+        super().__init__()
+        self.folds: list[tuple[int, Job]] = []
+
+    def remember(self, position: int, job: Job) -> None:
+        self.folds.append((position, job))
+
+
+def test_a_hosted_journal_remembers_if_it_can() -> None:
+    """The journal of a store that was lost is founded again with what agents remember."""
+    store = Remembering()
+    for journal in (store, MemoryJournal()):
+        HostedJournal(journal, FakeHost(None)).remember(1, Job())
+    assert store.folds == [(1, Job())]
+
+
 def test_a_hosted_journal_is_a_journal() -> None:
     """Nothing is lost on the way through it."""
     journal = HostedJournal(MemoryJournal(), FakeHost(None))
     journal.append("t", Filler())
-    journal.publish(1, Job())
     batch = journal.read(0, 0)
     assert (batch.position, batch.entries) == (1, (Filler(),))
     journal.close()

@@ -32,21 +32,9 @@ ME = Node(NodeId("me"))
 
 
 @pytest.fixture(scope="module")
-def port() -> Iterator[int]:
-    with hosted() as (_, port):
-        yield port
-
-
-@pytest.fixture(scope="module")
 def other_port() -> Iterator[int]:
     with hosted() as (_, port):
         yield port
-
-
-@pytest.fixture
-def store(port: int) -> Iterator[JobStore]:
-    with ExitStack() as closing:
-        yield JobStore(port, closing)
 
 
 # ---- slots and holes ----

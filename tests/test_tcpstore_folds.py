@@ -3,27 +3,16 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
 from contextlib import ExitStack
 
 import pytest
 
+from reknit.adapters.journals.folds import MANY
 from reknit.adapters.journals.tcpstore import journal as journal_module
-from reknit.adapters.link import MANY
-from reknit.adapters.ports import Batch
-from tests.stores import JobStore, folded, hosted, many
-
-
-@pytest.fixture(scope="module")
-def port() -> Iterator[int]:
-    with hosted() as (_, port):
-        yield port
-
-
-@pytest.fixture
-def store(port: int) -> Iterator[JobStore]:
-    with ExitStack() as closing:
-        yield JobStore(port, closing)
+from reknit.adapters.ports import Batch, Unavailable
+from tests.journals import Proxy
+from tests.stores import JobStore, folded, many
+from tests.waiting import until
 
 
 def test_the_first_far_behind_reads_everything_and_the_others_take_its_fold(store: JobStore) -> None:
@@ -33,15 +22,70 @@ def test_the_first_far_behind_reads_everything_and_the_others_take_its_fold(stor
         journal.append(str(i), entry)
     first = store.journal()
     batch = first.read(0, 0.0)
-    assert batch == Batch(len(entries), tuple(entries), is_awaited=True)
+    assert batch == Batch(len(entries), tuple(entries))
+    first.remember(batch.position, folded(entries))
     others: list[Batch] = []
     thread = threading.Thread(target=lambda: others.append(store.journal().read(0, 0.0)))
     thread.start()
-    first.publish(batch.position, folded(entries))
+    until(lambda: store.client.get(store.key("claim/0")) == b"2")
+    assert first.read(batch.position, 0.0) == Batch(batch.position)
     thread.join()
-    late = store.journal().read(0, 0.0)
-    assert late.base == folded(entries)
-    assert (late.position, late.entries) == (len(entries), ())
+    assert [*others, store.journal().read(0, 0.0)] == 2 * [Batch(len(entries), base=folded(entries))]
+
+
+def test_a_fold_for_which_others_wait_is_published_even_if_little_is_new(store: JobStore) -> None:
+    """A reader that is far behind takes an older fold, and reads for all others what came after it."""
+    behind, publisher, entries = store.journal(), store.journal(), many(2 * MANY)
+    for i, entry in enumerate(entries):
+        publisher.append(str(i), entry)
+        if i == 0:
+            behind.read(0, 0.0)
+        if i == MANY + 1:
+            publisher.publish(publisher.read(0, 0.0).position, folded(entries[: MANY + 2]))
+    batch = behind.read(1, 0.0)
+    assert batch == Batch(len(entries), tuple(entries[MANY + 2 :]), folded(entries[: MANY + 2]))
+    behind.remember(batch.position, folded(entries))
+    behind.read(batch.position, 0.0)
+    assert store.journal().read(0, 0.0) == Batch(len(entries), base=folded(entries))
+
+
+def test_one_at_a_time_reads_for_all_however_quickly_the_journal_grows(store: JobStore) -> None:
+    """While a thousand nodes join, each finds another number of entries."""
+    journal, late, entries = store.journal(), store.journal(), many(4 * MANY)
+    journal.append("0", entries[0])
+    late.read(0, 0.0)
+    for i in range(1, 2 * MANY):
+        journal.append(str(i), entries[i])
+    first = store.journal()
+    batch = first.read(0, 0.0)
+    for i in range(2 * MANY, 4 * MANY):
+        journal.append(str(i), entries[i])
+    found: list[Batch] = []
+    thread = threading.Thread(target=lambda: found.append(late.read(1, 0.0)))
+    thread.start()
+    until(lambda: store.client.get(store.key("claim/0")) == b"2")
+    first.remember(batch.position, folded(entries[: 2 * MANY]))
+    first.read(batch.position, 0.0)
+    thread.join()
+    assert found == [Batch(4 * MANY, tuple(entries[2 * MANY :]), folded(entries[: 2 * MANY]))]
+
+
+def test_a_reader_whose_fold_cannot_be_published_reads_on(store: JobStore) -> None:
+    """Nobody depends on a fold. A connection may break at any moment."""
+    writer, entries = store.journal(), many(MANY + 10)
+    for i, entry in enumerate(entries):
+        writer.append(str(i), entry)
+    with Proxy(f"127.0.0.1:{store.port}") as proxy, ExitStack() as closing:
+        behind = JobStore(int(proxy.where.partition(":")[2]), closing, store.job).journal()
+        batch = behind.read(0, 0.0)
+        behind.remember(batch.position, folded(entries))
+        proxy.passes = 0
+        with pytest.raises(Unavailable):
+            behind.read(batch.position, 0.0)
+        proxy.passes = None
+        writer.append("last", entries[-1])
+        assert behind.read(batch.position, 0.0).entries == (entries[-1],)
+    assert store.client.get(store.key("fold")) == b""
 
 
 def test_the_fold_comes_with_the_few_entries_that_follow(store: JobStore) -> None:
@@ -63,10 +107,10 @@ def test_a_fold_that_is_too_large_is_not_published(store: JobStore, monkeypatch:
     for i, entry in enumerate(entries):
         journal.append(str(i), entry)
     batch = journal.read(0, 0.0)
-    assert batch.is_awaited
-    journal.publish(batch.position, folded(entries))
+    journal.remember(batch.position, folded(entries))
+    journal.read(batch.position, 0.0)
     assert store.client.get(store.key("fold")) == b""
-    assert store.client.get(store.key(f"done/{len(entries) // MANY}")) == b"1"
+    assert store.client.get(store.key("done/0")) == b"1"
     assert store.journal().read(0, 0.0).entries == tuple(entries)
 
 
@@ -76,8 +120,8 @@ def test_a_claim_that_is_not_kept_holds_nobody_up(store: JobStore, monkeypatch: 
     journal, entries = store.journal(), many(MANY + 10)
     for i, entry in enumerate(entries):
         journal.append(str(i), entry)
-    store.client.add(store.key(f"claim/{len(entries) // MANY}"), 1)
-    assert journal.read(0, 0.0) == Batch(len(entries), tuple(entries), is_awaited=True)
+    store.client.add(store.key("claim/0"), 1)
+    assert journal.read(0, 0.0) == Batch(len(entries), tuple(entries))
 
 
 @pytest.mark.parametrize("forged", [b"", b"{}", b"\xff", b'{"position":40,"job":7}'])

@@ -15,17 +15,11 @@ from reknit.adapters.journals.tcpstore.client import Client
 from reknit.adapters.journals.tcpstore.journal import TCPStoreJournal
 from reknit.adapters.ports import Batch
 from reknit.core.job.entries import Aborted, Entry, Filler, Node, NodeId
-from tests.stores import HOST, SlowLink, hosted, stubborn
+from tests.stores import HOST, SlowLink, stubborn
 from tests.waiting import PATIENCE_S
 
 ME = Node(NodeId("me"))
 JOBS = (f"job-{number}" for number in count())
-
-
-@pytest.fixture(scope="module")
-def port() -> Iterator[int]:
-    with hosted() as (_, port):
-        yield port
 
 
 class Far:

@@ -50,9 +50,6 @@ class MemoryJournal:
             self._counts[node] = count
             return {n: self._counts[n] for n in (node, *watch) if n in self._counts}
 
-    def publish(self, position: int, job: Job) -> None:
-        """Does nothing: reading from memory is so cheap that a fold would save nothing."""
-
     def close(self) -> None:
         """End the reads that wait now. Agents that share the journal can go on using it."""
         with self._changed:
@@ -88,7 +85,7 @@ class MemoryLink:
         return events
 
     def folded(self, job: Job) -> None:
-        """Does nothing: no other agent reads this journal."""
+        """Does nothing: this link does not wait for entries."""
 
     def close(self) -> None:
         self._journal.close()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .machine import LOOK_S, MANY
+from .machine import LOOK_S
 from .threads import ThreadedLink
 
-__all__ = ["LOOK_S", "MANY", "ThreadedLink"]
+__all__ = ["LOOK_S", "ThreadedLink"]

@@ -24,9 +24,7 @@ waits, has a thread or reads a clock. Threads (`threads.py`) or the simulated cl
    The same holds at the end of an outage. Nothing else tells the agent that the journal answers again.
 7. After a read that was told, nothing is read before the agent has folded it. Only the fold tells how many entries are
    worth waiting for. So at most one read waits for an agent that does not run.
-8. A reader that had much to read publishes the fold, for readers that are far behind. It tries once: nobody depends on
-   the fold. The agent's own entries go first.
-9. After a refusal or the close, no call is made and nothing is told.
+8. After a refusal or the close, no call is made and nothing is told.
 """
 
 from __future__ import annotations
@@ -50,8 +48,6 @@ from .messages import (
     Found,
     Input,
     Lane,
-    Publish,
-    Published,
     Read,
     Say,
     SendBeat,
@@ -63,9 +59,6 @@ if TYPE_CHECKING:
 LOOK_S = 1.0
 """A read that finds nothing returns after this. So the next look is at most this far away, except in a large crowd of
 nodes. Seconds."""
-MANY = 32
-"""After a read of more entries than this, a reader publishes their fold. A reader that is further behind than this
-looks for a published fold first."""
 _FIRST_RETRY_S, _LAST_RETRY_S = 0.05, 1.0
 _MOST_DOUBLINGS = 10
 """The pause has reached its maximum before it has doubled so often."""
@@ -75,8 +68,6 @@ _MOST_DOUBLINGS = 10
 
 
 class Saying(NamedTuple):
-    """What the link says. Its calls are `Say` and `Publish`."""
-
     queue: tuple[Say, ...] = ()
     """What the journal has not taken yet, in order."""
     underway: frozenset[Entry] = frozenset()
@@ -85,9 +76,7 @@ class Saying(NamedTuple):
     """Those of them that the journal has taken."""
     tokens: int = 0
     """How many tokens were given away."""
-    fold: Publish | None = None
-    """The fold to publish. None: there is none."""
-    call: Say | Publish | None = None
+    call: Say | None = None
     """The call that is under way. None: none is."""
     failures: int = 0
     """How often the first of `queue` has failed."""
@@ -119,8 +108,6 @@ class Reading(NamedTuple):
     """`Saying.taken` when the call that is under way began."""
     is_told: bool = False
     """The agent was told of a read and has not folded it yet."""
-    is_worth: bool = False
-    """The fold of this read is to be published."""
     failures: int = 0
 
 
@@ -177,8 +164,6 @@ def _noted(link: Link, happened: Input, at: float) -> Link:
             return _found(link, batch, at)
         case Appended():
             return _appended(link)
-        case Published():
-            return link._replace(saying=link.saying._replace(call=None))
         case Beaten(counts):
             return _beaten(link, counts, at)
         case Failed(lane, why):
@@ -236,11 +221,10 @@ def _found(link: Link, batch: Batch, at: float) -> Link:
     is_empty = not batch.entries and batch.base is None
     link = link._replace(saying=_read_back(link.saying, batch, before.taken if is_empty else frozenset()))
     reading = reading._replace(position=batch.position, told=reading.told + len(batch.entries))
-    if is_empty and not batch.is_awaited and not before.tells:
+    if is_empty and not before.tells:
         return link._replace(reading=reading)
-    is_worth = batch.is_awaited or len(batch.entries) > MANY
     event = EntriesRead(at, batch.entries, batch.base)
-    return link._replace(reading=reading._replace(is_told=True, is_worth=is_worth), news=(*link.news, event))
+    return link._replace(reading=reading._replace(is_told=True), news=(*link.news, event))
 
 
 def _read_back(saying: Saying, batch: Batch, lost: frozenset[Entry]) -> Saying:
@@ -252,11 +236,8 @@ def _read_back(saying: Saying, batch: Batch, lost: frozenset[Entry]) -> Saying:
 
 
 def _folded(link: Link, job: Job) -> Link:
-    reading, saying = link.reading, link.saying
-    if reading.is_worth:
-        saying = saying._replace(fold=Publish(reading.position, job))
-    reading = reading._replace(is_told=False, is_worth=False, enough_at=reading.told + lacking(job))
-    return link._replace(reading=reading, saying=saying)
+    reading = link.reading
+    return link._replace(reading=reading._replace(is_told=False, enough_at=reading.told + lacking(job)))
 
 
 def _with_read_owed(link: Link, is_owed: object) -> Link:
@@ -294,11 +275,10 @@ def _driven(link: Link) -> Step:
         return Step(link, ())
     calls: list[Call] = []
     saying, beating, reading = link.saying, link.beating, link.reading
-    if saying.call is None and (saying.queue or saying.fold is not None):
-        say = _next_to_say(saying)
+    if saying.call is None and saying.queue:
+        say = saying.queue[0]._replace(pause_s=_pause_s(saying.failures))
         calls.append(say)
-        fold = None if isinstance(say, Publish) else saying.fold
-        link = link._replace(saying=saying._replace(call=say, fold=fold))
+        link = link._replace(saying=saying._replace(call=say))
     if beating.call is None and beating.wanted is not None:
         beat = SendBeat(beating.wanted, _pause_s(beating.failures))
         calls.append(beat)
@@ -311,11 +291,3 @@ def _driven(link: Link) -> Step:
         begun = reading._replace(call=read, tells=reading.is_owed, is_owed=False, taken=saying.taken)
         link = link._replace(reading=begun)
     return Step(link, tuple(calls))
-
-
-def _next_to_say(saying: Saying) -> Say | Publish:
-    if saying.queue:
-        return saying.queue[0]._replace(pause_s=_pause_s(saying.failures))
-    if saying.fold is None:
-        raise AssertionError("there is nothing to say")
-    return saying.fold

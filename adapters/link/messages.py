@@ -47,14 +47,6 @@ class Say(NamedTuple):
     pause_s: float = 0.0
 
 
-class Publish(NamedTuple):
-    """`Journal.publish`."""
-
-    position: int
-    job: Job
-    pause_s: float = 0.0
-
-
 class SendBeat(NamedTuple):
     """`Journal.beat`."""
 
@@ -62,8 +54,8 @@ class SendBeat(NamedTuple):
     pause_s: float = 0.0
 
 
-Call = Read | Say | Publish | SendBeat
-LANES: dict[type[Call], Lane] = {Read: Lane.READ, Say: Lane.SAY, Publish: Lane.SAY, SendBeat: Lane.BEAT}
+Call = Read | Say | SendBeat
+LANES: dict[type[Call], Lane] = {Read: Lane.READ, Say: Lane.SAY, SendBeat: Lane.BEAT}
 
 
 # ---- inputs: what happens to a link, besides the agent's `Append` and `Beat` ----
@@ -85,10 +77,6 @@ class Appended(NamedTuple):
     """A `Say` has returned: the entry is in the journal."""
 
 
-class Published(NamedTuple):
-    """A `Publish` has returned or failed."""
-
-
 class Beaten(NamedTuple):
     """A `SendBeat` has returned."""
 
@@ -96,7 +84,7 @@ class Beaten(NamedTuple):
 
 
 class Failed(NamedTuple):
-    """The call that this lane had under way has failed, and trying again may help. Never a `Publish`."""
+    """The call that this lane had under way has failed, and trying again may help."""
 
     lane: Lane
     why: str
@@ -113,4 +101,4 @@ class Closed(NamedTuple):
     """The agent has closed the link."""
 
 
-Input = Append | Beat | Folded | Found | Appended | Published | Beaten | Failed | Forbidden | Closed
+Input = Append | Beat | Folded | Found | Appended | Beaten | Failed | Forbidden | Closed

@@ -7,17 +7,17 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, assert_never
 
-from reknit.adapters.ports import Refused, Unavailable
+from reknit.adapters.ports import Refused, Remembers, Unavailable
 from reknit.adapters.threads import Thread
 from reknit.core.agent.commands import Append, Beat
 
 from . import machine, messages
 from .machine import LOOK_S
-from .messages import LANES, Call, Input, Lane, Publish, Read, Say, SendBeat
+from .messages import LANES, Call, Input, Lane, Read, Say, SendBeat
 
 if TYPE_CHECKING:
     from reknit.adapters.ports import Clock, Journal
@@ -32,21 +32,12 @@ _CLOSE_S = 5.0
 class ThreadedLink:
     """Implements `ports.Link`."""
 
-    def __init__(
-        self,
-        journal: Journal,
-        clock: Clock,
-        nonce: str,
-        *,
-        look_s: float = LOOK_S,
-        remember: Callable[[int, Job], None] | None = None,
-    ) -> None:
-        """`nonce`: unique to this agent. The tokens of its entries begin with it.
-        `look_s`: a read that finds nothing returns after so many seconds.
-        `remember`: told of every position before which the agent has folded everything, and of the fold. Never waits.
-        """
+    def __init__(self, journal: Journal, clock: Clock, nonce: str, *, look_s: float = LOOK_S) -> None:
+        """`journal`: if it has `remember` (`ports.Remembers`), it is told of every fold.
+        `nonce`: unique to this agent. The tokens of its entries begin with it.
+        `look_s`: a read that finds nothing returns after so many seconds."""
         self._journal = journal
-        self._remember = remember
+        self._remembers = journal if isinstance(journal, Remembers) else None
         self._clock = clock
         self._stepping = threading.Lock()
         """Held while `_link` makes a step."""
@@ -71,8 +62,8 @@ class ThreadedLink:
         self._feed(Beat(node, count, tuple(watch)))
 
     def folded(self, job: Job) -> None:
-        if self._remember is not None:
-            self._remember(self._link.reading.position, job)  # no read is under way before the agent has folded this
+        if self._remembers is not None:
+            self._remembers.remember(self._link.reading.position, job)  # before the next read begins
         self._feed(messages.Folded(job))
 
     def events(self, now: float) -> list[Event]:
@@ -110,8 +101,7 @@ class ThreadedLink:
         try:
             return self._made(call)
         except Unavailable as e:
-            # Nobody depends on a fold. If there is an outage, the next beat finds that out.
-            return messages.Published() if isinstance(call, Publish) else messages.Failed(LANES[type(call)], str(e))
+            return messages.Failed(LANES[type(call)], str(e))
         except Refused as e:
             return messages.Forbidden(e.refusal, str(e))
 
@@ -122,9 +112,6 @@ class ThreadedLink:
             case Say(token, entry):
                 self._journal.append(token, entry)
                 return messages.Appended()
-            case Publish(position, job):
-                self._journal.publish(position, job)
-                return messages.Published()
             case SendBeat(beat):
                 return messages.Beaten(self._journal.beat(beat.node, beat.count, beat.watch))
             case _:

@@ -25,8 +25,6 @@ from reknit.adapters.link.messages import (
     Forbidden,
     Found,
     Input,
-    Publish,
-    Published,
     Read,
     Say,
     SendBeat,
@@ -148,8 +146,6 @@ def _send(world: World, proc: Proc, call: Call) -> None:
             world.after(0.02 + 0.05 * world.luck("beat", 4), partial(_beat, world, proc, call))
         case Read():
             world.after(0.02, partial(_look, world, proc, call, world.now + call.wait_s))
-        case Publish():
-            _reply(world, proc, call, Published(), 0.01)  # reading costs nothing here, so no reader needs the fold
         case _:
             assert_never(call)
 
@@ -174,8 +170,7 @@ def _fail(world: World, proc: Proc, call: Call) -> None:
         late = call._replace(wait_s=0.0) if isinstance(call, Read) else call
         world.waiting.append(partial(_send, world, proc, late))
         return
-    outcome = Published() if isinstance(call, Publish) else Failed(LANES[type(call)], "unreachable")
-    world.after(_FAILS_S, partial(world.answer, proc, outcome))
+    world.after(_FAILS_S, partial(world.answer, proc, Failed(LANES[type(call)], "unreachable")))
 
 
 def _say(world: World, proc: Proc, call: Say) -> None:

@@ -3,7 +3,8 @@
 1. A job that has ended is removed when its last entry is older than --older-than.
 2. A job that has not ended is removed only with --abandoned, when its last entry is older than that and none of its
    agents gives a sign of life.
-3. Nothing is removed from which an agent reads or to which it writes meanwhile: the store checks it when it removes.
+3. A journal is kept if an agent writes into it meanwhile, be it only a beat. The store checks that in the moment of the
+   removal.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from reknit.core.agent.reasons import JournalRefused, StoreLost
 from reknit.core.agent.states import WorkerState
 
 if TYPE_CHECKING:
-    from reknit.adapters.ports import Finished, Shelf
+    from reknit.adapters.ports import Shelf
     from reknit.app.settings import Meeting
 
 _LONGEST_SILENCE_S = 600.0
@@ -156,47 +157,16 @@ def _length(seconds: float) -> str:
 
 def _shelf(meeting: Meeting, parsed: Parsed) -> Shelf:
     if meeting.backend == "file":
-        return _Folder(meeting, parsed)
+        from reknit.adapters.journals.file.pruning import FolderShelf
+
+        shelf = FolderShelf(meeting.folder, meeting.secret, parsed["rdzv-id"], older_than_s=parsed["older-than"])
+        if not parsed["dry-run"]:
+            shelf.sweep()
+        return shelf
     from reknit.adapters.journals.etcd.pruning import EtcdShelf
     from reknit.app.several import cluster_of
 
     return EtcdShelf(cluster_of(meeting), parsed["rdzv-id"])
-
-
-class _Folder:
-    """Implements `ports.Shelf` for a shared folder. Only jobs that have ended are found there."""
-
-    def __init__(self, meeting: Meeting, parsed: Parsed) -> None:
-        self._meeting = meeting
-        self._older_s: float = parsed["older-than"]
-        self._only: str = parsed["rdzv-id"]
-        self._found: dict[str, Finished] = {}
-
-    def jobs(self) -> Sequence[str]:
-        from reknit.adapters.journals.file.pruning import finished
-
-        found = finished(self._meeting.folder, 0.0, self._meeting.secret)
-        self._found = {job.job: job for job in found if self._only in ("", job.job)}
-        return list(self._found)
-
-    def look(self, job: str) -> Stored:
-        return Stored(job, self._found[job].verdict, self._found[job].ended_at)
-
-    def is_quiet(self, job: str) -> bool:
-        return True
-
-    def remove(self, job: str) -> bool:
-        from reknit.adapters.journals.file.pruning import remove
-
-        try:
-            return remove(self._meeting.folder, job, self._older_s, self._meeting.secret)
-        except Unavailable:
-            return False  # another process writes there
-        except OSError as e:
-            raise Unavailable(f"{self._meeting.folder}: {e.strerror or e}") from None
-
-    def close(self) -> None:
-        pass
 
 
 def _say(fd: int, text: str) -> None:

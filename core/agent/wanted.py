@@ -21,7 +21,7 @@ from .alive import is_entry_late
 from .commands import Append, Command
 from .hosting import is_abandoning
 from .situation import Situation
-from .watching import accusations, is_fresh
+from .watching import is_fresh, is_silent
 from .workers import ReservePort
 
 
@@ -67,10 +67,12 @@ def drive_sayings(agent: Agent, now: Situation, accused: tuple[Lost, ...]) -> tu
 
 def _unread(agent: Agent, said: Mapping[Entry, float], new: Sequence[Entry]) -> Mapping[Entry, float]:
     """The entries that are still wanted, and were not read back since this agent said them first."""
-    if not new and not agent.unread:
-        return agent.unread
-    wanted = (*said, *accusations(agent))  # `said` may have forgotten a `Lost` that was said in vain
-    return {e: agent.unread.get(e, agent.at) for e in wanted if e in agent.unread or e in new}
+
+    def is_wanted(entry: Entry) -> bool:
+        # `said` may have forgotten a `Lost` that was said in vain.
+        return entry in said or (isinstance(entry, Lost) and is_silent(agent, entry.node))
+
+    return {e: agent.unread.get(e, agent.at) for e in (*agent.unread, *new) if is_wanted(e)}
 
 
 def farewell(agent: Agent, now: Situation) -> Left | None:

@@ -164,12 +164,16 @@ def _most_s(agent: Agent) -> float:
 
 
 def accusations(agent: Agent) -> Iterator[Lost]:
-    """A `Lost` for each node to declare lost in the step of a fresh read. A node that is gone itself declares none."""
-    if not agent.job.is_live(agent.me):
-        return
-    for node, heard in agent.pulse.heard.items():
-        if heard.silent_s >= agent.job.terms.silence_s + heard.spared_s and agent.job.is_live(node):
-            yield Lost(node, agent.me)
+    """A `Lost` for each node to declare lost in the step of a fresh read."""
+    return (Lost(node, agent.me) for node in agent.pulse.heard if is_silent(agent, node))
+
+
+def is_silent(agent: Agent, node: Node) -> bool:
+    """This agent has reason to declare the node lost. A node that is gone itself declares none."""
+    heard, job = agent.pulse.heard.get(node), agent.job
+    if heard is None or not (job.is_live(agent.me) and job.is_live(node)):
+        return False
+    return heard.silent_s >= job.terms.silence_s + heard.spared_s
 
 
 def repetitions(agent: Agent) -> Iterator[Lost]:

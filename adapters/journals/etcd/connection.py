@@ -47,7 +47,7 @@ _NO_SPACE = "database space exceeded"
 
 
 class Login:
-    """The user as whom the clients of a journal ask. They share the token."""
+    """The user in whose name the clients of a journal ask etcd. The clients share the token."""
 
     def __init__(self, user: str = "", password: str = "", file: str = "", needs: str = "readwrite ''") -> None:
         """`user`: empty if etcd needs no user. `file`: the file that holds the password, which is read for each token.
@@ -138,7 +138,7 @@ class Server:
                     # SSLSocket's own method would also remove the TLS layer, which another thread may be using.
                     socket.socket.shutdown(self._socket, socket.SHUT_RDWR)
                 except OSError:
-                    pass  # the server was faster
+                    pass  # the server has closed it already
         self._let_go()
 
     def _let_go(self) -> None:

@@ -11,9 +11,9 @@
    be compacted. Then the reader looks when its wait is over.
 5. When a thousand nodes join at once, a watch would tell every node of every other node. So a reader that waits for
    many entries uses no watch, and looks again after a while.
-
-6. An entry is put once. A key of an entry that was put twice was changed by another program. A key that was deleted
-   shows by the records after it: each says what its writer had read (`Prefix`). Whoever finds this refuses the journal.
+6. An entry is put once. If its key was put twice, another program has changed it. If its key was deleted, the records
+   after it show that, because each says what its writer had read (`Prefix`). An agent that finds one of the two refuses
+   the journal.
 7. Compaction takes nothing away. It forgets old values of keys, and the journal asks for the present ones only.
 
 No agent deletes anything. Each beat makes a revision, which etcd keeps until it compacts. `pruning.py` removes the
@@ -46,7 +46,7 @@ from reknit.adapters.journals.etcd.gateway import (
     put,
 )
 from reknit.adapters.journals.etcd.keys import Keys, place_of
-from reknit.adapters.link import MANY
+from reknit.adapters.journals.folds import MANY, Unpublished
 from reknit.adapters.ports import Batch, Refused, Unavailable
 from reknit.core.job.entries import Filler
 from reknit.core.job.reasons import Refusal
@@ -95,7 +95,7 @@ class _Page:
 
 
 class EtcdJournal:
-    """Implements `ports.Journal`."""
+    """Implements `ports.Journal` and `ports.Remembers`."""
 
     def __init__(
         self,
@@ -125,9 +125,11 @@ class EtcdJournal:
         self._prefix: Prefix | None = Prefix()
         """What was read. None: the reader has begun in the middle, so it does not know all entries before."""
         self._seen = ""
-        """The same, as it stands in records. The writer's thread needs it as one value."""
-        self._fold_at = 0
-        """Position at which the published fold ended when the reader saw it last."""
+        """`_prefix` as it stands in records. The reader writes it, and the writer reads it."""
+        self._fold_at = b""
+        """Position at which the published fold ended when the reader saw it last, as it stands there. Empty: there was
+        none."""
+        self._unpublished = Unpublished()
         self._watch: Watch | None = None
         self._reading = threading.Lock()
         self._is_closed = False
@@ -177,26 +179,17 @@ class EtcdJournal:
         counts = {found.key: number(found.value) for r in answer.ranges for found in r.found}
         return {n: counts[key] for n, key in keys.items() if key in counts}
 
-    def publish(self, position: int, job: Job) -> None:
-        key, seen = self._keys.fold_at, self._fold_at
-        value = _value(self._transact(self._writer, [get(key)]).ranges[0])
-        if number(value) != seen or seen >= position:
-            return  # another agent has published a fold meanwhile: many may read the same entries at once
-        prefix = self._prefix
-        record = self._envelope.wrap_job(position, job, prefix.at(position) if prefix else "")
-        if len(record) <= _LARGEST:
-            is_same = holds(key, value) if value else is_created(key, 0)
-            self._transact(self._writer, [put(self._keys.fold, record), put(key, b"%d" % position)], [is_same])
-
     # ---- the reader's side ----
 
     def read(self, after: int, wait_s: float, least: int = 1) -> Batch:
         try:
             with self._reading:
+                if fold := self._unpublished.take():
+                    self.publish(*fold)
                 until = monotonic() + wait_s
                 if wait_s > 0:
                     self._let_come(least)
-                return self._read(after, until, least)
+                return self._unpublished.found(self._read(after, until, least))
         finally:
             if self._is_closed:
                 self._let_go()
@@ -268,8 +261,8 @@ class EtcdJournal:
             )
             raise Refused(Refusal.IDENTITY, why)
         found, later, fold_at, *fold = answer.ranges
-        self._fold_at = number(_value(fold_at))
-        return _Page(answer.revision, found, later, self._fold_at, fold[0] if fold else Range())
+        self._fold_at = _value(fold_at)
+        return _Page(answer.revision, found, later, number(self._fold_at), fold[0] if fold else Range())
 
     def _segment_of(self, position: int) -> int:
         return _begun(self._transact(self._reader, [self._later(0)]).ranges[0], 0, position) if position else 0
@@ -286,6 +279,26 @@ class EtcdJournal:
                 raise Refused(Refusal.IDENTITY, why)
             prefix.extend(found.value, found.created)
         return Filler() if record is None else record.entry
+
+    # ---- folds ----
+
+    def remember(self, position: int, job: Job) -> None:
+        self._unpublished.folded(position, job)
+
+    def publish(self, position: int, job: Job) -> None:
+        """Offer the fold of everything before `position` to readers that are far behind, unless another agent has
+        published one since this reader looked. Called by the thread that reads."""
+        key, seen, prefix = self._keys.fold_at, self._fold_at, self._prefix
+        if number(seen) >= position:
+            return
+        record = self._envelope.wrap_job(position, job, prefix.at(position) if prefix else "")
+        if len(record) > _LARGEST:
+            return
+        is_same = holds(key, seen) if seen else is_created(key, 0)
+        try:
+            self._transact(self._reader, [put(self._keys.fold, record), put(key, b"%d" % position)], [is_same])
+        except Unavailable:
+            pass  # for example because etcd has no space left. Readers read the entries instead
 
     # ---- waiting ----
 
@@ -370,7 +383,7 @@ def _begun(later: Range, known: int = 0, by: int | None = None) -> int:
 
 
 def _heard(round_trip_s: float) -> None:
-    """Nobody needs to be told any more how far away etcd is."""
+    """Does nothing: somebody was told already how far away etcd is."""
 
 
 def _value(found: Range) -> bytes:

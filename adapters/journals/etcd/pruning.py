@@ -1,9 +1,9 @@
 """Removing the journals of jobs from etcd.
 
-1. A journal is judged by its entries, without the secret of the job. Whoever may write here may also delete, so a
-   signature would protect nothing.
+1. A journal is judged by its entries, without the secret of the job. A user of etcd who may write entries may delete
+   them as well. So a signature would protect nothing.
 2. All keys of a journal are removed in one transaction. It demands that since the look no entry and no beat was put. So
-   an agent that begins the next epoch meanwhile either keeps its journal, or comes when there is none.
+   an agent that begins the next epoch meanwhile either keeps its journal, or finds none.
 """
 
 from __future__ import annotations

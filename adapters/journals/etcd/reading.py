@@ -1,4 +1,4 @@
-"""A journal in etcd that is opened for reading alone. A user who may only read its keys will do."""
+"""A journal in etcd that is opened for reading alone. The user of etcd needs only the right to read its keys."""
 
 from __future__ import annotations
 

@@ -1,10 +1,13 @@
 """The folder of a job: its name, who may use it, and its small files.
 
-1. Only the user whose agents made the folder may use it (0700, files 0600). Otherwise another user could lock the file
-   `lock`, for which reading is enough, and so hold up every writer. With a group, its members may use the folder as
-   well (2770, files 0660, whatever the umask).
-2. The folder decides which mode its files get. So the agents need not all know of the group.
-3. A folder gets its name when it has its mode and its `lock`. So no agent ever finds it half made.
+1. Only the user whose agents made the folder may use it: the folder has mode 0700, its files 0600. Another user who
+   could read the file `lock` could also lock it, and so hold up every writer.
+2. With a group, the members of the group may use the folder as well: the folder has mode 2770, its files 0660, whatever
+   the umask is.
+3. An agent that makes a file takes the mode of the file from the folder. So only the agent that makes the folder must
+   know the group.
+4. A folder is made under another name. It gets its own name once it has its mode and the file `lock`. So no agent ever
+   finds a folder half made.
 """
 
 from __future__ import annotations
@@ -20,7 +23,7 @@ from reknit.core.job.reasons import Refusal
 PRIVATE, SHARED = 0o600, 0o660
 """The modes of the files in a folder."""
 UNNAMED = ".new-"
-"""How the name of a folder begins that is not made yet. No job's folder has such a name."""
+"""How the name of a folder begins while it is made or removed. No job's folder has such a name."""
 _PLAIN = frozenset(b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_.")
 _LONGEST_NAME = 160
 """Upper bound on a file name, in bytes. A longer name is cut, and a digest is added. File systems allow 255 bytes."""
@@ -77,7 +80,7 @@ def _make(new: str, folder: str, group: int | None) -> None:
         os.rmdir(new)
         if not os.path.isdir(folder):
             raise
-        # another agent was faster
+        # another agent has made the folder meanwhile
 
 
 def _give(new: str, group: int) -> None:
@@ -90,13 +93,13 @@ def _give(new: str, group: int) -> None:
 
 
 def complaint(path: str, job: str, group: int | None) -> str | None:
-    """One line about a job's folder in `path` that is not open to just those who are to use it. None: there is nothing
-    to say."""
+    """One line for the operator if other users may use the job's folder in `path` than those who should. None: the
+    folder is as it should be, or is not there yet."""
     folder = os.path.join(path, file_name(job))
     try:
         found = os.stat(folder)
     except OSError:
-        return None  # it will be made, or be refused
+        return None  # the agent makes it later
     mode = stat.S_IMODE(found.st_mode) & 0o777
     if group is not None and not (found.st_gid == group and mode & 0o070 == 0o070):
         return f"{folder} is there already, and is not open to group {group} (--rdzv-conf=group): it is left so"
@@ -109,7 +112,7 @@ def complaint(path: str, job: str, group: int | None) -> str | None:
 
 
 def owner(path: str) -> str:
-    """The name of the user to whom this belongs. Empty: it is this user, or nobody knows."""
+    """The name of the user who owns this file or folder. Empty: this user owns it, or the owner is not known."""
     import pwd  # slow to import on some hosts, and rarely needed
 
     try:
@@ -142,16 +145,21 @@ def opened(path: str, flags: int, mode: int) -> int:
 
 
 def replace(path: str, data: bytes, mode: int) -> None:
-    """Replace the content of the file in one instant. Only the process that has the turn may call this, because all
-    processes give the new file the same name first."""
-    beside = f"{path}.new"
-    fd = opened(beside, os.O_WRONLY | os.O_TRUNC, mode)
+    """Replace the content of the file in one instant. Several processes may do this at the same time: one of them is
+    the last."""
+    beside = f"{path}.{os.urandom(8).hex()}"
     try:
-        write_at(fd, data, 0)
-        os.fsync(fd)
-    finally:
-        os.close(fd)
-    os.rename(beside, path)
+        fd = opened(beside, os.O_WRONLY, mode)
+        try:
+            write_at(fd, data, 0)
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+        os.rename(beside, path)
+    except OSError:
+        if os.path.exists(beside):
+            os.unlink(beside)
+        raise
 
 
 def write_at(fd: int, data: bytes, at: int) -> None:
@@ -174,6 +182,7 @@ def write_count(path: str, count: int, mode: int) -> None:
 
 
 def read_count(path: str) -> int | None:
+    """None: there is no counter, or the file holds no number."""
     for _ in range(3):  # the numbers differ only during a write, and writes are about a second apart
         try:
             fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)

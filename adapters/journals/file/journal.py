@@ -15,12 +15,13 @@
 4. A line without an end was left by a writer that died or failed. The next writer first ends that line. If all of the
    line was there, it is an entry, although no writer was told so. Otherwise the line is a `Filler`. All readers see the
    same.
-5. A writer never writes behind bytes that others have read differently, because its record would vouch for them. Each
-   writer leaves the digest of the journal in the file `lock`, where the next one compares it with its own.
+5. A record vouches for all bytes before it. So a writer appends nothing after bytes that other agents have read
+   differently. Each writer leaves the digest of the journal in the file `lock`, and the next writer compares it with
+   its own.
 6. If `lock` was removed, two writers may write at once. They append, so neither overwrites the other. Each looks at the
    end whether its line stands where it should, and otherwise says the entry again.
-7. Agents that have read the right bytes go on when those bytes are damaged later, also the header: they do not read
-   them again. Agents that read them for the first time find the break, and are refused.
+7. Bytes may be damaged after some agents have read them, and so may the header. These agents go on, because they do not
+   read the bytes again. Agents that read them for the first time find the damage, and are refused.
 8. A reader opens the file anew for each look, because an NFS client asks its server when a file is opened. Nothing
    tells a reader that there are new entries, so readers poll.
 9. Counters are overwritten in place. So a node can beat when the disk is full.
@@ -38,7 +39,7 @@ from collections.abc import Mapping, Sequence
 from time import monotonic
 from typing import TYPE_CHECKING, NoReturn
 
-from reknit.adapters.link import MANY
+from reknit.adapters.journals.folds import MANY, Unpublished
 from reknit.adapters.ports import Batch, Refused, Unavailable
 from reknit.core.job.reasons import Refusal
 
@@ -66,7 +67,7 @@ _FOR_GOOD = {
 
 
 class FileJournal:
-    """Implements `ports.Journal`, and `ports.Readable`."""
+    """Implements `ports.Journal`, `ports.Remembers` and `ports.Readable`."""
 
     def __init__(
         self,
@@ -93,11 +94,12 @@ class FileJournal:
         self._fold = os.path.join(self._folder, "fold")
         self._mode = folder.PRIVATE
         self._start: Mark | None = None
-        """Behind the header, which the envelope has admitted. None: no header was admitted yet."""
+        """The end of the header. None: no header was read and admitted yet."""
         self._read: Mark | None = None
         """Where the last read ended."""
         self._furthest: Mark | None = None
-        """As far as this agent knows the file, from reading or from writing."""
+        """The furthest place in the file that this agent has read or written. None: it has done neither yet."""
+        self._unpublished = Unpublished()
         self._last = ("", 0)
         """The token of the last entry, and the length of the file before its first append was tried."""
         self._is_ready = False
@@ -130,20 +132,6 @@ class FileJournal:
             self._failed(e)
         return {n: value for n, value in found.items() if value is not None}
 
-    def publish(self, position: int, job: Job) -> None:
-        try:
-            self._prepare()
-            fd = self._opened(os.O_RDONLY)
-            try:
-                mark = self._mark_at(fd, position)
-            finally:
-                os.close(fd)
-            if mark is not None:
-                with self._turn():
-                    folder.replace(self._fold, self._envelope.wrap_job(position, job, mark.digest), self._mode)
-        except (OSError, Unavailable):
-            pass  # readers read the entries instead
-
     def close(self) -> None:
         if not self._is_closed:
             self._is_closed = True
@@ -154,7 +142,7 @@ class FileJournal:
         try:
             size = os.fstat(fd).st_size
             if os.pread(fd, 1, size - 1) != b"\n":
-                os.fsync(fd)  # rule 3 above, for the writer that died
+                os.fsync(fd)  # the writer that died may have died before its own fsync (rule 3 above)
                 _write(fd, b"\n")
                 os.fsync(fd)
             end, digest = self._verified_end(fd, turn)
@@ -200,6 +188,8 @@ class FileJournal:
     # ---- the reader's side ----
 
     def read(self, after: int, wait_s: float, least: int = 1) -> Batch:
+        if fold := self._unpublished.take():
+            self.publish(*fold)
         give_up = monotonic() + wait_s
         while True:
             try:
@@ -210,10 +200,10 @@ class FileJournal:
                 self._failed(e)
             left_s = give_up - monotonic()
             if batch.position != after or left_s <= 0:
-                return batch
+                return self._unpublished.found(batch)
             if self._open_until_closed.acquire(timeout=min(self._poll_s, left_s)):
                 self._open_until_closed.release()
-                return batch
+                return self._unpublished.found(batch)
 
     def records(self, after: int) -> tuple[int, Sequence[tuple[str, Record]]]:
         """Implements `ports.Readable`. If the journal is damaged, the records before the damage come first, and then
@@ -255,7 +245,7 @@ class FileJournal:
             os.close(fd)
 
     def _check(self, mark: Mark, found: lines.Found) -> None:
-        """Raise `Refused` if others have read other bytes."""
+        """Raise `Refused` if other agents have read other bytes."""
         if found.broken_at is not None:
             self._damaged(found.mark.position, found.broken_at)
         end = max(found.digests)
@@ -268,6 +258,26 @@ class FileJournal:
         for position, digest in witnesses:
             if mark.position <= position <= end and found.digests.get(position) != digest:
                 self._damaged(found.mark.position, position)
+
+    # ---- folds ----
+
+    def remember(self, position: int, job: Job) -> None:
+        self._unpublished.folded(position, job)
+
+    def publish(self, position: int, job: Job) -> None:
+        """Offer the fold of everything before `position` to readers that are far behind. Called by the thread that
+        reads."""
+        try:
+            self._prepare()
+            fd = self._opened(os.O_RDONLY)
+            try:
+                mark = self._mark_at(fd, position)
+            finally:
+                os.close(fd)
+            if mark is not None:
+                folder.replace(self._fold, self._envelope.wrap_job(position, job, mark.digest), self._mode)
+        except (OSError, Unavailable):
+            pass  # readers read the entries instead
 
     def _published(self) -> tuple[int, Job, str] | None:
         try:
@@ -302,8 +312,8 @@ class FileJournal:
         return fd
 
     def _compare(self, fd: int, start: Mark, furthest: Mark) -> None:
-        """Raise `Refused` if the file is another one than before. The last line that was read is not there any more, or
-        the header is all that was read."""
+        """Raise `Refused` if the file is another one than before. Called if the last line that was read is not there
+        any more, or if only the header was read."""
         if os.fstat(fd).st_size < furthest.position:
             self._envelope.admit(b"")
         if not start.is_there(fd):
@@ -340,7 +350,8 @@ class FileJournal:
         )
 
     def _prepare(self) -> None:
-        """Make the missing files, once. A file that is missing later was lost. Then the journal must not begin anew."""
+        """Make the folder and the journal if they are missing. Only the first call does so. If the journal is missing
+        later, it was lost, and this agent must not begin another one."""
         if self._reads_only:
             raise Refused(Refusal.SETUP, f"{self._journal} was opened for reading alone")
         with self._preparing:

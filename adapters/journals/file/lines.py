@@ -51,12 +51,12 @@ class Mark:
 
 @frozen
 class Found:
-    """What was read behind a mark."""
+    """What was read after a mark."""
 
     records: Sequence[tuple[int, Record]]
-    """Each with its offset. Later records vouch for all of them, or they are the last."""
+    """Each with its offset. The last of them is no `Filler`, so it vouches for all before it."""
     mark: Mark
-    """Behind the last of `records`."""
+    """After the last of `records`."""
     digests: Mapping[int, str]
     """The digest at the end of each complete line, also of lines that are not among `records`."""
     broken_at: int | None
@@ -64,17 +64,17 @@ class Found:
 
 
 def begin(header: bytes) -> Mark:
-    """Behind the header."""
+    """The mark after the header."""
     return following(0, "", header)
 
 
 def following(position: int, digest: str, line: bytes) -> Mark:
-    """Behind one more line."""
+    """The mark after one more line."""
     return Mark(position + len(line) + 1, chained(digest, line), line)
 
 
 def first_line(fd: int) -> bytes:
-    """Empty if the file is empty."""
+    """The first line, without its end. Empty if the file is empty."""
     return os.pread(fd, 1 << 16, 0).partition(b"\n")[0]
 
 
@@ -131,7 +131,7 @@ def believed(envelope: Envelope, mark: Mark, lines: Sequence[Line]) -> Found:
 
 
 def broken_at(envelope: Envelope, known: Mapping[int, str], lines: Sequence[Line]) -> int | None:
-    """The same as `Found.broken_at`, for a writer. One record is enough: the last one vouches for all lines before."""
+    """The same as `Found.broken_at`, for a writer. It checks the last record only: it vouches for all before it."""
     for at, line in reversed(lines):
         record = envelope.unwrap(line, str(at))
         if record is not None:

@@ -1,11 +1,13 @@
-"""Removing the journals of finished jobs from a folder.
+"""Removing the journals of jobs from a folder.
 
-1. A journal is removed only if its fold says that the job has ended, and if no agent has touched the job's folder for a
-   time. An agent that waits to begin the next epoch touches it with every beat.
-2. The journal is read once more under the lock. So an agent that has begun the next epoch before keeps its journal. An
-   agent that comes later finds no journal and begins a new one. An agent that waits for the lock meanwhile is refused,
+1. A journal is removed only if no agent has touched the job's folder for a time, and if nothing was written since the
+   look. A beat counts as well: an agent that waits to begin the next epoch beats.
+2. The last check is made under the lock. So an agent that has begun the next epoch before keeps its journal. An agent
+   that comes later finds no journal and begins a new one. An agent that waits for the lock meanwhile is refused,
    because the journal that it had read is gone (`turn`).
 3. The folder first gets another name, in one instant. So no agent ever finds half of it.
+4. An agent that dies while it makes a folder leaves it without a name, and so does a process that dies in step 3. Such
+   folders are removed when they are old.
 """
 
 from __future__ import annotations
@@ -14,9 +16,10 @@ import json
 import os
 import shutil
 import time
+from collections.abc import Mapping, Sequence
 
-from reknit.adapters.journals.envelope import Envelope
-from reknit.adapters.ports import Finished, Refused, Unavailable
+from reknit.adapters.journals.envelope import Envelope, Record
+from reknit.adapters.ports import Refused, Stored, Unavailable
 from reknit.core.job.fold import fold_all
 from reknit.core.job.job import Job
 from reknit.core.job.reasons import Refusal
@@ -27,48 +30,101 @@ from .lines import first_line
 from .turn import Turn
 
 _TIMEOUT_S = 5.0
+_CRASHED_S = 3600.0
+"""A folder without a name is left over when nothing has happened to it for so many seconds. To make or remove a folder
+takes milliseconds, or as long as its file server hangs."""
 
 
-def finished(path: str, older_than_s: float, secret: str = "") -> list[Finished]:
-    """The jobs in the folder `path` that have ended and were not touched for `older_than_s` seconds, in the order of
-    their ids. Nothing is changed.
+class FolderShelf:
+    """Implements `ports.Shelf`."""
 
-    A journal that cannot be read is left out, and so is one with another secret. Raises `Refused` if `path` cannot be
-    read."""
-    try:
-        names = os.listdir(path)
-    except OSError as e:
-        raise Refused(Refusal.SETUP, f"{path}: {e.strerror}") from None
-    found = []
-    for name in names:
-        folder = os.path.join(path, name)
-        job = _job_in(folder)
-        if job is None or file_name(job) != name or not _is_untouched(folder, older_than_s):
-            continue
-        if (end := _ended(path, job, secret)) is not None:
-            found.append(end)
-    return sorted(found, key=lambda end: end.job)
+    def __init__(self, path: str, secret: str = "", job: str = "", *, older_than_s: float = 0.0) -> None:
+        """`path`: the folder in which the jobs have their folders. `secret`: that of the jobs. `job`: the only job that
+        is looked for. Empty: all. `older_than_s`: a journal that was touched within so many seconds is not removed."""
+        self._path = path
+        self._secret = secret
+        self._only = job
+        self._older_than_s = older_than_s
+        self._looked: dict[str, Mapping[str, object]] = {}
+        """By job: what agents had written when they were looked at."""
 
+    def jobs(self) -> Sequence[str]:
+        """The ids of the jobs whose journals this user can read, in order."""
+        found = {name: _job_in(os.path.join(self._path, name)) for name in self._names()}
+        return sorted(job for name, job in found.items() if job is not None and self._is_wanted(job, name))
 
-def remove(path: str, job: str, older_than_s: float, secret: str = "") -> bool:
-    """Remove the journal of this job, if what `finished` demands still holds. False: it does not, or another process
-    has removed the journal.
+    def look(self, job: str) -> Stored:
+        try:
+            self._looked[job] = _written(self._folder(job))  # before it is read: what comes later must count
+            records = self._records(job)
+        except (Refused, Unavailable) as e:
+            is_other = isinstance(e, Refused) and e.refusal is Refusal.SECRET
+            return Stored(job, why="it has another secret (--rdzv-secret)" if is_other else str(e))
+        except OSError as e:
+            return Stored(job, why=f"its journal cannot be read: {e.strerror}")
+        folded = fold_all(Job(), [record.entry for record in records])
+        verdict = folded.outcome.verdict if folded.outcome else None
+        # Of the records, and not only of the last one: the clock of one writer may be wrong.
+        at = max((record.at for record in records if record.at is not None), default=None)
+        return Stored(job, verdict, at, folded.terms.silence_s)
 
-    Raises `Unavailable` if another process is writing, `Refused`, and `OSError`."""
-    folder = os.path.join(path, file_name(job))
-    if not os.path.exists(os.path.join(folder, "journal")) or not _is_untouched(folder, older_than_s):
-        return False
-    gone = os.path.join(path, f"{UNNAMED}{os.urandom(8).hex()}")
-    try:
-        with Turn(os.path.join(folder, "lock"), _TIMEOUT_S):
-            # The turn itself has just touched the lock.
-            if not _is_untouched(folder, older_than_s, but="lock") or _ended(path, job, secret) is None:
-                return False
-            os.rename(folder, gone)
-    except FileNotFoundError:
-        return False
-    shutil.rmtree(gone)
-    return True
+    def is_quiet(self, job: str, but: str = "") -> bool:
+        """`but`: the name of a file that does not matter."""
+        folder = self._folder(job)
+        try:
+            return _is_untouched(folder, self._older_than_s, but) and _written(folder) == self._looked[job]
+        except OSError:
+            return False  # another process has removed it
+
+    def remove(self, job: str) -> bool:
+        folder, gone = self._folder(job), os.path.join(self._path, f"{UNNAMED}{os.urandom(8).hex()}")
+        if not self.is_quiet(job):
+            return False
+        try:
+            with Turn(os.path.join(folder, "lock"), _TIMEOUT_S):
+                if not self.is_quiet(job, but="lock"):  # the turn itself has just touched the lock
+                    return False
+                os.rename(folder, gone)
+            shutil.rmtree(gone)
+        except Unavailable:
+            return False  # another process writes there
+        except OSError as e:
+            raise Unavailable(f"{folder}: {e.strerror or e}") from None
+        return True
+
+    def sweep(self) -> None:
+        """Remove the folders without a name that crashed processes have left (rule 4 above)."""
+        for name in self._names():
+            path = os.path.join(self._path, name)
+            if name.startswith(UNNAMED) and time.time() - _happened_at(path) >= _CRASHED_S:
+                shutil.rmtree(path, ignore_errors=True)  # it may belong to another user, or be removed already
+
+    def close(self) -> None:
+        pass
+
+    def _names(self) -> list[str]:
+        try:
+            return os.listdir(self._path)
+        except OSError as e:
+            raise Refused(Refusal.SETUP, f"{self._path}: {e.strerror}") from None
+
+    def _is_wanted(self, job: str, name: str) -> bool:
+        return file_name(job) == name and self._only in ("", job)
+
+    def _folder(self, job: str) -> str:
+        return os.path.join(self._path, file_name(job))
+
+    def _records(self, job: str) -> list[Record]:
+        journal = FileJournal(self._path, Envelope(job, self._secret), reads_only=True)
+        found, position, end = list[Record](), 0, -1
+        try:
+            while position != end:
+                end = position
+                position, records = journal.records(end)
+                found += [record for _, record in records]
+        finally:
+            journal.close()
+        return found
 
 
 def _job_in(folder: str) -> str | None:
@@ -86,13 +142,32 @@ def _job_in(folder: str) -> str | None:
     return job if isinstance(job, str) else None
 
 
-def _is_untouched(folder: str, older_than_s: float, but: str = "") -> bool:
-    """`but`: the name of a file that does not matter."""
-    names = ["journal", "lock", "fold", "beats"]
+def _written(folder: str) -> Mapping[str, object]:
+    """What agents have written into this folder: the length of the journal, and the counters.
+
+    The files are opened for it. An NFS client may answer a question for a file's time from its memory, for up to a
+    minute."""
+    fd = os.open(os.path.join(folder, "journal"), os.O_RDONLY | os.O_CLOEXEC)
     try:
-        names += [os.path.join("beats", name) for name in os.listdir(os.path.join(folder, "beats"))]
+        found: dict[str, object] = {"": (os.fstat(fd).st_ino, os.fstat(fd).st_size)}
+    finally:
+        os.close(fd)
+    for name in _beats(folder):
+        with open(os.path.join(folder, name), "rb") as file:
+            found[name] = file.read()
+    return found
+
+
+def _beats(folder: str) -> list[str]:
+    """The files of the counters, as paths in this folder."""
+    try:
+        return [os.path.join("beats", name) for name in os.listdir(os.path.join(folder, "beats"))]
     except (FileNotFoundError, NotADirectoryError):
-        pass
+        return []
+
+
+def _is_untouched(folder: str, older_than_s: float, but: str = "") -> bool:
+    names = ["journal", "lock", "fold", "beats", *_beats(folder)]
     newest = max((_changed_at(os.path.join(folder, name)) for name in names if name != but), default=0.0)
     return time.time() - newest >= older_than_s
 
@@ -104,21 +179,9 @@ def _changed_at(path: str) -> float:
         return 0.0
 
 
-def _ended(path: str, job: str, secret: str) -> Finished | None:
-    """None: the job has not ended, or its journal cannot be read."""
-    journal = FileJournal(path, Envelope(job, secret), reads_only=True)
-    entries, position, at = [], 0, 0.0
+def _happened_at(folder: str) -> float:
+    """When this folder was made, got its name, or lost a file."""
     try:
-        while True:
-            after, records = journal.records(position)
-            if after == position:
-                break
-            position = after
-            entries += [record.entry for _, record in records]
-            at = max([at, *(record.at for _, record in records if record.at is not None)])
-    except (Refused, Unavailable):
-        return None
-    finally:
-        journal.close()
-    outcome = fold_all(Job(), entries).outcome
-    return None if outcome is None else Finished(job, at, outcome.verdict)
+        return os.stat(folder).st_ctime
+    except FileNotFoundError:
+        return time.time()

@@ -6,10 +6,10 @@
 1. The lock is a POSIX lock (`lockf`), because that kind works on NFS. The system lets go of the lock when the process
    that holds it dies. A process that hangs keeps the lock. So other processes wait for a limited time. Then they report
    who holds it. On this host the kernel knows the process. On another host only the file's first line can tell.
-2. The file may be removed or replaced while processes wait for it. Who gets the lock of a file that has lost its name
-   has nothing, and tries again with the file that has the name now. So a hung process can be passed over by removing
-   the file. If that process goes on later, two processes have their turn at once. What is written in a turn must bear
-   that.
+2. The file may be removed or replaced while processes wait for it. A process that gets the lock of a file without a
+   name does not have its turn. It tries again with the file that has the name now. So if a process hangs, the operator
+   can remove the file, and the others go on. If the hung process goes on later, two processes have their turn at once.
+   What is written in a turn must bear that.
 """
 
 from __future__ import annotations

@@ -55,12 +55,12 @@ class Course:
         before."""
         self.known_taken = (0, 0.0)
         """A number of taken slots, and the monotonic time at which this reader first saw that number."""
+        self.claims: set[int] = set()
+        """Claims of this reader that it has not kept yet. Each is the position of the fold before."""
         # The writer's:
         self.taken: tuple[str, int, bytes] | None = None
         """A token, the slot that was taken for it and may not be filled yet, and the record that fills it. None: there
         is no such slot."""
-        self.claims: set[int] = set()
-        """Claims of this reader whose fold the writer has not published yet."""
 
 
 class Connections:

@@ -8,8 +8,8 @@
    a slow writer says it, in `pace`, before it takes a slot. A writer whose slot was filled by a reader says a longer
    time before it takes the next one.
 4. A thousand nodes may join at once. So a reader waits for the slot with which it can act, and not for every slot.
-5. Several readers may be far behind at the same time. The first of them to raise `claim` reads and folds for all, and
-   the others wait for `done`. If the first reader is slow, the others stop waiting for it.
+5. Several readers may be far behind at the same time. The first of them to raise `claim` reads for all and publishes
+   the fold, and the others wait for `done`. If the first reader is slow, the others stop waiting for it.
 6. Each record says what its writer had read (`seen`). A reader that has read something else refuses the journal: the
    store has shown two agents different records.
 """
@@ -23,10 +23,10 @@ from collections.abc import Callable, Mapping, Sequence
 from attrs import evolve
 
 from reknit.adapters.journals.envelope import Envelope, Prefix, Record, number
+from reknit.adapters.journals.folds import MANY, Unpublished
 from reknit.adapters.journals.tcpstore.client import Client
 from reknit.adapters.journals.tcpstore.connections import Connections, Course
 from reknit.adapters.journals.tcpstore.rebirth import LARGEST
-from reknit.adapters.link import MANY
 from reknit.adapters.ports import Batch, Refused
 from reknit.core.job.entries import Entry, Filler, Node
 from reknit.core.job.job import Job
@@ -58,7 +58,7 @@ others find it in the envelope's cache."""
 
 
 class TCPStoreJournal:
-    """Implements `ports.Journal`."""
+    """Implements `ports.Journal` and `ports.Remembers`."""
 
     def __init__(
         self,
@@ -101,6 +101,7 @@ class TCPStoreJournal:
         """Held while the connection of the role `writer` is in use."""
         self._is_shared = True
         """Beats go through that connection too. False: they have one of their own."""
+        self._unpublished = Unpublished()
 
     # ---- the writer's calls ----
 
@@ -154,29 +155,6 @@ class TCPStoreJournal:
         found = client.set_and_get(course.keys.beat(node), b"%d" % count, [course.keys.beat(n) for n in nodes])
         return {n: number(value) for n, value in zip(nodes, found, strict=True)}
 
-    def publish(self, position: int, job: Job) -> None:
-        with self._writing:
-            self._publish(position, job)
-
-    def _publish(self, position: int, job: Job) -> None:
-        client, course = self._changing("writer")
-        digest = course.prefix.at(position) if course.prefix is not None else ""
-        # An older fold would make readers read more. Two agents that publish at the same time may still overwrite each
-        # other's fold. That only costs readers time.
-        if digest and position > number(client.get(course.keys.fold_at)):
-            record = self._envelope.wrap_job(position, job, digest)
-            if len(record) <= _LARGEST:
-                client.set(course.keys.fold, record)
-                client.set(course.keys.fold_at, b"%d" % position)
-        for claim in list(course.claims):
-            client.add(course.keys.done(claim), 1)
-            course.claims.discard(claim)
-
-    def remember(self, position: int, job: Job) -> None:
-        """The agent has folded everything before `position`. Should the store lose the journal, it can be founded again
-        with `job`. Never waits."""
-        self._connections.remember(position, job)
-
     def _changing(self, role: str) -> tuple[Client, Course]:
         """A connection for a call that changes something."""
         if self._reads_only:
@@ -206,10 +184,12 @@ class TCPStoreJournal:
             raise self._connections.left_behind()
         if course.prefix is not None and after > course.prefix.position:
             course.prefix = None
+        if fold := self._unpublished.take():
+            self.publish(*fold)
         batch = self._read(client, course, after, wait_s, least)
         course.is_entered = True
         course.seen = "" if course.prefix is None else course.prefix.seen
-        return batch
+        return self._unpublished.found(batch, is_awaited=bool(course.claims))
 
     def _read(self, client: Client, course: Course, after: int, wait_s: float, least: int) -> Batch:
         if after < course.life.position:
@@ -297,6 +277,26 @@ class TCPStoreJournal:
 
     # ---- folds ----
 
+    def remember(self, position: int, job: Job) -> None:
+        self._connections.remember(position, job)
+        self._unpublished.folded(position, job)
+
+    def publish(self, position: int, job: Job) -> None:
+        """Offer the fold of everything before `position` to readers that are far behind, and tell those that wait.
+        Called by the thread that reads."""
+        client, course = self._changing("reader")
+        digest = course.prefix.at(position) if course.prefix is not None else ""
+        # An older fold would make readers read more. Two agents that publish at the same time may still overwrite each
+        # other's fold. That only costs readers time.
+        if digest and position > number(client.get(course.keys.fold_at)):
+            record = self._envelope.wrap_job(position, job, digest)
+            if len(record) <= _LARGEST:
+                client.set(course.keys.fold, record)
+                client.set(course.keys.fold_at, b"%d" % position)
+        claims, course.claims = course.claims, set()
+        for claim in sorted(claims):
+            client.add(course.keys.done(claim), 1)
+
     def _base(self, client: Client, course: Course) -> Batch:
         """The fold that this life of the journal began with, or a later one."""
         batch = self._unfolded(course, client.get(course.keys.fold), course.life.position - 1)
@@ -309,27 +309,26 @@ class TCPStoreJournal:
         return batch
 
     def _far_behind(self, client: Client, course: Course, after: int, head: int, fold_at: int) -> Batch:
-        is_awaited, record = False, b""
+        record = b""
         for _ in range(_CLAIMS):
             # A reader that has read nothing so far takes an older fold as well. It reads the rest with its next call.
             if fold_at > after + MANY and (not after or head - fold_at <= _FEW):
                 break
-            claim = head // MANY
-            others = client.add(course.keys.claim(claim), 1) - 1
+            # A claim names the published fold that all of them go on from. So one at a time reads for all.
+            others = client.add(course.keys.claim(fold_at), 1) - 1
             # The first reader may have died. Then the second takes its place after a while, then two more, then four.
             # So they never all begin at the same time.
-            if not others or not client.wait([course.keys.done(claim)], _CLAIM_S * others.bit_length()):
-                course.claims.add(claim)
-                is_awaited = True
+            if not others or not client.wait([course.keys.done(fold_at)], _CLAIM_S * others.bit_length()):
+                course.claims.add(fold_at)
                 break
             head, (position, record) = client.add_and_get(course.keys.head, 0, [course.keys.fold_at, course.keys.fold])
             fold_at = number(position)
         is_worth = fold_at > after + MANY
         fold = self._unfolded(course, record or client.get(course.keys.fold), after) if is_worth else Batch(after)
         if fold.base and (fold.position >= head or (not after and head - fold.position > _FEW)):
-            return evolve(fold, is_awaited=is_awaited)
+            return fold
         batch = self._batch(client, course, fold.position, head, [])
-        return evolve(batch, base=fold.base, is_awaited=is_awaited)
+        return evolve(batch, base=fold.base)
 
     def _unfolded(self, course: Course, record: bytes, after: int) -> Batch:
         """A published fold as a base. The batch has none if the fold cannot be used."""

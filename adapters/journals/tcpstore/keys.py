@@ -13,9 +13,9 @@ The others belong to one life of the journal (`envelope.Life`). In its first lif
     /reknit/<job>/<life>/beat/<inc>/<id>   a node's counter
     /reknit/<job>/<life>/fold              the fold of all entries before a position
     /reknit/<job>/<life>/fold-at           that position
-    /reknit/<job>/<life>/claim/<n>         how many readers that are far behind have claimed to fold the slots up to
-                                           n · MANY
-    /reknit/<job>/<life>/done/<n>          set when the first of these readers has published the fold
+    /reknit/<job>/<life>/claim/<n>         how many readers that are far behind have claimed to publish the next fold
+                                           after the one that ends at n
+    /reknit/<job>/<life>/done/<n>          set when one of these readers has done so
 """
 
 from __future__ import annotations
@@ -54,8 +54,8 @@ class LifeKeys:
     def beat(self, node: Node) -> str:
         return f"{self._root}beat/{node.incarnation}/{node.id}"
 
-    def claim(self, number: int) -> str:
-        return f"{self._root}claim/{number}"
+    def claim(self, fold_at: int) -> str:
+        return f"{self._root}claim/{fold_at}"
 
-    def done(self, number: int) -> str:
-        return f"{self._root}done/{number}"
+    def done(self, fold_at: int) -> str:
+        return f"{self._root}done/{fold_at}"
