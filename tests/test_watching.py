@@ -160,6 +160,15 @@ def test_a_stale_read_accuses_nobody() -> None:
         assert playbook >> after(1) >> (lambda p: Counters(p.at, same))
 
 
+def test_an_older_value_is_no_sign_of_life() -> None:
+    """A read that is not fresh may be answered with a counter from before the last fresh one."""
+    playbook = pair()
+    for _ in range(3):
+        assert playbook >> after(1) >> ack(n1=1)
+    assert playbook >> (lambda p: Counters(p.at, {ME: p.agent.pulse.count, N1: 0}))
+    assert playbook >> after(1) >> ack(n1=1) << Append(Lost(N1, ME))
+
+
 def test_a_total_outage_accuses_nobody() -> None:
     """When the store is back after a minute, all counters have stood still."""
     playbook = pair() >> cut_off() >> after(60) >> ack(n1=1) >> read()
