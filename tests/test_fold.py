@@ -148,6 +148,8 @@ def test_giving_up_closes_only_if_too_few_are_still_gathered() -> None:
     assert closed.outcome.why == TooFewNodes(have=1, need=2)
     assert isinstance(folded(PAIR, joined("n0"), joined("n1"), GaveUp(0)).phase, Running)
     assert isinstance(running(2, PAIR, failed("n0"), GaveUp(1)).phase, Gathering)
+    trio = folded(Terms(2, 9), joined("n0"), joined("n1"), joined("n2"))
+    assert fold(trio, GaveUp(0)) == trio
 
 
 def test_giving_up_another_round_is_void() -> None:
