@@ -219,7 +219,8 @@ def test_an_accusation_needs_a_fresh_read_of_its_own() -> None:
     for _ in range(3):
         assert playbook >> after(1) >> ack(n1=1)
     assert playbook >> after(1) >> ack(n1=1) << Append(Lost(N1, ME))
-    assert playbook >> after(2.5) >> read() >> after(1)
+    stale = Counters(playbook.at + 2.5, {ME: playbook.agent.pulse.count, N1: 1})
+    assert playbook >> after(2.5) >> stale >> read() >> after(1)
 
 
 def test_who_is_gone_already_is_not_accused() -> None:
