@@ -182,7 +182,8 @@ def note(world: World, proc: Proc, before: Agent, event: Event) -> None:
     if agent.end is not None and before.end is None:
         proc.bore_s = _bore_s(world, proc)
         out_s = proc.felt(world.now - max(proc.out_at, proc.returns_at))
-        is_over = isinstance(agent.end, StoreLost) and out_s > BACK_S and not world.setup.weather & {"lose", "lag"}
+        is_over = isinstance(agent.end, StoreLost) and out_s > BACK_S and not proc.was_suspended
+        is_over = is_over and not world.setup.weather & {"lose", "lag"}
         demand(not is_over, "outage", f"{proc.name} ends for want of the store, which is back for {out_s:.1f} s")
     if agent.outcome is not None and before.outcome is None:
         proc.learned_at = world.now

@@ -116,12 +116,12 @@ def test_rounds_and_epochs_are_only_counted(journal: list[Entry], cut: int) -> N
             assert later == _later(job)
 
 
-NEWCOMERS = st.builds(
-    Joined, st.builds(Node, st.sampled_from("abcdef").map(NodeId)), st.just("x"), ROUNDS, st.just("host"), st.just(1)
-)
+NEW = st.builds(Node, st.sampled_from("abcdef").map(NodeId))
+NEWCOMERS = st.builds(Joined, NEW, st.just("x"), ROUNDS, st.just("host"), st.just(1))
+GOERS = st.one_of(st.builds(said.Lost, NEW, NEW), st.builds(said.Leaving, NEW), st.builds(said.Left, NEW))
 
 
-@given(st.integers(1, 6), st.lists(st.one_of(NEWCOMERS, NEWCOMERS, NEWCOMERS, ENTRIES), max_size=40))
+@given(st.integers(1, 6), st.lists(st.one_of(NEWCOMERS, NEWCOMERS, NEWCOMERS, GOERS, ENTRIES), max_size=40))
 def test_a_batch_is_folded_like_its_entries_one_by_one(least: int, entries: list[Entry]) -> None:
     """New nodes that join one after another are taken in together."""
     terms = Terms(min_nodes=least, max_nodes=6, restarts=said.RestartPolicy(2, max_unspent=3))
