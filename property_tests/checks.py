@@ -5,6 +5,7 @@ true.
 
 S1 to S9, L1 to L3: docs/protocol.md#invariants. S9 and the ends of L1 and L2 are checked in `ends` and `play`.
 backoff    a member waits before it says `Joined` after a failure
+beat       the count of an agent's beats stands still only if its node takes no part
 echo       an agent does not act on a failure that looks like an echo before its cause has had time to come
 fence      workers are killed when the fence falls, and the agent is awake then
 fresh      workers start only if a beat was acknowledged lately
@@ -15,7 +16,8 @@ replaced   no agent ends because of a process that was dead before it started
 sequel     what an agent answers before the end of a round is judged holds afterwards
 silence    a node is declared lost only if it was silent, and only in the step of a fresh read
 stage      an agent's stage, epoch, renewal and workers fit together (the table in `Stage`)
-step, stop a step starts or stops workers at most once, and stops them only if there are any
+step       a step starts or stops workers at most once
+stop       an agent stops only workers that exist, with the grace that it must give, and says if any survive
 terms      an agent with other terms than the job's disturbs no other agent
 wake       no deadline is in the past, and an event without news changes nothing
 """
@@ -33,7 +35,7 @@ from reknit.core.agent.agent import Agent, Stage
 from reknit.core.agent.commands import SIGKILL, SIGTERM, Append, Beat, Command, Finish, StopWorkers
 from reknit.core.agent.deadlines import ECHO_S, PAUSE_S
 from reknit.core.agent.ending import sequel
-from reknit.core.agent.events import Counters, EntriesRead, Event, Woken
+from reknit.core.agent.events import EntriesRead, Event, Woken
 from reknit.core.agent.reasons import JournalRefused, Replaced, StoreLost, TermsDiffer
 from reknit.core.agent.states import WorkerState
 from reknit.core.agent.step import Step, step
@@ -45,7 +47,7 @@ from reknit.core.job.reasons import BudgetSpent, Unstable, WorkerFailed
 from reknit.core.job.restart import ECHOES, Sequel
 from reknit.core.job.workers import WorkerFailure
 
-from . import ends, meaning, results, rhythm
+from . import ends, meaning, prompt, results, rhythm
 from .hosts import Proc, Violation, demand
 from .oracle import ranks
 
@@ -58,6 +60,8 @@ MOST_SAYINGS = 7
 MOST_LANDED = 6
 """Entries per agent and round when there are no faults: its own, what it announces, and the accusations of one node."""
 MOST_WATCHED = 66
+BACK_S = 8.0
+"""An agent that can reach the store again has said its entries anew, and has read them, after so many seconds."""
 SOONER_S = 0.6
 """By how much less than the silence limit a node was silent when it is accused: answers arrive late, unevenly."""
 
@@ -70,14 +74,15 @@ def after_step(world: World, proc: Proc, before: Agent, event: Event, commands: 
     demand(agent.wakes_at is None or agent.wakes_at > agent.at, "wake", f"{proc.name} wants to be woken in the past")
     note(world, proc, before, event)
     has_a_stage(proc)
+    stops_in_time(proc)
     foresees(proc, commands)
     rhythm.keeps(world, proc, event)
     for command in commands:
         match command:
             case Append():
                 may_say(world, proc, command.entry)
-                fresh = not isinstance(command.entry, Lost) or isinstance(event, Counters)
-                demand(fresh, "silence", f"{proc.name} accuses without a fresh read")
+                if isinstance(command.entry, Lost):
+                    prompt.may_accuse(proc, event, command.entry)
             case Beat():
                 demand(len(command.watch) <= MOST_WATCHED, "L3", f"{proc.name} watches {len(command.watch)}")
                 rhythm.beats(world, proc, event, command)
@@ -134,6 +139,16 @@ def has_a_stage(proc: Proc) -> None:
     demand(has_epoch or not agent.workers.alive, "stage", f"{text} with workers alive, in no epoch")
 
 
+def stops_in_time(proc: Proc) -> None:
+    """Workers get no longer grace than the latest request to stop allows. Processes that outlive SIGKILL are no
+    ordinary end of the workers."""
+    workers, request = proc.agent.workers, proc.agent.leaving
+    late = request is not None and workers.stopping is not None and workers.kill_at > request.kill_at + SLACK
+    demand(not late, "stop", f"{proc.name} kills its workers later than it was asked to")
+    is_odd = workers.stuck and workers.state is not WorkerState.UNHEALTHY
+    demand(not is_odd, "stop", f"{proc.name} has the stuck processes {workers.stuck}, and is {workers.state.value}")
+
+
 def foresees(proc: Proc, commands: Sequence[Command]) -> None:
     """What the agent answers when it is asked what follows is true, in every step."""
     agent, job = proc.agent, proc.agent.job
@@ -160,9 +175,16 @@ def note(world: World, proc: Proc, before: Agent, event: Event) -> None:
             proc.ended_at = world.now
     if agent.pulse.count > before.pulse.count:
         proc.heard_at = world.now
-    proc.was_out = proc.was_out or proc.host in world.deaf | world.blind | world.mute | world.stale
+    is_out = proc.host in world.deaf | world.blind | world.mute | world.stale
+    proc.was_out = proc.was_out or is_out
+    if is_out or proc.cut or proc.full or proc.refused or world.outage or world.stalls or world.store_dead:
+        proc.out_at = world.now
     if agent.end is not None and before.end is None:
         proc.bore_s = _bore_s(world, proc)
+        out_s = proc.felt(world.now - max(proc.out_at, proc.returns_at))
+        is_over = isinstance(agent.end, StoreLost) and out_s > BACK_S and not proc.was_suspended
+        is_over = is_over and not world.setup.weather & {"lose", "lag"}
+        demand(not is_over, "outage", f"{proc.name} ends for want of the store, which is back for {out_s:.1f} s")
     if agent.outcome is not None and before.outcome is None:
         proc.learned_at = world.now
     if agent.workers.state is WorkerState.FAILED and before.workers.state is not WorkerState.FAILED:
@@ -182,6 +204,8 @@ def same_job(world: World, proc: Proc) -> None:
 
 def may_say(world: World, proc: Proc, entry: Entry) -> None:
     """L3, and what an entry promises to the others."""
+    is_new = proc.agent.unread.get(entry, proc.agent.at) == proc.agent.at
+    demand(not (proc.agent.pulse.gap and is_new), "fresh", f"{proc.name} says {entry} in a gap")
     at = proc.said.get(entry)
     resay_s = proc.spec.resay_s
     # An accusation is forgotten between two fresh reads, so it is said with each: once per beat and watcher.
@@ -222,6 +246,7 @@ def may_say(world: World, proc: Proc, entry: Entry) -> None:
         quiet = proc.felt(proc.quiet.get(entry.node, 1e9))
         terms = proc.spec.terms
         demand(entry.node != proc.agent.me, "silence", f"{proc.name} accuses itself")
+        demand(job.is_live(entry.by) and job.is_live(entry.node), "silence", f"{entry} is by or about the gone")
         limit = terms.silence_s - SOONER_S
         demand(quiet >= limit, "silence", f"{proc.name} accuses {entry.node}, silent for {quiet:.2f} s")
         demand(
@@ -290,6 +315,8 @@ def may_stop(world: World, proc: Proc, command: StopWorkers) -> None:
     agent, why, request = proc.agent, command.why, proc.agent.leaving
     demand(agent.workers.alive, "stop", f"{proc.name} stops workers that it has not")
     demand(command.round == agent.workers.round, "stop", f"{proc.name} stops another round's workers")
+    is_noted = abs(agent.workers.kill_at - agent.at - command.grace_s) < SLACK
+    demand(is_noted, "stop", f"{proc.name} has not noted when its workers are killed")
     most_s, signal = proc.spec.grace_s, SIGTERM if request is None else request.signal
     if request is not None and signal == SIGKILL:
         most_s = 0.0

@@ -64,6 +64,10 @@ class Proc(hosts.Proc):
     """The different entries that it has said, per epoch, round and incarnation."""
     beat: tuple[Node | None, float] = (None, 0.0)
     """As whom it has beaten last, and when."""
+    beaten: int = 0
+    """The count of that beat."""
+    out_at: float = 0.0
+    """When something kept it from the store last."""
     woken: deque[float] = field(factory=lambda: deque(maxlen=MOST_WOKEN))
     """When it was woken by a deadline of its own, the last times."""
     is_out: bool = False

@@ -271,7 +271,7 @@ def unrest(world: World) -> str | None:
         return f"{node} is {'not in the job' if node in nodes else 'dead and not noticed'}"
     if job.terms.admission is Admission.SOON and admissible(job):
         return "standbys wait"
-    if any((p.agent.leaving or p.agent.end) and not ends.is_serving(world, p) for p in procs):
+    if any((p.agent.leaving or p.agent.end or p.agent.workers.stuck) and not ends.is_serving(world, p) for p in procs):
         return "somebody is leaving"
     for proc in procs:
         node, group = proc.agent.me, proc.group

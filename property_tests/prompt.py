@@ -1,11 +1,12 @@
-"""How soon a dead node is noticed when nothing else is wrong (L2)."""
+"""When a node may be accused, and how soon a dead one is noticed when nothing else is wrong (L2)."""
 
 from __future__ import annotations
 
 from functools import partial
 from typing import TYPE_CHECKING
 
-from reknit.core.job.entries import Node
+from reknit.core.agent.events import Counters, Event
+from reknit.core.job.entries import Lost, Node
 from reknit.core.job.job import Closed, Job
 
 from .hosts import Proc, demand
@@ -15,6 +16,16 @@ if TYPE_CHECKING:
 
 CALM = ("wait", "settle", "start", "crash", "fail", "succeed", "part", "slow", "stop", "twin", "finish")
 """Moves after which the next dead node is noticed as soon as ever."""
+
+
+def may_accuse(proc: Proc, event: Event, lost: Lost) -> None:
+    """A node is accused in the step of a fresh read. If this agent has said an entry long ago in vain, it repeats any
+    accusation that has vanished, in the step of any read."""
+    agent = proc.agent
+    late_s = agent.at - min(agent.unread.values(), default=agent.at)
+    is_repeated = agent.unread.get(lost, agent.at) < agent.at and late_s > 3 * agent.job.terms.silence_s
+    ok = isinstance(event, Counters) and (agent.pulse.acked_at == agent.at or is_repeated)
+    demand(ok, "silence", f"{proc.name} accuses {lost.node} without a fresh read")
 
 
 def is_noticed(world: World, dead: Proc) -> None:

@@ -41,10 +41,21 @@ def beats(world: World, proc: Proc, event: Event, beat: Beat) -> None:
     is_early = apart_s < proc.spec.terms.beat_s - SLACK and last == beat.node and not isinstance(event, EntriesRead)
     demand(not is_early, "L3", f"{proc.name} beats again after {apart_s:.2f} s")
     demand(beat.node == proc.agent.me, "L3", f"{proc.name} beats for {beat.node}")
-    proc.beat = beat.node, world.now
+    is_still = last == beat.node and beat.count == proc.beaten
+    demand(not is_still or _may_stand_still(world, proc), "beat", f"{proc.name} repeats count {beat.count}")
+    proc.beat, proc.beaten = (beat.node, world.now), beat.count
     watched = _watched(proc.agent.job, beat.node)
     is_in = [node for node in proc.agent.job.ring if node.id == beat.node.id] == [beat.node]
     demand(not is_in or list(beat.watch) == watched, "L2", f"{proc.name} watches {beat.watch}, not {watched}")
+
+
+def _may_stand_still(world: World, proc: Proc) -> bool:
+    """Rule 6, from scratch: the node does not take part. A check of how long an entry was not read back is not needed,
+    because entries are read back at once unless something keeps them."""
+    agent, terms = proc.agent, proc.spec.terms
+    is_unread = proc.felt(world.now - proc.read_at) > 3 * terms.silence_s
+    is_hung = agent.workers.stopping is not None and agent.at > agent.workers.kill_at + proc.spec.stop_s
+    return agent.pulse.count != agent.pulse.sent or is_unread or is_hung or bool(agent.unread)
 
 
 def _watched(job: Job, node: Node) -> list[Node]:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import datetime
+from collections.abc import Mapping
 from functools import reduce
+from typing import Any
 from unittest import mock
 
 import pytest
-from attrs import evolve
+from attrs import evolve, fields, has
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -92,12 +94,34 @@ def test_batches_do_not_matter(journal: list[Entry], cut: int) -> None:
     assert repr(fold_all(Job(), journal)) == repr(whole)
 
 
-NEWCOMERS = st.builds(
-    Joined, st.builds(Node, st.sampled_from("abcdef").map(NodeId)), st.just("x"), ROUNDS, st.just("host"), st.just(1)
-)
+def _later(value: Any) -> Any:
+    """The same with all rounds and epochs greater by 1000."""
+    if has(type(value)):
+        changed = {a.name: _later(getattr(value, a.name)) for a in fields(type(value))}
+        return evolve(value, **{k: v + 1000 if k in ("round", "epoch") else v for k, v in changed.items()})
+    if isinstance(value, Mapping):
+        return {key: _later(item) for key, item in value.items()}
+    return type(value)(map(_later, value)) if isinstance(value, tuple | frozenset) else value
 
 
-@given(st.integers(1, 6), st.lists(st.one_of(NEWCOMERS, NEWCOMERS, NEWCOMERS, ENTRIES), max_size=40))
+@settings(max_examples=100)
+@given(PLAUSIBLE, st.integers(1, 31))
+def test_rounds_and_epochs_are_only_counted(journal: list[Entry], cut: int) -> None:
+    """A job in its thousandth round goes on like a job in its first."""
+    job = fold_all(Job(), journal[:cut])
+    later = _later(job)
+    for entry in journal[cut:]:
+        if not isinstance(entry, said.Opened):  # it begins again with round 0
+            job, later = fold(job, entry), fold(later, _later(entry))
+            assert later == _later(job)
+
+
+NEW = st.builds(Node, st.sampled_from("abcdef").map(NodeId))
+NEWCOMERS = st.builds(Joined, NEW, st.just("x"), ROUNDS, st.just("host"), st.just(1))
+GOERS = st.one_of(st.builds(said.Lost, NEW, NEW), st.builds(said.Leaving, NEW), st.builds(said.Left, NEW))
+
+
+@given(st.integers(1, 6), st.lists(st.one_of(NEWCOMERS, NEWCOMERS, NEWCOMERS, GOERS, ENTRIES), max_size=40))
 def test_a_batch_is_folded_like_its_entries_one_by_one(least: int, entries: list[Entry]) -> None:
     """New nodes that join one after another are taken in together."""
     terms = Terms(min_nodes=least, max_nodes=6, restarts=said.RestartPolicy(2, max_unspent=3))

@@ -9,10 +9,11 @@ from attrs import evolve
 
 from reknit.core.agent.agent import Timer
 from reknit.core.agent.commands import Append, Beat, Finish, StopWorkers
-from reknit.core.agent.deadlines import is_due, next_wake
+from reknit.core.agent.deadlines import next_wake
 from reknit.core.agent.reasons import StoreLost
 from reknit.core.agent.states import WorkerState
 from reknit.core.agent.step import UNSAID
+from reknit.core.agent.watching import fence_at
 from reknit.core.agent.workers import StartWorkers
 from reknit.core.job.entries import (
     Aborted,
@@ -213,6 +214,16 @@ def test_the_pause_after_quick_failures_doubles_up_to_its_maximum() -> None:
     assert dying(playbook, lived_s=0.9) == 0.2, "a round that lasted ends the series"
 
 
+@pytest.mark.parametrize(("lived_s", "quick"), [(0.9, 3), (1.0, 0)])
+def test_a_round_that_lasted_and_was_stopped_ends_the_series_too(lived_s: float, quick: int) -> None:
+    """The failure of another node ended it, and the workers of this node were well."""
+    playbook = playing("n0", TRIO, joined("n1"))
+    agent = playbook.agent
+    playbook.agent = evolve(agent, quick=3, workers=evolve(agent.workers, up_at=agent.at))
+    assert playbook >> after(lived_s) >> read(failed("n1")) << ANY(StopWorkers) >> stopped() << ANY(Append)
+    assert playbook.agent.quick == quick
+
+
 def test_workers_that_cannot_be_started_are_a_quick_failure() -> None:
     """A missing interpreter is the commonest of them, and `WorkersStarted` never comes."""
     playbook = playing("n0", Terms(restarts=RestartPolicy(max_restarts=20)))
@@ -274,7 +285,6 @@ def test_a_finished_agent_is_never_woken() -> None:
     assert playbook >> echo() << ANY(Finish) >> after(1e5)
     assert playbook.agent.wakes_at is None
     assert next_wake(playbook.agent, [1e9]) is None
-    assert not is_due(playbook.agent, Timer.GIVE_UP)
 
 
 def test_a_store_that_neither_answers_nor_fails_has_a_deadline_too() -> None:
@@ -285,6 +295,23 @@ def test_a_store_that_neither_answers_nor_fails_has_a_deadline_too() -> None:
     assert finish().result.why == StoreLost(UNSAID)
     playbook = playing("n0", Terms(1, 3), joined("n1"), store_timeout_s=50.0) >> after(5) >> after(40)
     assert playbook >> after(10) << ANY(StopWorkers, why=StoreLost(UNSAID))
+
+
+def test_the_next_epoch_waits_for_the_nodes_of_the_one_before() -> None:
+    """Rule 16: a node that has not read the end stops its workers within its grace, or is silent by then."""
+    terms = evolve(TRIO, silence_s=4.0)
+    playbook = Playbook(an_agent(terms=terms, grace_s=30.0)) >> start()
+    assert playbook >> read(Opened(terms, "x"), joined("n1"), joined("n2"), Aborted("because"))
+    assert playbook.agent.wakes_at == 34.0
+    assert playbook >> after(33.9) >> after(0.1) << Append(ANY(Opened, epoch=1))
+
+
+def test_the_fence_falls_on_workers_only() -> None:
+    """A node without workers need not be woken for it."""
+    playbook = playing("n0", evolve(TRIO, fence_s=50.0, beat_s=1e4), joined("n1"))
+    assert playbook.agent.wakes_at == fence_at(playbook.agent) == 50.0
+    assert playbook >> read(Aborted("because")) << ANY(StopWorkers) >> stopped() << ANY(Append)
+    assert fence_at(playbook.agent) is None
 
 
 def test_the_terms_are_left_to_the_host_of_the_journal() -> None:

@@ -287,6 +287,12 @@ def test_a_host_that_was_replaced_serves_on_until_it_is_told() -> None:
     assert finishing(playbook >> ask_to_leave()).state is WorkerState.STOPPED
 
 
+def test_a_host_that_is_interrupted_says_goodbye() -> None:
+    """SIGINT has a smaller number than SIGKILL, and asks for an end in order."""
+    playbook = playing("n0", PAIR, joined("n1"), hosts_journal=True) >> ask_to_leave(2) << ANY(StopWorkers)
+    assert playbook << Append(Leaving(ME)) >> stopped() << Append(Left(ME))
+
+
 def test_a_host_that_must_be_gone_at_once_says_nothing() -> None:
     """Its warden was killed. The others would stop good workers for a goodbye, and could not regroup without it."""
     playbook = playing("n0", PAIR, joined("n1"), hosts_journal=True) >> ask_to_leave(9) << ANY(StopWorkers)
@@ -333,6 +339,13 @@ def test_a_node_that_bears_no_failure_leaves_after_the_first() -> None:
     result = finishing(playbook >> echo())
     assert (result.state, result.why) == (WorkerState.FAILED, BudgetSpent(0, WorkerFailed(ME, own)))
     assert (result.failures, result.root) == ({0: own}, own)
+
+
+def test_a_limit_above_that_of_the_job_changes_nothing() -> None:
+    """The job decides what follows: another node that went would excuse the failure."""
+    playbook = playing("n0", PAIR, joined("n1")) >> limit(5) >> exits(failure())
+    assert playbook << ANY(StopWorkers) << Append(ANY(Failed))
+    assert playbook.agent.leaving is None
 
 
 def test_a_limit_counts_from_the_round_in_which_it_was_set() -> None:

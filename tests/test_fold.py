@@ -5,6 +5,8 @@ Who is in and who is out: `test_fold_membership`.
 
 from __future__ import annotations
 
+from functools import reduce
+
 import pytest
 
 from reknit.core.job.entries import (
@@ -16,6 +18,8 @@ from reknit.core.job.entries import (
     Filler,
     GaveUp,
     LastCall,
+    Leaving,
+    Left,
     Opened,
     RestartPolicy,
     Terms,
@@ -148,11 +152,21 @@ def test_giving_up_closes_only_if_too_few_are_still_gathered() -> None:
     assert closed.outcome.why == TooFewNodes(have=1, need=2)
     assert isinstance(folded(PAIR, joined("n0"), joined("n1"), GaveUp(0)).phase, Running)
     assert isinstance(running(2, PAIR, failed("n0"), GaveUp(1)).phase, Gathering)
+    trio = folded(Terms(2, 9), joined("n0"), joined("n1"), joined("n2"))
+    assert fold(trio, GaveUp(0)) == trio
 
 
 def test_giving_up_another_round_is_void() -> None:
     """A late copy must not close the round that succeeded in gathering."""
     assert isinstance(folded(PAIR, joined("n0"), GaveUp(1)).phase, Gathering)
+
+
+@pytest.mark.parametrize("entry", [Left(node("n0")), Leaving(node("n0")), lost("n0", by="n1"), joined("n0")])
+def test_nodes_that_join_together_are_taken_in_one_by_one_as_well(entry: Entry) -> None:
+    """Any other entry between them has its effect."""
+    journal = [Opened(Terms(9, 9), "journal"), joined("n0"), joined("n1"), entry, joined("n2"), joined("n3")]
+    together, apart = fold_all(Job(), journal), reduce(fold, journal, Job())
+    assert (together, list(together.live)) == (apart, list(apart.live))
 
 
 # ---- failing, succeeding, closing ------------------------------------------------------------------------------------

@@ -136,6 +136,12 @@ def test_a_goodbye_before_the_hello_closes_the_door() -> None:
     assert not job.live
 
 
+def test_a_goodbye_that_names_nothing_read_takes_nobody_along() -> None:
+    """Its speaker has read no incarnation of its id, unless it says so."""
+    job = running(2, Terms(2, 2))
+    assert fold(job, Left(node("n0", 1))) == job
+
+
 def test_a_goodbye_of_one_that_was_never_seen_takes_its_predecessor_along() -> None:
     """n0.1 came to replace n0.0 and left before its `Joined` was seen: void, it would say goodbye for ever."""
     job = running(2, Terms(2, 2), Left(node("n0", 1), seen=0))

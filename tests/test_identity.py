@@ -160,6 +160,25 @@ def test_terms_that_differ_are_shown_as_the_user_writes_them() -> None:
     assert finish().result.why == TermsDiffer((("admission", "soon", "never"),))
 
 
+def test_an_agent_knows_its_own_joining_by_the_text_of_its_nonce() -> None:
+    """What is read from a journal are other objects than what was said."""
+    playbook = Playbook(an_agent("n0", PAIR)) >> start() >> read(Opened(PAIR, "x")) << Placeholder(Append)
+    assert playbook
+    own = playbook.appended[-1]
+    assert isinstance(own, Joined)
+    assert playbook >> read(evolve(own, nonce="".join([*own.nonce])))
+    assert playbook.agent.was_live
+
+
+def test_equal_terms_are_no_difference() -> None:
+    """The terms in the journal are other objects than the agent's own."""
+    theirs = evolve(PAIR, max_nodes=9, join_timeout_s=float("1e3"), last_call_s=float("7.5"))
+    ours = evolve(PAIR, max_nodes=8, join_timeout_s=float("1e3"), last_call_s=float("7.5"))
+    finish = Placeholder(Finish)
+    assert Playbook(an_agent("n0", ours)) >> start() >> read(Opened(theirs, "x")) << finish
+    assert finish().result.why == TermsDiffer((("max_nodes", "9", "8"),))
+
+
 def test_the_second_of_two_that_opened_at_once_compares_too() -> None:
     """It has said its own terms, and must live by the first's."""
     playbook = Playbook(an_agent("n0", TRIO)) >> start() >> read() << Append(Opened(TRIO, "nonce"))

@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 from attrs import evolve
 
-from reknit.core.job.entries import Aborted, Admission, Leaving, Succeeded, Terms
-from reknit.core.job.fold import fold
+from reknit.core.job.entries import Aborted, Admission, Leaving, Opened, Succeeded, Terms
+from reknit.core.job.fold import fold, fold_all
 from reknit.core.job.job import Job, admissible, can_seal, coming, ready, room
+from reknit.core.job.reasons import AbortedByOperator
 
 from .playbook import failed, folded, joined, lost, node, running
 
@@ -36,6 +37,15 @@ def test_gone_is_every_incarnation_up_to_the_last_that_went() -> None:
     job = fold(job, lost("n1", by="n0", incarnation=4))
     assert [job.is_gone(node("n1", i)) for i in range(6)] == [True, True, True, True, True, False]
     assert not job.is_gone(node("n9"))
+
+
+def test_the_ends_of_the_epochs_before_are_told_apart() -> None:
+    """An agent that was away for an epoch ends with the outcome of its own."""
+    job = Job()
+    for epoch in range(4):
+        job = fold_all(job, (Opened(Terms(), "x", epoch), Aborted(f"{epoch}", epoch)))
+    told = [outcome and outcome.why for outcome in map(job.outcome_of, range(5))]
+    assert told == [*(AbortedByOperator(f"{epoch}") for epoch in range(4)), AbortedByOperator("3")]
 
 
 def test_ready_are_neither_expected_nor_leaving() -> None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from reknit.core.job.entries import Admit, Entry, Failed, Leaving, Left, RestartPolicy, Terms
+from reknit.core.job.entries import Admit, Entry, Failed, Leaving, Left, RestartPolicy, Steady, Terms
+from reknit.core.job.fold import fold, fold_all
 from reknit.core.job.job import Closed, Job, Running
 from reknit.core.job.reasons import BudgetSpent, Departure, NodeGone, Unstable, WorkerFailed
 from reknit.core.job.restart import Sequel, backoff_s, is_echo, root_cause, root_cause_of, sequel
@@ -30,6 +31,18 @@ def test_nothing_is_counted_while_anybody_is_expected() -> None:
     """The missing one may be dead, and then the failure was an echo of its death."""
     job = running(3, TERMS, failed("n0"), *BACK[:2])
     assert counted(job) == (0, 0)
+
+
+@pytest.mark.parametrize(("renews", "counts"), [(True, (1, 2, 3)), (False, (3, 0, 3))])
+def test_a_steady_round_gives_restarts_back_if_the_terms_say_so(renews: bool, counts: tuple[int, int, int]) -> None:
+    """Those that were given back are counted beside the others, so that a round has a number for its workers."""
+    job = running(1, Terms(restarts=RestartPolicy(max_restarts=5, renews=renews)))
+    for round in range(2):
+        job = fold_all(job, (failed("n0", round), joined("n0", round + 1)))
+    assert (job.spent, job.renewed, job.restarts) == (2, 0, 2)
+    assert fold(job, Steady(1)) == job, "another round runs"
+    job = fold_all(job, (Steady(2), failed("n0", 2), joined("n0", 3)))
+    assert (job.spent, job.renewed, job.restarts) == counts
 
 
 def test_a_loss_before_or_after_the_failures_of_others_excuses_them() -> None:
@@ -147,6 +160,7 @@ def test_a_workers_own_exception_is_no_echo() -> None:
     own = WorkerFailure(0, 0, 1, message="ValueError: loss is NaN", stderr=("retrying: connection reset",))
     assert not is_echo(own)
     assert is_echo(WorkerFailure(0, 0, 1, stderr=("connection reset",)))
+    assert [is_echo(WorkerFailure(0, 0, 1, stderr=("connection reset", *"." * n))) for n in (4, 5)] == [True, False]
 
 
 def test_a_worker_that_reknit_has_ended_is_no_echo() -> None:

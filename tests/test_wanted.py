@@ -95,6 +95,9 @@ def test_the_agent_is_woken_to_say_it_again() -> None:
     playbook = fresh() >> echo() << joining(0) >> after(1)
     assert playbook
     assert playbook.agent.wakes_at == 2.0
+    alone = Playbook(an_agent(shares_journal=False)) >> start() >> after(3) >> read() << Placeholder(Append)
+    assert alone
+    assert alone.agent.wakes_at == 5.0
 
 
 def test_a_late_node_joins_the_round_after_the_running_one() -> None:
@@ -242,7 +245,8 @@ def test_an_accusation_is_said_again_only_after_a_while() -> None:
 def test_the_whole_story_is_told_of_a_few_failures_only() -> None:
     """A hundred tracebacks fit into no journal: etcd takes 1.5 MiB, and what cannot be said is never heard."""
     noise = [
-        evolve(failure(i, message="Connection reset by peer"), traceback="t" * 3900, stderr=("s",)) for i in range(9)
+        evolve(failure(i, message="Connection reset by peer"), traceback="t" * 1900, stderr=("s" * 1000, "s" * 1000))
+        for i in range(9)
     ]
     cause = evolve(failure(9, message="ValueError: x"), traceback="t" * 32_000, stderr=("s",))
     playbook = playing("n0", PAIR, joined("n1"), local_world_size=10) >> exits(*noise, cause)

@@ -8,7 +8,7 @@ from attrs import evolve
 from reknit.core.agent.agent import Stage
 from reknit.core.agent.commands import Append, Beat, StopWorkers
 from reknit.core.agent.events import Counters
-from reknit.core.agent.watching import RETURN_S, is_beating, is_fresh, watched
+from reknit.core.agent.watching import RETURN_S, is_beating, is_fresh, spare_s, watched
 from reknit.core.agent.workers import ReservePort, StartWorkers
 from reknit.core.job.entries import Joined, LastCall, Lost, Node, Terms
 
@@ -160,6 +160,15 @@ def test_a_stale_read_accuses_nobody() -> None:
         assert playbook >> after(1) >> (lambda p: Counters(p.at, same))
 
 
+def test_an_older_value_is_no_sign_of_life() -> None:
+    """A read that is not fresh may be answered with a counter from before the last fresh one."""
+    playbook = pair()
+    for _ in range(3):
+        assert playbook >> after(1) >> ack(n1=1)
+    assert playbook >> (lambda p: Counters(p.at, {ME: p.agent.pulse.count, N1: 0}))
+    assert playbook >> after(1) >> ack(n1=1) << Append(Lost(N1, ME))
+
+
 def test_a_total_outage_accuses_nobody() -> None:
     """When the store is back after a minute, all counters have stood still."""
     playbook = pair() >> cut_off() >> after(60) >> ack(n1=1) >> read()
@@ -174,6 +183,13 @@ def test_a_pause_of_this_agent_is_not_the_silence_of_another() -> None:
     for _ in range(7):  # the pause counts for two seconds, and 5.9 s are forgiven: the pause itself and two beats
         assert playbook >> after(1) >> ack(n1=1)
     assert playbook >> after(1) >> ack(n1=1) << Append(Lost(N1, ME))
+
+
+@pytest.mark.parametrize(("beat_s", "spared_s"), [(0.5, [0.0, 2.5]), (1.0, [0.0, 0.0, 4.5])])
+def test_a_pause_is_longer_than_two_beats(beat_s: float, spared_s: list[float]) -> None:
+    """An agent may beat every second or every minute."""
+    agent = evolve(an_agent(), job=folded(Terms(1, 2, beat_s=beat_s)))
+    assert [spare_s(agent, apart_s) for apart_s in (1.0, 1.5, 2.5)[: len(spared_s)]] == spared_s
 
 
 def test_one_that_comes_back_after_an_outage_still_spares_the_others() -> None:
@@ -203,7 +219,8 @@ def test_an_accusation_needs_a_fresh_read_of_its_own() -> None:
     for _ in range(3):
         assert playbook >> after(1) >> ack(n1=1)
     assert playbook >> after(1) >> ack(n1=1) << Append(Lost(N1, ME))
-    assert playbook >> after(2.5) >> read() >> after(1)
+    stale = Counters(playbook.at + 2.5, {ME: playbook.agent.pulse.count, N1: 1})
+    assert playbook >> after(2.5) >> stale >> read() >> after(1)
 
 
 def test_who_is_gone_already_is_not_accused() -> None:

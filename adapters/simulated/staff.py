@@ -29,6 +29,8 @@ OWN = "ValueError: my own"
 """The message of a worker that fails without another's failure."""
 LOOK_S = 0.03
 """Seconds between a worker's end and the moment when its agent notices it."""
+STUCK_S = 5.0
+"""Seconds after SIGKILL after which a keeper reports processes that survive it."""
 
 
 def start(world: World, proc: Proc, command: StartWorkers) -> None:
@@ -112,7 +114,7 @@ def stop(world: World, proc: Proc, command: StopWorkers) -> None:
     takes = 0.1 + 0.4 * world.luck("stop", 4)
     killed = command.grace_s + 0.05
     takes = killed if is_slow or is_stuck else min(takes, killed)
-    at = world.now + takes + 1.0 * bool(is_stuck)
+    at = world.now + takes
     if group.gone_at is not None and group.gone_at <= at:
         return
     group.gone_at = at
@@ -126,11 +128,15 @@ def _gone(world: World, proc: Proc, group: Group, at: float) -> None:
         # The agent would have to send SIGKILL, and it is suspended.
         proc.inbox.append(lambda: _gone(world, proc, group, at))
         return
+    was_stuck, group.is_stuck = group.is_stuck, proc.host in world.stuck and bool(group.running)
+    if group.is_stuck and not was_stuck:
+        group.gone_at = at + STUCK_S
+        world.after(STUCK_S, lambda: _gone(world, proc, group, at + STUCK_S))
+        return
     stuck: tuple[int, ...] = ()
     round = group.command.round
-    if proc.host in world.stuck and group.running:
+    if group.is_stuck:
         stuck = tuple(1000 + i for i in sorted(group.running))
-        group.is_stuck = True
     elif group.running:
         group.running.clear()
         _drag(world, group)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from itertools import islice
+from typing import Literal
 
 from attrs import evolve
 
@@ -56,10 +57,11 @@ def run_timers(agent: Agent) -> Agent:
     return agent if since == agent.since else evolve(agent, since=since)
 
 
-def is_due(agent: Agent, timer: Timer) -> bool:
-    """Whether the timer runs and has run out."""
-    at = _due_at(agent, timer)
-    return at is not None and agent.at >= at
+def is_due(agent: Agent, timer: Literal[Timer.OUTAGE, Timer.ECHO]) -> bool:
+    """Whether the timer runs and has run out. This is asked before the timers of the step are run, so a timer of a
+    round before may still be there. After that, `Situation.due` has the answer for all timers."""
+    since = agent.since.get((timer, agent.workers.round if timer is Timer.ECHO else 0))
+    return since is not None and agent.at >= since + _delay_s(agent, timer)
 
 
 def deadlines(agent: Agent) -> dict[Timer, float]:
@@ -90,6 +92,7 @@ def _conditions(agent: Agent) -> Iterator[tuple[Timer, int]]:
     if agent.was_read and isinstance(job.phase, Unopened):
         yield Timer.OPEN, 0
     if agent.is_departing and not agent.workers.alive:
+        # Once the job is closed, all nodes end, and the wait begins anew.
         yield Timer.LINGER, int(agent.outcome is not None)
     if agent.workers.state is WorkerState.FAILED and agent.workers.alive:
         yield Timer.ECHO, agent.workers.round
@@ -114,20 +117,6 @@ def _of_the_job(agent: Agent) -> Iterator[tuple[Timer, int]]:
             yield Timer.ADMIT, job.round
         if is_strained(job):
             yield Timer.STEADY, job.round
-
-
-def _due_at(agent: Agent, timer: Timer) -> float | None:
-    match timer:
-        case Timer.OUTAGE | Timer.OPEN | Timer.REOPEN:
-            round = 0
-        case Timer.LINGER:
-            round = int(agent.outcome is not None)  # once the job is closed, all nodes end, and the wait begins anew
-        case Timer.ECHO:
-            round = agent.workers.round
-        case _:
-            round = agent.job.round
-    since = agent.since.get((timer, round))
-    return None if since is None else since + _delay_s(agent, timer)
 
 
 def _delay_s(agent: Agent, timer: Timer) -> float:

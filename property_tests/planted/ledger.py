@@ -124,7 +124,7 @@ EARLY = (
         "stuck=event.stuck",
         "stuck=()",
         "S2",
-        "setup echo=no\nstuck a\nfail b\nwait 12",
+        "setup echo=no\nstuck a\nfail b\nwait 25",
     ),
     Bug(
         "old-incarnation-stays",
