@@ -223,7 +223,7 @@ def test_who_is_only_a_few_behind_needs_no_fold(journal: Make) -> None:
 
 
 def test_an_older_fold_does_not_replace_a_newer_one(journal: Make) -> None:
-    """It may have waited for its turn behind an entry that could not be said."""
+    """Its reader may have been suspended meanwhile."""
     slow, quick = journal(), journal()
     append(slow, *map(str, range(MANY + 1)))
     old = slow.read(0, 0.0)
