@@ -9,6 +9,7 @@ jobs.
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
@@ -60,6 +61,10 @@ class Host(Protocol):
         """Why the store does not serve any more. None: it serves."""
         ...
 
+    def restart(self) -> None:
+        """Serve again, with an empty store, if the store does not serve any more. Raises `OSError`."""
+        ...
+
     def close(self) -> None: ...
 
 
@@ -91,7 +96,7 @@ def wire_several(settings: Settings, meeting: Meeting, world: World, nonce: str)
                 silence_s=settings.terms.silence_s,
                 on_slow=partial(_tell_if_slow, settings.terms, world.say),
             )
-            asked = journal if host is None else HostedJournal(journal, host)
+            asked = journal if host is None else HostedJournal(journal, host, world.children.add)
             link = ThreadedLink(
                 asked, world.clock, nonce, remember=journal.remember if isinstance(journal, Remembers) else None
             )
@@ -206,14 +211,19 @@ def cluster_of(meeting: Meeting) -> Cluster:
 class HostedJournal:
     """Implements `ports.Journal` over a journal whose store this agent hosts. When the store fails, it knows why.
 
-    A store that has never served (for example because torch is missing) will never serve. So the journal is refused at
-    once, and the agent does not wait for the end of an outage.
+    1. A store that has never served (for example because torch is missing) will never serve. So the journal is refused
+       at once, and the agent does not wait for the end of an outage.
+    2. If the server of a store that has served ends while this agent lives, another one is started at the same port.
+       The agents that remember the journal found it again there.
     """
 
-    def __init__(self, journal: Journal, host: Host) -> None:
+    def __init__(self, journal: Journal, host: Host, on_start: Callable[[int], object] = lambda _: None) -> None:
+        """`on_start`: called with the pid of each further server."""
         self._journal = journal
         self._host = host
+        self._on_start = on_start
         self._has_served = False
+        self._judging = threading.Lock()
 
     def append(self, token: str, entry: Entry) -> None:
         self._asked(lambda: self._journal.append(token, entry))
@@ -234,11 +244,20 @@ class HostedJournal:
         try:
             answer = call()
         except Unavailable as e:
-            why = self._host.failure()
-            if why is None:
-                raise
-            if not self._has_served:
-                raise Refused(Refusal.SETUP, why) from None
-            raise Unavailable(f"{e}; {why}") from None
+            with self._judging:
+                why = self._host.failure()
+                if why is None:
+                    raise
+                if not self._has_served:
+                    raise Refused(Refusal.SETUP, why) from None
+                raise Unavailable(f"{e}; {why}; {self._restarted()}") from None
         self._has_served = True
         return answer
+
+    def _restarted(self) -> str:
+        try:
+            self._host.restart()
+        except OSError as error:
+            return f"no other server can be started: {(error.strerror or str(error)).lower()}"
+        self._on_start(self._host.pid)
+        return "another server was started"

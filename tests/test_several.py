@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import signal
@@ -211,9 +212,15 @@ class FakeHost:
 
     def __init__(self, reason: str | None) -> None:
         self.reason = reason
+        self.can_restart = True
 
     def failure(self) -> str | None:
         return self.reason
+
+    def restart(self) -> None:
+        if not self.can_restart:
+            raise OSError(errno.EADDRINUSE, os.strerror(errno.EADDRINUSE))
+        self.reason, self.pid = None, self.pid + 1
 
     def close(self) -> None: ...
 
@@ -237,15 +244,24 @@ def test_a_server_that_never_served_is_no_outage() -> None:
 
 
 def test_a_server_that_died_later_is_an_outage_with_its_reason() -> None:
-    """Workers are kept through it, as through any other, and the operator reads what has ended it."""
+    """Workers are kept through it, as through any other, and the operator reads what has ended it. Another server is
+    started, because the other agents try again at this place alone."""
     store, host = Breaking(), FakeHost(None)
-    journal = HostedJournal(store, host)
+    started: list[int] = []
+    journal = HostedJournal(store, host, started.append)
     with pytest.raises(Unavailable, match=r"^h:1: connection refused$"):
         journal.beat(ME, 1, ())  # it may only be starting
     store.is_down = False
     assert journal.beat(ME, 1, ()) == {ME: 1}
-    store.is_down, host.reason = True, "ended with SIGKILL"
-    with pytest.raises(Unavailable, match=r"^h:1: connection refused; ended with SIGKILL$"):
+    store.is_down, host.reason, host.can_restart = True, "ended with SIGKILL", False
+    why = "h:1: connection refused; ended with SIGKILL; "
+    with pytest.raises(Unavailable, match=f"^{why}no other server can be started: address already in use$"):
+        journal.beat(ME, 1, ())
+    host.can_restart = True
+    with pytest.raises(Unavailable, match=f"^{why}another server was started$"):
+        journal.beat(ME, 1, ())
+    assert started == [1]
+    with pytest.raises(Unavailable, match=r"^h:1: connection refused$"):
         journal.beat(ME, 1, ())
 
 

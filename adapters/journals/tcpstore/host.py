@@ -45,6 +45,13 @@ class StoreHost:
     def __init__(self, listener: socket.socket, env: Mapping[str, str] | None = None) -> None:
         """Start the server. `listener`: the listening socket; it is closed here. `env`: the environment of the server.
         None: that of this process. Raises `OSError` if the process cannot be started."""
+        self._port: int = listener.getsockname()[1]
+        self._env = os.environ if env is None else env
+        self._is_closed = False
+        self._start(listener)
+        abandon_in_forks(self)
+
+    def _start(self, listener: socket.socket) -> None:
         try:
             self._line, theirs = socket.socketpair()
         except OSError:
@@ -54,7 +61,7 @@ class StoreHost:
             self.pid = os.posix_spawn(
                 sys.executable,
                 [sys.executable, "-P", server.__file__],
-                os.environ if env is None else env,
+                self._env,
                 file_actions=[
                     (os.POSIX_SPAWN_DUP2, listener.fileno(), 0),
                     (os.POSIX_SPAWN_DUP2, theirs.fileno(), 1),
@@ -71,7 +78,6 @@ class StoreHost:
             theirs.close()
             listener.close()
         self._line.setblocking(False)
-        abandon_in_forks(self)
         self._said = ""
         self._status: int | None = None
 
@@ -90,8 +96,20 @@ class StoreHost:
         how = f"status {self._status}" if self._status >= 0 else signal.Signals(-self._status).name
         return self._last_words() or f"the store's server (process {self.pid}) ended with {how}"
 
+    def restart(self) -> None:
+        """Start another server at the same port. Its store is empty. Does nothing while the server runs, and after
+        `close`. Raises `OSError`."""
+        if self._is_closed or self.failure() is None:
+            return
+        self._end()
+        self._start(_listening(self._port))
+
     def close(self) -> None:
         """End the server, and the store with it. May be repeated."""
+        self._is_closed = True
+        self._end()
+
+    def _end(self) -> None:
         if not self._has_ended():  # the server is not reaped, so no other process can have its number
             signal_process(self.pid, signal.SIGKILL)
             reap([self.pid], _CLOSE_S)

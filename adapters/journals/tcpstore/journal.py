@@ -26,6 +26,7 @@ from reknit.adapters.journals.envelope import Envelope, Prefix, Record, number
 from reknit.adapters.journals.tcpstore.client import Client
 from reknit.adapters.journals.tcpstore.connections import Connections, Course
 from reknit.adapters.journals.tcpstore.rebirth import LARGEST
+from reknit.adapters.journals.tcpstore.young import is_veto, judged
 from reknit.adapters.link import MANY
 from reknit.adapters.ports import Batch, Refused
 from reknit.core.job.entries import Entry, Filler, Node
@@ -178,11 +179,15 @@ class TCPStoreJournal:
             position, records = self.records(after)
             return Batch(position, tuple(record.entry for _, record in records))
         client, course = self._connections.client("reader")
-        if not course.is_entered and course.life.name and after > course.life.position:
-            raise self._connections.left_behind()
-        if course.prefix is not None and after > course.prefix.position:
-            course.prefix = None
-        batch = self._read(client, course, after, wait_s, least)
+        if course.starts_over:
+            batch = self._base(client, course) if course.life.name else Batch(0, base=Job())
+            course.starts_over = False
+        else:
+            if not course.is_entered and course.life.name and after > course.life.position:
+                raise self._connections.left_behind()
+            if course.prefix is not None and after > course.prefix.position:
+                course.prefix = None
+            batch = self._read(client, course, after, wait_s, least)
         course.is_entered = True
         course.seen = "" if course.prefix is None else course.prefix.seen
         return batch
@@ -228,12 +233,15 @@ class TCPStoreJournal:
         while True:
             records = records + self._fetched(client, course, after + len(records), head)
             if records:
-                entries = tuple(self._opened(course, record, after + i) for i, record in enumerate(records))
+                entries = tuple(self._opened(client, course, record, after + i) for i, record in enumerate(records))
                 return Batch(after + len(entries), entries)
             self._fill(client, course, after, head)
 
-    def _opened(self, course: Course, record: bytes, slot: int) -> Entry:
+    def _opened(self, client: Client, course: Course, record: bytes, slot: int) -> Entry:
         found, prefix = self._envelope.unwrap(record, course.life.place(slot)), course.prefix
+        if found is None and not course.life.name and is_veto(self._envelope, record, slot):
+            if judged(client, course.keys, self._envelope, slot + 1):
+                raise self._connections.made_way(client, course)
         if prefix is not None and slot >= prefix.position:
             if found is not None and prefix.contradicts(found.seen):
                 raise Refused(

@@ -44,8 +44,10 @@ class Memory:
     """Of all records before `position`."""
 
 
-def found_again(client: Client, keys: Keys, envelope: Envelope, memory: Memory) -> bytes:
-    """Found the journal again, or wait until another agent has. The header. Empty if neither was possible."""
+def found_again(client: Client, keys: Keys, envelope: Envelope, memory: Memory, void: bytes = b"") -> bytes:
+    """Found the journal again, or wait until another agent has. The header. Empty if neither was possible.
+
+    `void`: the header of a journal that makes way for this one. Empty: the store has no header."""
     life = Life(os.urandom(8).hex(), memory.position, memory.digest)
     fold = envelope.wrap_job(memory.position, memory.job, memory.digest)
     if len(fold) > LARGEST:
@@ -55,13 +57,13 @@ def found_again(client: Client, keys: Keys, envelope: Envelope, memory: Memory) 
     began, least_s = time.monotonic(), 0.0
     best = _offered(client, keys, envelope, offer)
     offers = client.add(keys.offers, 1)  # only now: whoever counts this offer must find it
-    while not client.wait([keys.header], _POLL_S):
+    while not (header := _awaited(client, keys, void)):
         waited_s = time.monotonic() - began - client.round_trip_s
         if best == offer and waited_s >= least_s and _are_enough(offers, live, waited_s):
             client.set(keys.of(life.name).fold, fold)
             client.set(keys.of(life.name).fold_at, b"%d" % life.position)
             client.set(keys.of(life.name).head, b"%d" % life.position)
-            return client.compare_set(keys.header, b"", envelope.header(life))
+            return client.compare_set(keys.header, void, envelope.header(life))
         if best != offer and waited_s >= 2 * _OFFERS_S:
             client.compare_set(keys.best, best, offer)  # the agent with that offer has died
             began, least_s = time.monotonic(), _OFFERS_S
@@ -69,7 +71,16 @@ def found_again(client: Client, keys: Keys, envelope: Envelope, memory: Memory) 
         if _rank(envelope, offer) < _rank(envelope, best):
             best = _offered(client, keys, envelope, offer)
             began, least_s = time.monotonic(), _OFFERS_S
-    return client.get(keys.header)
+    return header
+
+
+def _awaited(client: Client, keys: Keys, void: bytes) -> bytes:
+    """The header, if there is another than `void` soon. Empty: there is none."""
+    if not void:
+        return client.get(keys.header) if client.wait([keys.header], _POLL_S) else b""
+    time.sleep(_POLL_S)
+    header = client.get(keys.header)
+    return b"" if header == void else header
 
 
 def _are_enough(offers: int, live: int, waited_s: float) -> bool:
