@@ -249,6 +249,14 @@ def test_an_agent_that_has_read_further_than_those_who_went_on_is_refused(lost: 
     assert refused.value.refusal is Refusal.IDENTITY
 
 
+def test_a_large_fold_founds_the_journal_again(lost: Lost, monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch's server takes no value of 8 MiB. Thousands of nodes make such a fold."""
+    monkeypatch.setattr(rebirth_module, "LARGEST", 100)
+    store, journals = lost()
+    assert at_once(*(partial(journal.read, 4, 0.0) for journal in journals)) == [Batch(4)] * 2
+    assert len(store.journal(founds=False).read(0, 0.0).base.live) == 3
+
+
 def test_a_host_that_has_lost_its_store_waits_for_those_who_remember(lost: Lost) -> None:
     """It has read nothing itself. A journal that it began at once would leave the others behind."""
     store, (_, guest) = lost()
@@ -351,7 +359,7 @@ def test_a_young_journal_makes_way(lost: Lost) -> None:
     old = folded(SEALED)
     found = at_once(
         *(partial(journal.read, 3, 0.0) for journal in elders),
-        *(partial(journal.read, 2, 0.0) for journal in (host, guest)),
+        *(partial(journal.read, 2, PATIENCE_S) for journal in (host, guest)),
     )
     assert found == [Batch(3), Batch(3), Batch(3, base=old), Batch(3, base=old)]
     elders[0].append("later", Aborted("x"))

@@ -25,7 +25,7 @@ from attrs import evolve
 from reknit.adapters.journals.envelope import Envelope, Prefix, Record, number
 from reknit.adapters.journals.tcpstore.client import Client
 from reknit.adapters.journals.tcpstore.connections import Connections, Course
-from reknit.adapters.journals.tcpstore.rebirth import LARGEST
+from reknit.adapters.journals.tcpstore.rebirth import LARGEST, first_fold
 from reknit.adapters.journals.tcpstore.young import is_veto, judged
 from reknit.adapters.link import MANY
 from reknit.adapters.ports import Batch, Refused
@@ -39,7 +39,6 @@ _CHUNK = 512
 """Number of slots that are asked for in one request."""
 _FEW = 4
 """A reader folds up to this number of entries after a published fold itself, and does not wait for a newer fold."""
-_LARGEST = LARGEST
 _HOLE_S = 1.0
 """A hole is not filled before this time is over. Seconds."""
 _HOLE_ROUND_TRIPS = 3
@@ -142,7 +141,7 @@ class TCPStoreJournal:
         # other's fold. That only costs readers time.
         if digest and position > number(client.get(course.keys.fold_at)):
             record = self._envelope.wrap_job(position, job, digest)
-            if len(record) <= _LARGEST:
+            if len(record) < LARGEST:
                 client.set(course.keys.fold, record)
                 client.set(course.keys.fold_at, b"%d" % position)
         for claim in list(course.claims):
@@ -283,7 +282,7 @@ class TCPStoreJournal:
 
     def _base(self, client: Client, course: Course) -> Batch:
         """The fold that this life of the journal began with, or a later one."""
-        batch = self._unfolded(course, client.get(course.keys.fold), course.life.position - 1)
+        batch = self._unfolded(course, first_fold(client, course.keys), course.life.position - 1)
         if batch.base is None:
             raise Refused(
                 Refusal.IDENTITY,

@@ -13,6 +13,8 @@ The others belong to one life of the journal (`envelope.Life`). In its first lif
     /reknit/<job>/<life>/beat/<inc>/<id>   a node's counter
     /reknit/<job>/<life>/fold              the fold of all entries before a position
     /reknit/<job>/<life>/fold-at           that position
+    /reknit/<job>/<life>/part/<n>          what follows if the fold with which the life begins is larger than 4 MiB; the
+                                           first part is in `fold`, and n counts from 1
     /reknit/<job>/<life>/claim/<n>         how many readers that are far behind have claimed to fold the slots up to
                                            n · MANY
     /reknit/<job>/<life>/done/<n>          set when the first of these readers has published the fold
@@ -53,6 +55,9 @@ class LifeKeys:
 
     def beat(self, node: Node) -> str:
         return f"{self._root}beat/{node.incarnation}/{node.id}"
+
+    def part(self, number: int) -> str:
+        return f"{self._root}part/{number}"
 
     def claim(self, number: int) -> str:
         return f"{self._root}claim/{number}"

@@ -23,7 +23,7 @@ from attrs import frozen
 
 from reknit.adapters.journals.envelope import Envelope, Life
 from reknit.adapters.journals.tcpstore.client import Client
-from reknit.adapters.journals.tcpstore.keys import Keys
+from reknit.adapters.journals.tcpstore.keys import Keys, LifeKeys
 from reknit.core.job.job import Job
 
 _OFFERS_S = 1.5
@@ -31,7 +31,8 @@ _OFFERS_S = 1.5
 _ONE_MISSING_S = 0.3
 _POLL_S = 0.05
 LARGEST = 4 << 20
-"""Upper bound on a fold in the store, in bytes. torch's server closes the connection at a value of 8 MiB."""
+"""Upper bound on a value in the store, in bytes. torch's server closes the connection at a value of 8 MiB. A larger
+fold is published only where a life of the journal begins, in several values."""
 
 
 @frozen
@@ -45,13 +46,11 @@ class Memory:
 
 
 def found_again(client: Client, keys: Keys, envelope: Envelope, memory: Memory, void: bytes = b"") -> bytes:
-    """Found the journal again, or wait until another agent has. The header. Empty if neither was possible.
+    """Found the journal again, or wait until another agent has. Returns the header.
 
     `void`: the header of a journal that makes way for this one. Empty: the store has no header."""
     life = Life(os.urandom(8).hex(), memory.position, memory.digest)
     fold = envelope.wrap_job(memory.position, memory.job, memory.digest)
-    if len(fold) > LARGEST:
-        return b""
     live = len(memory.job.live)
     offer = envelope.seal({"position": life.position, "digest": life.digest, "name": life.name}, "offer")
     began, least_s = time.monotonic(), 0.0
@@ -60,7 +59,7 @@ def found_again(client: Client, keys: Keys, envelope: Envelope, memory: Memory, 
     while not (header := _awaited(client, keys, void)):
         waited_s = time.monotonic() - began - client.round_trip_s
         if best == offer and waited_s >= least_s and _are_enough(offers, live, waited_s):
-            client.set(keys.of(life.name).fold, fold)
+            _write(client, keys.of(life.name), fold)
             client.set(keys.of(life.name).fold_at, b"%d" % life.position)
             client.set(keys.of(life.name).head, b"%d" % life.position)
             return client.compare_set(keys.header, void, envelope.header(life))
@@ -81,6 +80,21 @@ def _awaited(client: Client, keys: Keys, void: bytes) -> bytes:
     time.sleep(_POLL_S)
     header = client.get(keys.header)
     return b"" if header == void else header
+
+
+def _write(client: Client, keys: LifeKeys, fold: bytes) -> None:
+    first, *others = (fold[i : i + LARGEST] for i in range(0, len(fold), LARGEST))
+    for number, part in enumerate(others, 1):
+        client.set(keys.part(number), part)
+    client.set(keys.fold, first)
+
+
+def first_fold(client: Client, keys: LifeKeys) -> bytes:
+    """The fold with which this life has begun, or a later one."""
+    fold, number = client.get(keys.fold), 1
+    while len(fold) == number * LARGEST and (part := client.get(keys.part(number))):
+        fold, number = fold + part, number + 1
+    return fold
 
 
 def _are_enough(offers: int, live: int, waited_s: float) -> bool:
