@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, assert_never
 from reknit.adapters.ports import Refused, Unavailable
 from reknit.adapters.threads import Thread
 from reknit.core.agent.commands import Append, Beat
+from reknit.core.agent.events import StoreHosted
 
 from . import machine, messages
 from .machine import LOOK_S
@@ -40,13 +41,17 @@ class ThreadedLink:
         *,
         look_s: float = LOOK_S,
         remember: Callable[[int, Job], None] | None = None,
+        hosts: Callable[[], bool] | None = None,
     ) -> None:
         """`nonce`: unique to this agent. The tokens of its entries begin with it.
         `look_s`: a read that finds nothing returns after so many seconds.
         `remember`: told of every position before which the agent has folded everything, and of the fold. Never waits.
+        `hosts`: says whether this agent hosts the store. None: that never changes.
         """
         self._journal = journal
         self._remember = remember
+        self._hosts = hosts
+        self._was_host = hosts is not None and hosts()
         self._clock = clock
         self._stepping = threading.Lock()
         """Held while `_link` makes a step."""
@@ -80,6 +85,9 @@ class ThreadedLink:
             raise self._crash  # a journal has a bug, and the loop's thread reports it
         with self._stepping:
             self._link, news = machine.taken(self._link)
+        if self._hosts is not None and (is_host := self._hosts()) != self._was_host:
+            self._was_host = is_host
+            return [StoreHosted(now, is_host), *news]
         return list(news)
 
     def close(self) -> None:
