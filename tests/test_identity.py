@@ -28,6 +28,7 @@ from .playbook import (
     playing,
     read,
     reserved,
+    running,
     start,
     stopped,
 )
@@ -219,3 +220,15 @@ def test_a_node_that_is_expected_stays_who_it_is_through_an_outage() -> None:
     playbook = playing("n0", terms, joined("n1")) >> read(failed("n1")) << Placeholder(StopWorkers) >> stopped()
     assert playbook >> after(6) >> ack() >> read()
     assert playbook.agent.me == node("n0")
+
+
+def test_a_journal_that_takes_the_place_of_a_young_one_is_begun_anew() -> None:
+    """Rule 16: the node's earlier agent is live there, and this agent's word for the young journal does not count. It
+    is no twin that would have to end."""
+    playbook = newcomer(PAIR) << joining(0, 0) >> echo() >> ack()
+    base = running(2, PAIR)
+    playbook = playbook >> (lambda p: evolve(read()(p), base=base)) << ReservePort()
+    assert playbook >> reserved() << joining(1, 1)
+    assert playbook.agent.epoch == 0
+    assert playbook >> echo() >> ack()
+    assert playbook.agent.job.is_live(node("n0", 1))

@@ -6,6 +6,7 @@ Workers are kept through all of it. No node is declared lost, and no entry is lo
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 from collections import Counter
 from collections.abc import Iterator
@@ -17,6 +18,7 @@ from reknit.core.job.entries import Entry, Failed, Joined, Lost, Succeeded
 from reknit.core.text.codec import dumps
 from tests.etcd import EtcdCluster
 from tests.nodes import BAD, GOOD, UP, NodeRun, Nodes, all_alive, at_c10d, at_etcd, at_file, ended
+from tests.places import VARIABLE
 from tests.waiting import is_alive
 
 
@@ -156,3 +158,52 @@ def test_the_host_of_the_store_is_killed_and_comes_back(tmp_path: Path) -> None:
         assert {up.restart for up in second} == {0}
         again.says("this agent takes its place as a.1")
         finish(again, b, c)
+
+
+def test_the_server_of_the_store_is_killed_alone(tmp_path: Path) -> None:
+    """The host's agent starts another one, and all found the journal again. No worker is stopped for it."""
+    with Nodes(tmp_path, "--nnodes=2", "--max-restarts=1", *at_c10d()) as nodes:
+        (a,) = nodes.start("a")
+        a.says("this node hosts the job's store")
+        (b,) = nodes.start("b")
+        first = nodes.formed(a, b)
+        os.kill(server_of(a), signal.SIGKILL)
+        for run in (a, b):
+            run.says("the journal can be reached again")
+        assert all_alive(first)
+        b.tell(BAD)
+        second = nodes.formed(a, b, after=first)
+        assert {up.restart for up in second} == {1}
+        finish(a, b)
+
+
+def server_of(host: NodeRun) -> int:
+    commands = {pid: Path(f"/proc/{pid}/cmdline").read_bytes() for pid in children_of(host.pid)}
+    (found,) = (pid for pid, command in commands.items() if b"tcpstore/server.py" in command)
+    return found
+
+
+def children_of(pid: int) -> list[int]:
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def test_the_host_comes_back_on_another_machine(tmp_path: Path) -> None:
+    """It finds no note of the one before, and begins a new journal. That journal makes way for the one that the others
+    remember."""
+    with Nodes(tmp_path, "--nnodes=3", "--max-restarts=0", *at_c10d()) as nodes:
+        (a,) = nodes.start("a")
+        a.says("this node hosts the job's store")
+        b, c = nodes.start("b", "c")
+        first = nodes.formed(a, b, c)
+        a.vanish()
+        (again,) = nodes.start("a", env={VARIABLE: str(other_folder(tmp_path))})
+        second = nodes.formed(again, b, c, after=first)
+        assert {up.restart for up in second} == {0}
+        finish(again, b, c)
+
+
+def other_folder(tmp_path: Path) -> Path:
+    """A place for locks that the agents before did not have."""
+    folder = tmp_path / "other"
+    folder.mkdir()
+    return folder

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import signal
@@ -17,7 +18,7 @@ from reknit.adapters.orphans import MARK
 from reknit.adapters.ports import Refused, Unavailable
 from reknit.app.arguments import parse
 from reknit.app.parsing import asked
-from reknit.app.several import HostedJournal, open_journal
+from reknit.app.several import HostedJournal, HostedStores, open_journal
 from reknit.app.wire import SECRETS
 from reknit.core.job.entries import Filler, Node, NodeId
 from reknit.core.job.job import Job
@@ -211,11 +212,25 @@ class FakeHost:
 
     def __init__(self, reason: str | None) -> None:
         self.reason = reason
+        self.can_restart = True
 
     def failure(self) -> str | None:
         return self.reason
 
+    def renew(self) -> None: ...
+
+    def restart(self) -> None:
+        if not self.can_restart:
+            raise OSError(errno.EADDRINUSE, os.strerror(errno.EADDRINUSE))
+        self.reason, self.pid = None, self.pid + 1
+
     def close(self) -> None: ...
+
+
+def stores_of(host: FakeHost, started: list[int] | None = None) -> HostedStores:
+    stores = HostedStores(lambda *_: host, on_start=[].append if started is None else started.append)
+    stores.begin(("h", 1))
+    return stores
 
 
 class Breaking(MemoryJournal):
@@ -232,20 +247,29 @@ class Breaking(MemoryJournal):
 def test_a_server_that_never_served_is_no_outage() -> None:
     """It will not come back: nobody should wait for it."""
     with pytest.raises(Refused, match=r"^no torch$") as caught:
-        HostedJournal(Breaking(), FakeHost("no torch")).beat(ME, 1, ())
+        HostedJournal(Breaking(), stores_of(FakeHost("no torch"))).beat(ME, 1, ())
     assert caught.value.refusal is Refusal.SETUP
 
 
 def test_a_server_that_died_later_is_an_outage_with_its_reason() -> None:
-    """Workers are kept through it, as through any other, and the operator reads what has ended it."""
+    """Workers are kept through it, as through any other, and the operator reads what has ended it. Another server is
+    started, because the other agents try again at this place alone."""
     store, host = Breaking(), FakeHost(None)
-    journal = HostedJournal(store, host)
+    started: list[int] = []
+    journal = HostedJournal(store, stores_of(host, started))
     with pytest.raises(Unavailable, match=r"^h:1: connection refused$"):
         journal.beat(ME, 1, ())  # it may only be starting
     store.is_down = False
     assert journal.beat(ME, 1, ()) == {ME: 1}
-    store.is_down, host.reason = True, "ended with SIGKILL"
-    with pytest.raises(Unavailable, match=r"^h:1: connection refused; ended with SIGKILL$"):
+    store.is_down, host.reason, host.can_restart = True, "ended with SIGKILL", False
+    why = "h:1: connection refused; ended with SIGKILL; "
+    with pytest.raises(Unavailable, match=f"^{why}no other server can be started: address already in use$"):
+        journal.beat(ME, 1, ())
+    host.can_restart = True
+    with pytest.raises(Unavailable, match=f"^{why}another server was started$"):
+        journal.beat(ME, 1, ())
+    assert started == [0, 1]
+    with pytest.raises(Unavailable, match=r"^h:1: connection refused$"):
         journal.beat(ME, 1, ())
 
 
@@ -268,7 +292,7 @@ def test_a_hosted_journal_remembers_if_it_can() -> None:
 
 def test_a_hosted_journal_is_a_journal() -> None:
     """Nothing is lost on the way through it."""
-    journal = HostedJournal(MemoryJournal(), FakeHost(None))
+    journal = HostedJournal(MemoryJournal(), stores_of(FakeHost(None)))
     journal.append("t", Filler())
     batch = journal.read(0, 0)
     assert (batch.position, batch.entries) == (1, (Filler(),))

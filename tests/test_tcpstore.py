@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from functools import partial
@@ -19,8 +19,11 @@ from reknit.adapters.journals.tcpstore import journal as journal_module
 from reknit.adapters.journals.tcpstore import rebirth as rebirth_module
 from reknit.adapters.journals.tcpstore.client import Client
 from reknit.adapters.journals.tcpstore.journal import TCPStoreJournal
+from reknit.adapters.journals.tcpstore.keys import Keys
+from reknit.adapters.journals.tcpstore.young import is_void_now
 from reknit.adapters.ports import Batch, Refused, Unavailable
-from reknit.core.job.entries import Aborted, Entry, Filler, Node, NodeId
+from reknit.core.job.entries import Aborted, Entry, Filler, Joined, Node, NodeId, Opened, Terms
+from reknit.core.job.job import Job
 from reknit.core.job.reasons import Refusal
 from tests.alone import ENV, ROOT, command
 from tests.stores import HOST, JobStore, folded, hosted, many, stubborn
@@ -160,14 +163,16 @@ Lost = Callable[..., tuple[JobStore, list[TCPStoreJournal]]]
 
 @pytest.fixture
 def lost(port: int, other_port: int) -> Iterator[Lost]:
-    """Makes agents that have read `many(4)` from a store that has lost everything since. Only the first of them may
+    """Makes agents that have read `entries` from a store that has lost everything since. Only the first of them may
     begin a journal. In truth their endpoint now leads to another store, which takes no time to start."""
     with ExitStack() as closing:
 
-        def lose(agents: int = 2, *, is_remembered: bool = True) -> tuple[JobStore, list[TCPStoreJournal]]:
+        def lose(
+            agents: int = 2, *, is_remembered: bool = True, entries: Sequence[Entry] = tuple(many(4))
+        ) -> tuple[JobStore, list[TCPStoreJournal]]:
             store = JobStore(port, closing)
             journals = [store.journal(founds=i == 0) for i in range(agents)]
-            for i, entry in enumerate(many(4)):
+            for i, entry in enumerate(entries):
                 journals[0].append(str(i), entry)
             for journal in journals:
                 batch = journal.read(0, 0.0)
@@ -230,6 +235,14 @@ def test_an_agent_that_has_read_further_than_those_who_went_on_is_refused(lost: 
     with pytest.raises(Refused, match="again without something that this node has read") as refused:
         stubborn(lambda: late.read(4, 0.0))
     assert refused.value.refusal is Refusal.IDENTITY
+
+
+def test_a_large_fold_founds_the_journal_again(lost: Lost, monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch's server takes no value of 8 MiB. Thousands of nodes make such a fold."""
+    monkeypatch.setattr(rebirth_module, "LARGEST", 100)
+    store, journals = lost()
+    assert at_once(*(partial(journal.read, 4, 0.0) for journal in journals)) == [Batch(4)] * 2
+    assert len(store.journal(founds=False).read(0, 0.0).base.live) == 3
 
 
 def test_a_host_that_has_lost_its_store_waits_for_those_who_remember(lost: Lost) -> None:
@@ -301,6 +314,86 @@ def test_what_was_under_way_when_the_store_was_lost_is_said_anew(lost: Lost) -> 
     at_once(lambda: host.read(4, 0.0), lambda: guest.read(4, 0.0))
     stubborn(lambda: host.append("5", Aborted("x")))
     assert guest.read(4, 0.0) == Batch(5, (Aborted("x"),))
+
+
+# ---- a journal that was begun in place of one that others remember ----
+
+
+def opened(nonce: str, *names: str) -> list[Entry]:
+    """A job for two nodes that these nodes have joined."""
+    terms = Terms(min_nodes=2, max_nodes=2)
+    joined = (Joined(Node(NodeId(name)), nonce=nonce, round=0, address="10.0.0.1", port=1) for name in names)
+    return [Opened(terms, nonce), *joined]
+
+
+SEALED = opened("old", "a", "b")
+
+
+def say(journal: TCPStoreJournal, entries: Sequence[Entry]) -> None:
+    """What an agent does that reads what it says."""
+    for entry in entries:
+        journal.append(repr(entry), entry)
+    batch = journal.read(0, 0.0)
+    journal.remember(batch.position, folded([*batch.entries]))
+
+
+def test_a_young_journal_makes_way(lost: Lost) -> None:
+    """The host cannot know that others remember a journal. It has begun another one when they come, and a new node has
+    joined there. No round was sealed, so both begin anew, with the journal of those whose workers run."""
+    store, elders = lost(entries=SEALED)
+    host, guest = store.journal(), store.journal(founds=False)
+    say(host, opened("new", "a"))
+    say(guest, [])
+    old = folded(SEALED)
+    found = at_once(
+        *(partial(journal.read, 3, 0.0) for journal in elders),
+        *(partial(journal.read, 2, PATIENCE_S) for journal in (host, guest)),
+    )
+    assert found == [Batch(3), Batch(3), Batch(3, base=old), Batch(3, base=old)]
+    elders[0].append("later", Aborted("x"))
+    for journal in (*elders, host, guest, store.journal(founds=False)):
+        batch = stubborn(partial(journal.read, 3, 0.0))
+        assert batch.entries == (Aborted("x"),)
+
+
+def test_a_journal_with_a_sealed_round_stays(lost: Lost) -> None:
+    """Its workers run. The agent that remembers another journal would form a second group beside them."""
+    store, (elder, _) = lost(entries=SEALED)
+    host = store.journal()
+    say(host, opened("new", "a", "c"))
+    with pytest.raises(Refused, match="its store was replaced") as refused:
+        stubborn(lambda: elder.read(3, 0.0))
+    assert refused.value.refusal is Refusal.IDENTITY
+    late = host._envelope.seal({"journal": "old"}, "3 veto")
+    store.client.set(store.key("slot/3"), late)
+    store.client.add(store.key("head"), 1)
+    assert host.read(3, 0.0).entries == (Filler(),)
+
+
+def test_an_agent_that_remembers_no_sealed_round_takes_part_in_another_journal(lost: Lost) -> None:
+    """It has no workers, so it loses nothing by beginning anew."""
+    store, (elder, _) = lost(entries=opened("old", "a"))
+    host = store.journal()
+    say(host, opened("new", "c"))
+    assert stubborn(lambda: elder.read(2, 0.0)) == Batch(0, base=Job())
+    assert list(elder.read(0, 0.0).entries) == opened("new", "c")
+
+
+def test_who_comes_to_a_journal_that_makes_way_waits_for_the_other_one(
+    lost: Lost, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The agents that remember have made it void, and have not founded theirs yet."""
+    monkeypatch.setattr(connections_module, "_VOID_S", 0.05)
+    store, (elder, _) = lost(entries=SEALED)
+    host = store.journal()
+    say(host, opened("new", "a"))
+    header = store.client.get(store.key("header"))
+    assert is_void_now(store.client, Keys(store.job), header, elder._envelope)
+    for _ in range(2):
+        with pytest.raises(Unavailable, match="makes way for the one that other agents remember"):
+            host.read(2, 0.0)
+    found, _ = at_once(lambda: host.read(2, 0.0), lambda: elder.read(3, 0.0))
+    assert found == Batch(3, base=folded(SEALED))
 
 
 # ---- what others have read ----

@@ -102,7 +102,7 @@ def test_the_fold_comes_with_the_few_entries_that_follow(store: JobStore) -> Non
 
 def test_a_fold_that_is_too_large_is_not_published(store: JobStore, monkeypatch: pytest.MonkeyPatch) -> None:
     """torch's server hangs up on a value of 8 MiB. Those who wait for it are let go all the same."""
-    monkeypatch.setattr(journal_module, "_LARGEST", 10)
+    monkeypatch.setattr(journal_module, "LARGEST", 10)
     journal, entries = store.journal(), many(MANY + 1)
     for i, entry in enumerate(entries):
         journal.append(str(i), entry)

@@ -29,6 +29,7 @@ import os
 import time
 from collections import OrderedDict
 from collections.abc import Mapping
+from copy import copy
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -198,9 +199,24 @@ class Envelope:
             data |= {"life": life.name, "position": life.position, "digest": life.digest}
         return self.seal(data, "header")
 
+    @property
+    def journal(self) -> str:
+        """The id of the journal whose header was admitted. Empty: none was."""
+        return self._key.journal
+
     def forget(self) -> None:
         """The next header that is admitted may name any journal."""
         self._key = self._key._replace(journal="")
+
+    def another(self) -> Envelope:
+        """For another journal of the same job. No header was admitted yet."""
+        other = copy(self)
+        other.forget()
+        return other
+
+    def is_foreign(self, header: bytes) -> bool:
+        """Whether this header names another journal than the one that was admitted."""
+        return bool(self._key.journal) and _json(header).get("journal") != self._key.journal
 
     def admit(self, record: bytes) -> Life:
         """Check the header that was found in the store. `record`: empty if there is none. Raises `Refused`."""

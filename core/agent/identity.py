@@ -26,6 +26,8 @@ from .watching import spare_s
 
 def read(agent: Agent, event: EntriesRead) -> Agent:
     """Take in a fresh read of the journal: fold the whole batch, then see where this agent stands in it."""
+    if event.base is not None and event.base.journal != agent.job.journal != "":
+        agent = _begun_anew(agent)
     job, me = fold_all(agent.job if event.base is None else event.base, event.entries), agent.me
     stage = agent.stage
     if stage is Stage.STARTING:
@@ -40,6 +42,13 @@ def read(agent: Agent, event: EntriesRead) -> Agent:
     agent = evolve(agent, job=job, me=me, stage=stage, outage=None, unread=unread, pulse=pulse)
     agent = _after_gap(_taking_part(agent))
     return _identified(agent)
+
+
+def _begun_anew(agent: Agent) -> Agent:
+    """Another journal has taken the place of the one that this agent has read. No round was sealed there, so the agent
+    has no workers. What it was and said there does not count.
+    """
+    return evolve(agent, stage=Stage.STARTING, epoch=None, is_renewed=False, said={}, unread={}, pulse=Pulse())
 
 
 def after_private_loss(agent: Agent) -> Agent:

@@ -6,7 +6,9 @@
    finds no header, the store has lost everything, and the journal is founded again (`rebirth`).
 3. A host that finds a sign of an earlier life waits for the agents that remember it, before it begins a new journal.
    There are two signs: an offer in the store, and what the caller knows (`has_elders`).
-4. A call may take `timeout_s`, or four times as long as the store took to answer the greeting. The first connection,
+4. An agent that finds another journal makes it void if it can (`young`). If no round was sealed in its own journal, the
+   agent has no workers, and takes part in the other one.
+5. A call may take `timeout_s`, or four times as long as the store took to answer the greeting. The first connection,
    and one after a connection that was not made in time, may take twice as long. So a round trip of 6 s does no harm,
    with a limit of 5 s.
 """
@@ -15,11 +17,14 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Sequence
 
 from reknit.adapters.journals.envelope import Envelope, Life, Prefix, number
 from reknit.adapters.journals.tcpstore.client import Client, endpoint
 from reknit.adapters.journals.tcpstore.keys import OWNER, Keys
-from reknit.adapters.journals.tcpstore.rebirth import Memory, found_again
+from reknit.adapters.journals.tcpstore.places import Places
+from reknit.adapters.journals.tcpstore.rebirth import Memory, Vote, found_again
+from reknit.adapters.journals.tcpstore.young import is_void_now
 from reknit.adapters.ports import Refused, Unavailable
 from reknit.core.job.job import Job
 from reknit.core.job.reasons import Refusal
@@ -29,6 +34,11 @@ _ELDERS_S = 3.0
 _OFFERED_S = 6.0
 """How much longer such a host waits if an agent has offered to found the journal again by then. That agent may wait for
 others, one after another, and its way to the store may be long. Seconds."""
+_VOID_S, _POLL_S = 1.0, 0.05
+"""How long an agent that has read a void journal waits for another one, before it says that there is none yet, and the
+pause between two looks. Seconds."""
+_AWAY_S = 1.0
+"""Least bound on the connection to each of two endpoints, when the store could not be reached for long. Seconds."""
 _FIRST = 2
 """The first connection, and one after a connection that took too long, may take so many times `timeout_s`."""
 _ROUND_TRIPS = 4
@@ -38,8 +48,13 @@ _ROUND_TRIPS = 4
 class Course:
     """What this agent knows of one life of the journal. Each new life begins with a new one."""
 
-    def __init__(self, keys: Keys, life: Life) -> None:
+    def __init__(self, keys: Keys, life: Life, header: bytes, *, starts_over: bool) -> None:
         self.life = life
+        self.header = header
+        self.begun_at = time.monotonic()
+        """When this agent came to this life, in monotonic seconds."""
+        self.starts_over = starts_over
+        """This agent has read another journal before, and the next read must tell it to begin anew."""
         self.keys = keys.of(life.name)
         self.prefix: Prefix | None = Prefix(life.position, life.digest)
         """What was read. None: reading began in the middle, so there is no digest."""
@@ -77,8 +92,10 @@ class Connections:
         timeout_s: float,
         has_elders: bool,
         reads_only: bool,
+        places: Places | None,
     ) -> None:
         """The parameters are those of `TCPStoreJournal`."""
+        self.places = places
         self.where = endpoint(host, port)
         self.keys = Keys(envelope.job)
         self.pace_ms = 0
@@ -96,7 +113,10 @@ class Connections:
         """How long the next connection may take. Any role's connection shows how far away the store is."""
         self._greeting = threading.Lock()
         self._course: Course | None = None
-        self._memory: Memory | None = None
+        self.memory: Memory | None = None
+        self._void = b""
+        """The header of a journal that has made way for another one. Empty: this agent has read none."""
+        self._starts_over = False
         self._is_closed = False
 
     def remember(self, position: int, job: Job) -> None:
@@ -104,7 +124,7 @@ class Connections:
         course = self._course
         digest = course.prefix.at(position) if course is not None and course.prefix is not None else ""
         if digest:
-            self._memory = Memory(position, job, digest)
+            self.memory = Memory(position, job, digest)
 
     def close(self) -> None:
         self._is_closed = True
@@ -117,6 +137,40 @@ class Connections:
         if client is not None and course is not None and not client.is_closed:
             return client, course
         self._check_open()
+        return self._opened(role) if self.places is None else self._moved(role, self.places)
+
+    def _moved(self, role: str, places: Places) -> tuple[Client, Course]:
+        """A connection to the first of the endpoints that has the journal of the job."""
+        with places.moving:
+            places.check_pause()
+            why: list[str] = []
+            for place in self._order(places):
+                self._address = places.point(place)
+                self.where = endpoint(*self._address)
+                try:
+                    if place != places.home and self._course is not None:
+                        places.host()
+                    found = self._opened(role)
+                except Unavailable as error:
+                    why.append(str(error))
+                except Refused as refused:
+                    if refused.refusal is not Refusal.OTHER_JOB or place == places.home:
+                        raise
+                    why.append(str(refused))
+                else:
+                    places.found()
+                    return found
+            raise places.failed("; ".join(why))
+
+    def _order(self, places: Places) -> Sequence[int]:
+        if self._course is None:
+            return places.order_of_a_newcomer((OWNER, self.keys.header, self.keys.offers), founds=self._founds)
+        order = places.order(self._timeout_s, self.memory)
+        if len(order) > 1:
+            self._limit_s = max(_AWAY_S, _ROUND_TRIPS * 1e-3 * self.pace_ms)
+        return order
+
+    def _opened(self, role: str) -> tuple[Client, Course]:
         client = self._clients[role] = self._connected()
         try:
             with self._greeting:
@@ -152,9 +206,11 @@ class Connections:
         if self._reads_only:
             if not header and self._course is None:
                 raise Refused(Refusal.SETUP, f"{self.where}: there is no journal of job {self._envelope.job}")
-            return self._entered(client, self._envelope.admit(header))
+            return self._entered(client, header)
         if self._course is not None and not header:
             header = client.get(self.keys.header) or self._found_again(client, self._course)
+        if self._course is not None and header and self._envelope.is_foreign(header):
+            header = self._at_another(client, self._course, header)
         if self._course is None:
             owner, header = self._founded(client) if self._founds else self._awaited(client)
             self._check_owner(owner)
@@ -162,7 +218,7 @@ class Connections:
                 why = f"waited {self._timeout_s:g} s for its host to begin the journal of job {self._envelope.job}"
                 hint = "if no agent hosts this store, give --rdzv-conf=is_host=false"
                 raise Unavailable(f"{self.where}: {why} ({hint})")
-        return self._entered(client, self._envelope.admit(header))
+        return self._entered(client, header)
 
     def _check_owner(self, owner: bytes) -> None:
         if self._exclusive and owner not in (b"", self._owner):
@@ -175,6 +231,8 @@ class Connections:
         """Owner and header. This agent writes them if they are missing. It writes no header into the store of another
         job."""
         owner, header, offers, _ = client.greeting
+        if header and header == self._void:
+            header = self._replaced(client)
         if self._exclusive:
             owner = owner or client.compare_set(OWNER, b"", self._owner)
             if owner != self._owner:
@@ -188,6 +246,8 @@ class Connections:
     def _awaited(self, client: Client) -> tuple[bytes, bytes]:
         """Owner and header, which another agent writes. They are empty if it has not written them in time."""
         owner, header, _, _ = client.greeting
+        if header and header == self._void:
+            header = self._replaced(client)
         is_begun = header and (owner or not self._exclusive)
         if is_begun or (self._exclusive and owner not in (b"", self._owner)):
             return owner, header
@@ -203,26 +263,76 @@ class Connections:
         """The header, after the store has lost everything. Empty: this agent cannot found the journal again."""
         if self._exclusive:
             self._check_owner(client.compare_set(OWNER, b"", self._owner))
-        if self._memory is None:
+        if self.memory is None:
             if course.prefix is not None and not course.prefix.position:
-                self._envelope.forget()  # this agent has read nothing, so it begins anew
-                self._course = None
+                self._start_over(client)  # this agent has read nothing
             return b""
-        return found_again(client, self.keys, self._envelope, self._memory)
+        return found_again(client, self.keys, self._envelope, self.memory, vote=self._vote())
 
-    def _entered(self, client: Client, life: Life) -> Course:
+    def _vote(self) -> Vote | None:
+        return None if self.places is None else self.places.vote()
+
+    def _at_another(self, client: Client, course: Course, header: bytes) -> bytes:
+        """The header, after this agent has found that of another journal."""
+        memory = self.memory
+        if memory is not None and memory.job.members:
+            if not is_void_now(client, self.keys, header, self._envelope):
+                return header  # it is refused
+            return found_again(client, self.keys, self._envelope, memory, header, self._vote())
+        if memory is not None or (course.prefix is not None and not course.prefix.position):
+            self._start_over(client)
+        return header
+
+    def _start_over(self, client: Client) -> None:
+        """Take part in any journal, as if this agent had read nothing. It has no workers."""
+        course = self._course
+        if self.memory is not None or (course is not None and course.starts_over):
+            self._starts_over = True
+        self._envelope.forget()
+        self._course = self.memory = None
+        self._close_all_but(client)
+
+    def made_way(self, client: Client, course: Course) -> Unavailable:
+        """The error for an agent that has read that this journal is void."""
+        with self._greeting:
+            if self._course is course:
+                self._void = course.header
+                self._start_over(client)
+        client.close()
+        return Unavailable(f"{self.where}: {self._makes_way()}")
+
+    def _makes_way(self) -> str:
+        return f"the new journal of job {self._envelope.job} makes way for the one that other agents remember"
+
+    def _replaced(self, client: Client) -> bytes:
+        """The header of the journal that has taken the place of the void one."""
+        give_up_at = time.monotonic() + _VOID_S
+        while (header := client.get(self.keys.header)) == self._void:
+            if time.monotonic() >= give_up_at:
+                raise Unavailable(f"{self.where}: {self._makes_way()}")
+            time.sleep(_POLL_S)
+        return header
+
+    def _close_all_but(self, client: Client) -> None:
+        for other in list(self._clients.values()):
+            if other is not client:
+                other.close()
+
+    def _entered(self, client: Client, header: bytes) -> Course:
+        life = self._envelope.admit(header)
         course = self._course
         if course is not None and course.life.name == life.name:
             return course
         known = "" if course is None or course.prefix is None else course.prefix.at(life.position)
-        has_more = self._memory is not None and self._memory.position > life.position
+        has_more = self.memory is not None and self.memory.position > life.position
         if has_more or known not in ("", life.digest):
             raise self.left_behind()
         if course is not None:
-            for other in list(self._clients.values()):  # they lead to the store that was lost
-                if other is not client:
-                    other.close()
-        self._course = Course(self.keys, life)
+            self._close_all_but(client)  # the others lead to the store that was lost
+        self._course = Course(self.keys, life, header, starts_over=self._starts_over)
+        self._starts_over = False
+        if self.places is not None:
+            self.places.settle()
         return self._course
 
     def left_behind(self) -> Refused:

@@ -42,9 +42,20 @@ _NONCE_BYTES = 16
 class StoreHost:
     """The server process: a child of this one, in a process group of its own."""
 
-    def __init__(self, listener: socket.socket, env: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self, listener: socket.socket, env: Mapping[str, str] | None = None, lease_s: float | None = None
+    ) -> None:
         """Start the server. `listener`: the listening socket; it is closed here. `env`: the environment of the server.
-        None: that of this process. Raises `OSError` if the process cannot be started."""
+        None: that of this process. `lease_s`: the server ends if `renew` was not called for so many seconds, from
+        the first call on. None: it needs no call. Raises `OSError` if the process cannot be started."""
+        self._lease = [] if lease_s is None else [f"--lease={lease_s}"]
+        self.port: int = listener.getsockname()[1]
+        self._env = os.environ if env is None else env
+        self._is_closed = False
+        self._start(listener)
+        abandon_in_forks(self)
+
+    def _start(self, listener: socket.socket) -> None:
         try:
             self._line, theirs = socket.socketpair()
         except OSError:
@@ -53,8 +64,8 @@ class StoreHost:
         try:
             self.pid = os.posix_spawn(
                 sys.executable,
-                [sys.executable, "-P", server.__file__],
-                os.environ if env is None else env,
+                [sys.executable, "-P", server.__file__, *self._lease],
+                self._env,
                 file_actions=[
                     (os.POSIX_SPAWN_DUP2, listener.fileno(), 0),
                     (os.POSIX_SPAWN_DUP2, theirs.fileno(), 1),
@@ -71,7 +82,6 @@ class StoreHost:
             theirs.close()
             listener.close()
         self._line.setblocking(False)
-        abandon_in_forks(self)
         self._said = ""
         self._status: int | None = None
 
@@ -90,8 +100,27 @@ class StoreHost:
         how = f"status {self._status}" if self._status >= 0 else signal.Signals(-self._status).name
         return self._last_words() or f"the store's server (process {self.pid}) ended with {how}"
 
+    def restart(self) -> None:
+        """Start another server at the same port. Its store is empty. Does nothing while the server runs, and after
+        `close`. Raises `OSError`."""
+        if self._is_closed or self.failure() is None:
+            return
+        self._end()
+        self._start(_listening(self.port))
+
+    def renew(self) -> None:
+        """Renew the lease of the server."""
+        try:
+            self._line.send(b".")
+        except OSError:
+            pass  # the server has ended, or has not read for so long that its lease is over anyway
+
     def close(self) -> None:
         """End the server, and the store with it. May be repeated."""
+        self._is_closed = True
+        self._end()
+
+    def _end(self) -> None:
         if not self._has_ended():  # the server is not reaped, so no other process can have its number
             signal_process(self.pid, signal.SIGKILL)
             reap([self.pid], _CLOSE_S)
@@ -120,12 +149,16 @@ class StoreHost:
 
 
 def host_store(
-    host: str, port: int, must: bool | None = None, env: Mapping[str, str] | None = None
+    host: str,
+    port: int,
+    must: bool | None = None,
+    env: Mapping[str, str] | None = None,
+    lease_s: float | None = None,
 ) -> StoreHost | None:
     """The store at this endpoint if this process is to host it, else None.
 
-    `must`: True or False if that is decided already. None: this function finds out. `env`: the environment of the
-    server's process. None: that of this process.
+    `must`: True or False if that is decided already. None: this function finds out. `env`, `lease_s`: those of
+    `StoreHost`.
 
     Raises `Refused` if the store cannot be hosted here although it must be. Takes up to 2 s per address, besides the
     time to resolve the name. It takes a few seconds more if the port is taken and no server answers there.
@@ -134,7 +167,7 @@ def host_store(
         return None
     try:
         listener = _listening(port) if must else _proven(host, port)
-        return StoreHost(listener, env) if listener else None
+        return StoreHost(listener, env, lease_s) if listener else None
     except OSError as error:
         why = (error.strerror or str(error)).lower()
         raise Refused(Refusal.SETUP, f"cannot host the store at {endpoint(host, port)}: {why}") from None

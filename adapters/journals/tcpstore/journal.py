@@ -26,9 +26,12 @@ from reknit.adapters.journals.envelope import Envelope, Prefix, Record, number
 from reknit.adapters.journals.folds import MANY, Unpublished
 from reknit.adapters.journals.tcpstore.client import Client
 from reknit.adapters.journals.tcpstore.connections import Connections, Course
-from reknit.adapters.journals.tcpstore.rebirth import LARGEST
+from reknit.adapters.journals.tcpstore.places import Places
+from reknit.adapters.journals.tcpstore.quorum import Lease, grace_s
+from reknit.adapters.journals.tcpstore.rebirth import LARGEST, first_fold
+from reknit.adapters.journals.tcpstore.young import is_veto, judged
 from reknit.adapters.ports import Batch, Refused
-from reknit.core.job.entries import Entry, Filler, Node
+from reknit.core.job.entries import Entry, Filler, Joined, Node, NodeId
 from reknit.core.job.job import Job
 from reknit.core.job.reasons import Refusal
 
@@ -38,7 +41,6 @@ _CHUNK = 512
 """Number of slots that are asked for in one request."""
 _FEW = 4
 """A reader folds up to this number of entries after a published fold itself, and does not wait for a newer fold."""
-_LARGEST = LARGEST
 _HOLE_S = 1.0
 """A hole is not filled before this time is over. Seconds."""
 _HOLE_ROUND_TRIPS = 3
@@ -71,6 +73,7 @@ class TCPStoreJournal:
         has_elders: bool = False,
         reads_only: bool = False,
         timeout_s: float = 5.0,
+        places: Places | None = None,
         on_slow: Callable[[float], None] = lambda _: None,
     ) -> None:
         """Does not connect yet.
@@ -81,6 +84,7 @@ class TCPStoreJournal:
         to found it again before it begins another one.
         `reads_only`: nothing in the store is made or changed.
         `timeout_s`: upper bound, in seconds, on the wait for one answer of a store that is not far away.
+        `places`: the endpoints, if there are two. None: `host` and `port` are the only one.
         `on_slow`: called by the thread that appends, with the number of seconds that the store took for an answer, when
         this is more than 0.25 s and more than before."""
         self._envelope = envelope
@@ -95,7 +99,10 @@ class TCPStoreJournal:
             has_elders=has_elders,
             reads_only=reads_only,
             timeout_s=timeout_s,
+            places=places,
         )
+        self._places = places
+        self._lease = Lease()
         self._slowest_s = _SLOW_S
         self._writing = threading.Lock()
         """Held while the connection of the role `writer` is in use."""
@@ -111,6 +118,8 @@ class TCPStoreJournal:
 
     def _append(self, token: str, entry: Entry) -> None:
         client, course = self._changing("writer")
+        if self._places is not None and isinstance(entry, Joined):
+            self._places.said(entry)
         while True:
             if course.taken is None or course.taken[0] != token:
                 course.taken = self._taken(client, course, token, entry)
@@ -153,7 +162,25 @@ class TCPStoreJournal:
         client, course = self._changing(role)
         nodes = (node, *watch)
         found = client.set_and_get(course.keys.beat(node), b"%d" % count, [course.keys.beat(n) for n in nodes])
+        if self._places is not None:
+            self._places.reached()
+            self._hold(client, course, self._places, node.id)
         return {n: number(value) for n, value in zip(nodes, found, strict=True)}
+
+    def _hold(self, client: Client, course: Course, places: Places, me: NodeId) -> None:
+        """Renew the lease of the store, if this agent hosts it and a quorum reaches it."""
+        if places.stores is None or not places.is_host:
+            return
+        memory = self._connections.memory
+        if memory is not None and memory.job.members:
+            asked = self._lease.asks(memory.job)
+            head, found = client.add_and_get(course.keys.head, 0, [course.keys.beat(node) for node in asked])
+            counts = {node: number(value) for node, value in zip(asked, found, strict=True)}
+            now = time.monotonic()
+            is_due = self._lease.is_due(memory.job, memory.position, head, counts, me, now)
+            if not is_due and now - course.begun_at > grace_s(memory.job.terms):
+                return
+        places.stores.renew()
 
     def _changing(self, role: str) -> tuple[Client, Course]:
         """A connection for a call that changes something."""
@@ -180,14 +207,21 @@ class TCPStoreJournal:
             position, records = self.records(after)
             return Batch(position, tuple(record.entry for _, record in records))
         client, course = self._connections.client("reader")
-        if not course.is_entered and course.life.name and after > course.life.position:
-            raise self._connections.left_behind()
-        if course.prefix is not None and after > course.prefix.position:
-            course.prefix = None
-        if fold := self._unpublished.take():
-            self.publish(*fold)
-        batch = self._read(client, course, after, wait_s, least)
+        if course.starts_over:
+            batch = self._base(client, course) if course.life.name else Batch(0, base=Job())
+            course.starts_over = False
+        else:
+            if not course.is_entered and course.life.name and after > course.life.position:
+                raise self._connections.left_behind()
+            if course.prefix is not None and after > course.prefix.position:
+                course.prefix = None
+            if fold := self._unpublished.take():
+                self.publish(*fold)
+            batch = self._read(client, course, after, wait_s, least)
         course.is_entered = True
+        if self._places is not None:
+            self._places.reached()
+            self._lease.note(batch.entries)
         course.seen = "" if course.prefix is None else course.prefix.seen
         return self._unpublished.found(batch, is_awaited=bool(course.claims))
 
@@ -232,12 +266,15 @@ class TCPStoreJournal:
         while True:
             records = records + self._fetched(client, course, after + len(records), head)
             if records:
-                entries = tuple(self._opened(course, record, after + i) for i, record in enumerate(records))
+                entries = tuple(self._opened(client, course, record, after + i) for i, record in enumerate(records))
                 return Batch(after + len(entries), entries)
             self._fill(client, course, after, head)
 
-    def _opened(self, course: Course, record: bytes, slot: int) -> Entry:
+    def _opened(self, client: Client, course: Course, record: bytes, slot: int) -> Entry:
         found, prefix = self._envelope.unwrap(record, course.life.place(slot)), course.prefix
+        if found is None and not course.life.name and is_veto(self._envelope, record, slot):
+            if judged(client, course.keys, self._envelope, slot + 1):
+                raise self._connections.made_way(client, course)
         if prefix is not None and slot >= prefix.position:
             if found is not None and prefix.contradicts(found.seen):
                 raise Refused(
@@ -290,7 +327,7 @@ class TCPStoreJournal:
         # other's fold. That only costs readers time.
         if digest and position > number(client.get(course.keys.fold_at)):
             record = self._envelope.wrap_job(position, job, digest)
-            if len(record) <= _LARGEST:
+            if len(record) < LARGEST:
                 client.set(course.keys.fold, record)
                 client.set(course.keys.fold_at, b"%d" % position)
         claims, course.claims = course.claims, set()
@@ -299,7 +336,7 @@ class TCPStoreJournal:
 
     def _base(self, client: Client, course: Course) -> Batch:
         """The fold that this life of the journal began with, or a later one."""
-        batch = self._unfolded(course, client.get(course.keys.fold), course.life.position - 1)
+        batch = self._unfolded(course, first_fold(client, course.keys), course.life.position - 1)
         if batch.base is None:
             raise Refused(
                 Refusal.IDENTITY,

@@ -4,6 +4,7 @@
     /reknit/<job>/header            what names this journal
     /reknit/<job>/pace              the longest round trip of any writer, in milliseconds
     /reknit/<job>/offers            how many agents have offered to found the journal again
+    /reknit/<job>/offer/<id>        the offer of one node, if the store may be at two endpoints
     /reknit/<job>/best              the offer of the agent that has read furthest
 
 The others belong to one life of the journal (`envelope.Life`). In its first life <life> is left out.
@@ -13,6 +14,8 @@ The others belong to one life of the journal (`envelope.Life`). In its first lif
     /reknit/<job>/<life>/beat/<inc>/<id>   a node's counter
     /reknit/<job>/<life>/fold              the fold of all entries before a position
     /reknit/<job>/<life>/fold-at           that position
+    /reknit/<job>/<life>/part/<n>          what follows if the fold with which the life begins is larger than 4 MiB; the
+                                           first part is in `fold`, and n counts from 1
     /reknit/<job>/<life>/claim/<n>         how many readers that are far behind have claimed to publish the next fold
                                            after the one that ends at n
     /reknit/<job>/<life>/done/<n>          set when one of these readers has done so
@@ -20,7 +23,7 @@ The others belong to one life of the journal (`envelope.Life`). In its first lif
 
 from __future__ import annotations
 
-from reknit.core.job.entries import Node
+from reknit.core.job.entries import Node, NodeId
 
 OWNER = "reknit/owner"
 
@@ -34,6 +37,9 @@ class Keys:
         self.pace = self.root + "pace"
         self.offers = self.root + "offers"
         self.best = self.root + "best"
+
+    def offer(self, node: NodeId) -> str:
+        return f"{self.root}offer/{node}"
 
     def of(self, life: str) -> LifeKeys:
         return LifeKeys(f"{self.root}{life}/" if life else self.root)
@@ -53,6 +59,9 @@ class LifeKeys:
 
     def beat(self, node: Node) -> str:
         return f"{self._root}beat/{node.incarnation}/{node.id}"
+
+    def part(self, number: int) -> str:
+        return f"{self._root}part/{number}"
 
     def claim(self, fold_at: int) -> str:
         return f"{self._root}claim/{fold_at}"
