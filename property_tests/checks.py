@@ -317,6 +317,7 @@ def may_stop(world: World, proc: Proc, command: StopWorkers) -> None:
     demand(command.round == agent.workers.round, "stop", f"{proc.name} stops another round's workers")
     is_noted = abs(agent.workers.kill_at - agent.at - command.grace_s) < SLACK
     demand(is_noted, "stop", f"{proc.name} has not noted when its workers are killed")
+    rhythm.has_a_fence(proc, why)
     most_s, signal = proc.spec.grace_s, SIGTERM if request is None else request.signal
     if request is not None and signal == SIGKILL:
         most_s = 0.0

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from reknit.core.agent.commands import Beat
 from reknit.core.agent.events import EntriesRead, Event, Woken
+from reknit.core.agent.reasons import CutOff, StopReason
 from reknit.core.job.entries import Node
 from reknit.core.job.job import Gathering, Job
 from reknit.core.text import codec
@@ -80,6 +81,12 @@ def _is_fenced_in_time(world: World, proc: Proc) -> None:
     wakes_at = agent.wakes_at
     ok = wakes_at is not None and proc.true(wakes_at) <= falls_at + SLACK
     demand(ok, "fence", f"{proc.name} sleeps over the fall of its fence at {falls_at:.2f}")
+
+
+def has_a_fence(proc: Proc, why: StopReason) -> None:
+    """Rule 15: without a fence, workers run through an outage of the store."""
+    ok = not isinstance(why, CutOff) or why.seconds == proc.spec.terms.fence_s
+    demand(ok, "fence", f"{proc.name} stops its workers for {why}, and its fence is {proc.spec.terms.fence_s}")
 
 
 def is_small(world: World, proc: Proc) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from attrs import evolve
 
 from reknit.core.agent.alive import late_s, takes_part
@@ -32,7 +33,7 @@ from .playbook import (
 
 PAIR = Terms(2, 2)
 ME, N1 = node("n0"), node("n1")
-LATE_S = late_s(folded(PAIR, joined("n0"), joined("n1")))
+LATE_S = 3 * PAIR.silence_s + 3 + 2 * 0.02
 
 
 def pair(**fields: float) -> Playbook:
@@ -197,3 +198,9 @@ def test_a_node_that_leaves_still_takes_part() -> None:
     playbook = pair() >> ask_to_leave() << Placeholder(StopWorkers) << Placeholder(Append) >> read(LastCall(9))
     assert playbook
     assert takes_part(playbook.agent)
+
+
+def test_what_is_late_is_a_sum() -> None:
+    """Three silence limits, a journal's waits, and the turn of each live node."""
+    assert late_s(folded(PAIR, joined("n0"), joined("n1"))) == pytest.approx(LATE_S)
+    assert late_s(Job()) == pytest.approx(3 * Job().terms.silence_s + 3)

@@ -25,6 +25,7 @@ from reknit.core.job.entries import (
     Left,
     Opened,
     RestartPolicy,
+    Steady,
     Terms,
 )
 
@@ -304,6 +305,16 @@ def test_the_next_epoch_waits_for_the_nodes_of_the_one_before() -> None:
     assert playbook >> read(Opened(terms, "x"), joined("n1"), joined("n2"), Aborted("because"))
     assert playbook.agent.wakes_at == 34.0
     assert playbook >> after(33.9) >> after(0.1) << Append(ANY(Opened, epoch=1))
+
+
+def test_each_agent_speaks_a_little_after_the_one_before() -> None:
+    """The second live node says that a round is steady only if the first has not."""
+    terms = evolve(TRIO, restarts=RestartPolicy(max_unspent=5))
+    playbook = playing("n0", terms, joined("n1"), joined("n2"))
+    assert playbook >> read(lost("n2", by="n1")) << ANY(StopWorkers) >> stopped() << ANY(Append)
+    assert playbook >> echo(joined("n1", 1)) << ANY(StartWorkers) >> up()
+    second = [*playbook.agent.job.live].index(node("n0").id)
+    assert playbook >> after(59.9 + 0.2 * second) >> after(0.2) << Append(ANY(Steady))
 
 
 def test_the_fence_falls_on_workers_only() -> None:

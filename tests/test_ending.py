@@ -9,7 +9,7 @@ from reknit.core.agent.reasons import JournalRefused, SignalReceived, TermsDiffe
 from reknit.core.agent.states import WorkerState
 from reknit.core.agent.workers import StartWorkers
 from reknit.core.job.entries import Aborted, Failed, Joined, Leaving, Left, Opened, RestartPolicy, Succeeded, Terms
-from reknit.core.job.reasons import AbortedByOperator, AllSucceeded, BudgetSpent, Refusal, WorkerFailed
+from reknit.core.job.reasons import AbortedByOperator, AllSucceeded, BudgetSpent, Refusal, TooFewNodes, WorkerFailed
 from reknit.core.job.restart import Sequel
 from reknit.core.job.workers import Assignment, WorkerRanks
 
@@ -197,6 +197,20 @@ def test_the_journals_host_may_be_told_to_leave_while_it_waits() -> None:
     """The job is over: SIGTERM during the wait for the others works at once."""
     playbook = succeeded(hosts_journal=True) >> read(Succeeded(N1, 0)) >> after(1) >> ask_to_leave() << Append(Left(ME))
     assert finishing(playbook).state is WorkerState.SUCCEEDED
+
+
+def test_a_request_in_the_moment_in_which_the_host_begins_to_wait_works_at_once() -> None:
+    """The request came when the job was over."""
+    playbook = succeeded(hosts_journal=True) >> read(Succeeded(N1, 0)) >> ask_to_leave() << Append(Left(ME))
+    assert finishing(playbook).state is WorkerState.SUCCEEDED
+
+
+def test_the_root_of_a_result_is_the_failure_that_the_job_blames() -> None:
+    """This node's report may not hold it. Without blame it is the first that is no echo."""
+    other, own = failure(0, message="broken pipe"), failure(1)
+    assert Result(WorkerState.FAILED, BudgetSpent(1, WorkerFailed(N1, own)), failures={0: other}).root == own
+    assert Result(WorkerState.FAILED, TooFewNodes(1, 2), failures={0: other, 1: own}).root == own
+    assert Result(WorkerState.STOPPED, AbortedByOperator("x")).root is None
 
 
 def test_nothing_follows_the_end() -> None:

@@ -13,7 +13,7 @@ from reknit.core.agent import reasons as own_reasons
 from reknit.core.agent import workers as own_workers
 from reknit.core.agent.agent import Pulse, Workers
 from reknit.core.job import entries, job, reasons, workers
-from reknit.core.job.entries import Joined, Lost, Node, NodeId
+from reknit.core.job.entries import FORMAT, Joined, Left, Lost, Node, NodeId, RestartPolicy, Terms
 from reknit.core.job.job import Job
 
 A, B = Node(NodeId("a")), Node(NodeId("b"), 1)
@@ -58,6 +58,17 @@ def test_a_default_mapping_cannot_be_changed(value: object, field: str) -> None:
     with pytest.raises(TypeError):
         getattr(value, field)["a"] = 1
     assert getattr(value, field) == {}
+
+
+def test_the_defaults_are_those_of_the_documentation() -> None:
+    """Users read them there, and two agents of one job must have the same."""
+    policy = RestartPolicy()
+    assert (policy.max_restarts, policy.max_unspent, policy.backoff_max_s, policy.steady_s) == (0, 1000, 60.0, 60.0)
+    terms = Terms()
+    assert (terms.min_nodes, terms.max_nodes, terms.join_timeout_s, terms.last_call_s) == (1, 1, 600.0, 30.0)
+    assert (terms.settle_s, terms.beat_s, terms.silence_s, terms.format) == (1.0, 1.0, 4.0, FORMAT)
+    ranks = workers.Assignment(0, 0, 1, 1, "trainer", 1, "host", 1, ())
+    assert (Joined(A, "x", 0, "host", 1).seen, Left(A).seen, ranks.restart_count, ranks.max_restarts) == (-1, -1, 0, 0)
 
 
 def test_values_can_be_pickled() -> None:

@@ -245,7 +245,7 @@ def test_an_accusation_is_said_again_only_after_a_while() -> None:
 def test_the_whole_story_is_told_of_a_few_failures_only() -> None:
     """A hundred tracebacks fit into no journal: etcd takes 1.5 MiB, and what cannot be said is never heard."""
     noise = [
-        evolve(failure(i, message="Connection reset by peer"), traceback="t" * 1900, stderr=("s" * 1000, "s" * 1000))
+        evolve(failure(i, message="Connection reset by peer"), traceback="t" * 1976, stderr=("s" * 1000, "s" * 1000))
         for i in range(9)
     ]
     cause = evolve(failure(9, message="ValueError: x"), traceback="t" * 32_000, stderr=("s",))

@@ -201,6 +201,13 @@ def test_one_that_comes_back_after_an_outage_still_spares_the_others() -> None:
     assert playbook.agent.pulse.spares_until == playbook.agent.at + RETURN_S + 2
 
 
+def test_one_whose_first_beats_were_not_answered_spares_the_others() -> None:
+    """Its own outage is all that it knows of the store."""
+    playbook = Playbook(an_agent(terms=Terms(1, 3))) >> start() >> read() << Placeholder(Append)
+    assert playbook >> echo() << Placeholder(Append) >> cut_off() >> after(7) << Placeholder(Append) >> read()
+    assert playbook.agent.pulse.spares_until == playbook.at + 7 + 2
+
+
 def test_silence_starts_anew_per_incarnation() -> None:
     """A node that has just come back must not inherit the silence of the one before."""
     playbook = pair() >> after(1) >> ack(n1=1) >> after(1) >> ack(n1=1) >> after(1) >> ack(n1=1)
@@ -273,6 +280,12 @@ def test_workers_run_through_a_gap() -> None:
     assert playbook
     assert playbook.agent.me == ME
     assert playbook.agent.workers.alive
+
+
+def test_a_node_is_fresh_until_its_fence_falls() -> None:
+    """Workers that start in this moment would be killed in the next."""
+    agent = playing("n0", evolve(PAIR, fence_s=2.0), joined("n1")).agent
+    assert [is_fresh(evolve(agent, at=at)) for at in (0.0, 1.9, 2.0)] == [True, True, False]
 
 
 def test_a_node_that_was_never_heard_is_not_fresh() -> None:

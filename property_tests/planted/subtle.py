@@ -189,6 +189,15 @@ SUBTLE = (
         "setup nodes=2 formed=2 min=1\nhang a\nfail b\nwait 25\nwait 25\nwait 25",
     ),
     Bug(
+        "outage-stops-workers",
+        15,
+        "agent.working._why_stop",
+        "    if agent.leaving is not None:\n",
+        "    if agent.outage is not None:\n        return CutOff(0.0)\n    if agent.leaving is not None:\n",
+        "fence",
+        "setup\noutage",
+    ),
+    Bug(
         "a-read-begins-the-wait-anew",
         15,
         "agent.identity.read",
