@@ -240,7 +240,7 @@ def _without_effect(given: Mapping[str, str], table: Table) -> Iterator[str]:
 # ---- the help text ----
 
 _DESCRIPTION = "Start the workers of a PyTorch job on this node, watch them, and restart the group when one fails."
-_EPILOG = "Every option can be given as a variable: PET_NPROC_PER_NODE=2 stands for --nproc-per-node=2."
+_EPILOG = "Every option may be given as a variable, for example PET_NPROC_PER_NODE=2."
 _EPILOG_ALL = (
     "Every option can be given as a variable: PET_NPROC_PER_NODE=2 stands for --nproc-per-node=2. A mask of --redirects"
     " and --tee may be given by local rank: 0:1,1:3. SCRIPT may be -, which is the standard input. Two variables have"

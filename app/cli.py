@@ -32,7 +32,10 @@ def main() -> int:
         return 1
     if os.path.basename(sys.argv[0]) == "torchrun":
         argv = ["run", *argv]  # a link with that name serves scripts that call torchrun and cannot be changed
-    verb = argv[0] if argv else "--help"
+    if not argv:
+        _show(_HELP, 2)
+        return 2
+    verb = argv[0]
     if verb in ("run", "prune"):
         _run(verb, argv[1:])
     elif verb == "keeper":  # not for users: `by_command` in adapters/keeper/start.py calls it on another host
@@ -55,11 +58,11 @@ def main() -> int:
     return 0
 
 
-def _show(text: str) -> None:
+def _show(text: str, fd: int = 1) -> None:
     try:
-        os.write(1, text.encode())
+        os.write(fd, text.encode())
     except OSError:
-        pass  # nobody reads stdout
+        pass  # nobody reads it
 
 
 def _run(verb: str, argv: list[str]) -> NoReturn:

@@ -16,7 +16,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, Never
 
 from attrs import evolve
 
@@ -76,6 +76,7 @@ def launch(
     grace_s: float = 30.0,
     hang_after_s: float | None = None,
     say: Callable[[str], None] | None = None,
+    **unknown: Never,
 ) -> dict[int, object]:
     """Run a function or a program on several workers, and wait until they have ended.
 
@@ -105,6 +106,7 @@ def launch(
     `CannotStart` if a limit of the machine is met. An exception in the calling thread, for example KeyboardInterrupt,
     kills the workers and is raised.
     """
+    _refuse_unknown(unknown)
     settings = _settings(
         entry, args, nproc, max_restarts, nodes, meeting, run_id, start_method, env, grace_s, hang_after_s
     )
@@ -130,12 +132,14 @@ async def launch_async(
     grace_s: float = 30.0,
     hang_after_s: float | None = None,
     say: Callable[[str], None] | None = None,
+    **unknown: Never,
 ) -> dict[int, object]:
     """`launch` as a coroutine. Arguments, value and errors are the same. If it is cancelled, the workers are killed.
 
     The event loop is not blocked, except while a function and its arguments are pickled for a start, and while the
     values are read.
     """
+    _refuse_unknown(unknown)
     settings = _settings(
         entry, args, nproc, max_restarts, nodes, meeting, run_id, start_method, env, grace_s, hang_after_s
     )
@@ -207,6 +211,14 @@ def _settings(
         )
     except ValueError as error:
         raise ValueError(_translated(str(error))) from None
+
+
+def _refuse_unknown(unknown: Mapping[str, object]) -> None:
+    """Raises `TypeError`, as Python does for an unknown keyword, and lists the keywords. People who know torchrun try
+    the names of its options."""
+    for name in unknown:
+        known = ", ".join(launch.__kwdefaults__ or ())
+        raise TypeError(f"launch() got an unexpected keyword argument {name!r}; its keywords are {known}")
 
 
 _PARAMETERS = {"local_world_size": "nproc", "min_nodes": "nodes", "max_nodes": "nodes"}

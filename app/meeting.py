@@ -80,6 +80,8 @@ def judged(parsed: Parsed, environ: Mapping[str, str], nodes: tuple[int, int], r
 def kept(parsed: Parsed, environ: Mapping[str, str]) -> Meeting:
     """Where journals are kept after the end of their jobs. Raises `UsageError`."""
     backend = parsed["rdzv-backend"]
+    if not backend:
+        raise UsageError("reknit prune needs --rdzv-backend=etcd or --rdzv-backend=file")
     if backend not in ("etcd", "file"):
         raise UsageError(f"{parsed.spelled('rdzv-backend')}: etcd or file expected")
     return _meeting(parsed, _Conf(parsed), environ, backend, backend)

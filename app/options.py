@@ -73,7 +73,7 @@ OPTIONS = (
     _rare("virtual-local-rank", "give each worker one GPU, as its device 0: LOCAL_RANK is 0 for all"),
     Option(
         "max-restarts",
-        "failures that the job survives (N/S: options.md)",
+        "failures that the job survives. N/S: a round of S seconds gives them back",
         "N",
         "0",
         readers.restarts,
@@ -96,7 +96,7 @@ OPTIONS = (
         readers.signals,
         group=_END,
     ),
-    Option("log-dir", "folder for the files of --redirects and --tee", "DIR", group=_OUTPUT),
+    Option("log-dir", "folder for the workers' error files and output files", "DIR", group=_OUTPUT),
     Option(
         "redirects", "output to files only: 1 stdout, 2 stderr, 3 both", "N", "0", readers.masks, "r", group=_OUTPUT
     ),
@@ -104,7 +104,7 @@ OPTIONS = (
     Option(
         "local-ranks-filter",
         "show the output of these local ranks only: 0,2",
-        "RANKS",
+        "N,N",
         "",
         readers.ranks,
         group=_OUTPUT,
@@ -137,7 +137,7 @@ OPTIONS = (
     _many("rdzv-backend", "where nodes meet: static, c10d, file or etcd", "NAME", "static"),
     _many("rdzv-endpoint", "HOST[:PORT] of the store, or a shared folder", "PLACE"),
     Option("rdzv-id", "name of the job, the same on all nodes", "ID", group=_MANY),
-    _many("rdzv-conf", "time limits: join_timeout, last_call_timeout, …", "K=V,K=V"),
+    _many("rdzv-conf", "time limits, is_host, group, TLS and user of etcd", "K=V,K=V"),
     _many("master-addr", "static: host at which nodes meet", "HOST", "127.0.0.1"),
     Option(
         "master-port",

@@ -98,6 +98,10 @@ def _for_one(parsed: Parsed, fields: dict[str, Any], notices: tuple[str, ...], r
     is_static = parsed["rdzv-backend"] == "static" and not (parsed["standalone"] or parsed["rdzv-endpoint"])
     if parsed["node-rank"] and is_static:
         raise UsageError(f"{parsed.spelled('node-rank')}: with one node it is 0")
+    if "rdzv-backend" in parsed.given and not parsed["standalone"]:
+        from .meeting import check_backend
+
+        check_backend(parsed)
     master_port = parsed["master-port"] if is_static and "master-port" in parsed.given else 0
     unused = [parsed.given[o.name] for o in OPTIONS if o.only_for_many and o.name in parsed.given]
     if parsed["nnodes"][1] > 1:
@@ -253,8 +257,11 @@ def _executable(what: str, program: str) -> None:
     """Raises `UsageError` if the program cannot be executed. Otherwise every round would fail, and be restarted."""
     folders = [""] if "/" in program else os.get_exec_path()
     found = [path for path in (os.path.join(folder, program) for folder in folders) if os.path.isfile(path)]
+    if not found and "/" not in program:
+        advice = f"; did you mean ./{program}?" if os.path.isfile(program) else ""
+        raise UsageError(f"{what} {program} does not exist in PATH{advice}")
     if not found:
-        raise UsageError(f"{what} {program} does not exist" + ("" if "/" in program else " in PATH"))
+        raise UsageError(f"{what} {program} does not exist")
     runnable = [path for path in found if os.access(path, os.X_OK)]
     if not runnable:
         raise UsageError(f"{what} {program} cannot be executed: no permission")
@@ -300,6 +307,8 @@ def _without_meaning(parsed: Parsed, workers: int) -> Iterator[str]:
     if others := sorted(parsed["local-ranks-filter"] - set(range(workers))):
         listed = ", ".join(map(str, others))
         yield f"{parsed.spelled('local-ranks-filter')}: no worker of this node has local rank {listed}"
+    if parsed["log-dir"] not in ("", os.devnull) and not (parsed["redirects"] or parsed["tee"]):
+        yield f"{parsed.spelled('log-dir')}: only error files go there; --redirects and --tee write the output there"
 
 
 def _without_watchdog(environ: Mapping[str, str]) -> Iterator[str]:

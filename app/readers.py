@@ -36,16 +36,17 @@ def whole(least: int, most: int | None = None) -> Callable[[str], int]:
 
 
 def restarts(value: str) -> dict[str, Any]:
-    """Fields of `RestartPolicy`: `3`, or `3/steady`, or `3/600` if a round is steady after 600 seconds."""
+    """Fields of `RestartPolicy`: `3`, or `3/steady`, or `3/600` or `3/10m` if a round is steady after 600 seconds."""
     count, slash, steady = value.partition("/")
-    policy: dict[str, Any] = {"max_restarts": whole(0)(count)}
-    if slash:
-        policy["renews"] = True
-    if slash and steady != "steady":
-        try:
-            policy["steady_s"] = seconds(steady)
-        except ValueError:
-            raise ValueError("N, N/steady or N/SECONDS expected") from None
+    try:
+        policy: dict[str, Any] = {"max_restarts": int(count)}
+        if slash:
+            policy["renews"] = True
+        if slash and steady != "steady":
+            policy["steady_s"] = _duration(steady)
+    except ValueError:
+        raise ValueError("N, N/steady or N/TIME expected, for example 3/600 or 3/10m") from None
+    _within(policy["max_restarts"], 0, None)
     return policy
 
 
@@ -121,12 +122,21 @@ _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
 
 def age(value: str) -> float:
-    """Seconds, from `90`, `90s`, `30m`, `12h` or `7d`."""
-    unit = value[-1:] if value[-1:] in _UNITS else ""
+    """Seconds, from `90s`, `30m`, `12h` or `7d`. A number without a unit is refused, except 0: somebody who writes 7
+    means days, and 7 seconds would remove nearly every job."""
     try:
-        return seconds(value.removesuffix(unit)) * _UNITS.get(unit, 1)
+        age_s = _duration(value)
     except ValueError:
         raise ValueError("a time such as 90s, 30m, 12h or 7d expected") from None
+    if age_s and value[-1] not in _UNITS:
+        raise ValueError("a unit is missing: s, m, h or d, for example 7d")
+    return age_s
+
+
+def _duration(value: str) -> float:
+    """Seconds, from `90`, `90s`, `30m`, `12h` or `7d`."""
+    unit = value[-1:] if value[-1:] in _UNITS else ""
+    return seconds(value.removesuffix(unit)) * _UNITS.get(unit, 1)
 
 
 def seconds_from(least: float, most: float) -> Callable[[str], float]:

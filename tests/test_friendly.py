@@ -174,6 +174,13 @@ def test_a_wrong_argument_is_named(entry: Any, more: dict[str, Any], said: str) 
 # ---- where it is called ----
 
 
+def test_an_unknown_keyword_is_refused_with_the_known_ones() -> None:
+    """Python's own message would leave people who know torchrun without a hint."""
+    for call in (launch, lambda *args, **more: asyncio.run(launch_async(*args, **more))):
+        with pytest.raises(TypeError, match=r"argument 'nproc_per_node'; its keywords are nproc, max_"):
+            call(print, nproc_per_node=2)
+
+
 @pytest.mark.parametrize("start_method", START_METHODS)
 def test_the_output_goes_to_the_programs_own_objects(start_method: str) -> None:
     """A notebook has replaced `sys.stdout`. All that workers have written is there when the call returns, in whole

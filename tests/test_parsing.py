@@ -114,7 +114,21 @@ def test_what_is_for_many_nodes_is_accepted_and_said_to_do_nothing() -> None:
     assert refused("--node-rank=1") == "--node-rank=1: with one node it is 0"
     assert notices("--standalone", "--node-rank=1") == ("--node-rank: without effect for one node",)
     assert notices("--standalone", "--nnodes=1:2") == ("--nnodes: without effect for one node",)
-    assert config("--nnodes=1", "--rdzv-backend=bogus", "--rdzv-endpoint=x:0").meeting is None
+    assert config("--nnodes=1", "--rdzv-backend=file", "--rdzv-endpoint=x:0").meeting is None
+
+
+def test_a_misspelt_backend_is_refused_with_one_node_as_well() -> None:
+    """The user finds the typing error before the job grows. As in torchrun, --standalone ignores the backend."""
+    expected = "--rdzv-backend=etc: static, c10d, file or etcd expected"
+    assert refused("--rdzv-backend=etc") == refused("--rdzv-backend=etc", "--nnodes=2") == expected
+    assert notices("--standalone", "--rdzv-backend=etc") == ("--rdzv-backend: without effect for one node",)
+
+
+def test_a_log_folder_without_output_files_holds_error_files_alone() -> None:
+    """Somebody who gives --log-dir usually looks for the output there."""
+    line = "--log-dir=logs: only error files go there; --redirects and --tee write the output there"
+    assert notices("--log-dir=logs") == (line,)
+    assert notices("--log-dir=logs", "--tee=3") == notices("--log-dir=/dev/null") == ()
 
 
 def test_the_master_port_of_one_node() -> None:
@@ -217,8 +231,13 @@ def test_several_nodes_have_a_rendezvous() -> None:
         ("--nproc-per-node=1.5", "--nproc-per-node=1.5: a number, cpu, gpu, xpu or auto expected"),
         ("--nproc-per-node=1000000000", "--nproc-per-node=1000000000: must be at most 10000"),
         ("--max-restarts=-1", "--max-restarts=-1: must be at least 0"),
-        ("--max-restarts=", "--max-restarts=: a whole number expected"),
-        ("--max-restarts=1e3", "--max-restarts=1e3: a whole number expected"),
+        *(
+            (
+                f"--max-restarts={text}",
+                f"--max-restarts={text}: N, N/steady or N/TIME expected, for example 3/600 or 3/10m",
+            )
+            for text in ("", "1e3", "steady", "3/", "3/soon", "3/-1", "3/10w")
+        ),
         ("--shutdown-timeout=-1", "--shutdown-timeout=-1: 0 or more seconds expected"),
         ("--shutdown-timeout=nan", "--shutdown-timeout=nan: 0 or more seconds expected"),
         ("--shutdown-timeout=inf", "--shutdown-timeout=inf: 0 or more seconds expected"),
@@ -271,6 +290,7 @@ def test_a_program_that_cannot_be_executed(script: Path) -> None:
     assert refused("--no-python", "./none", "s.py") == "script ./none does not exist"
     assert refused("--no-python", "no-such-program", "s.py") == "script no-such-program does not exist in PATH"
     assert refused("--no-python", "/", "s.py") == "script / does not exist"
+    assert refused("--no-python", "s.py") == "script s.py does not exist in PATH; did you mean ./s.py?"
     assert refused(PYTHON_EXEC="/no/python") == "PYTHON_EXEC: /no/python does not exist"
     assert refused(PYTHON_EXEC="./s.py") == "PYTHON_EXEC: ./s.py cannot be executed: no permission"
     script.chmod(0o755)
@@ -312,7 +332,7 @@ def test_any_value_is_taken_or_refused_by_name(name: str, value: str) -> None:
         (["--nproc-per-node=0", "s.py"], {}, "--nproc-per-node=0: must be at least 1"),
         (["s.py"], {"PYTHON_EXEC": "/no/python"}, "PYTHON_EXEC: /no/python does not exist"),
         (["s.py"], {"PET_MODULE": "x"}, "PET_MODULE=x: 0 or 1 expected"),
-        (["--log-dir=s.py", "s.py"], {}, "--log-dir=s.py: Not a directory"),
+        (["--log-dir=s.py", "--tee=3", "s.py"], {}, "--log-dir=s.py: Not a directory"),
     ],
 )
 def test_a_refusal_is_one_line(tmp_path: Path, argv: list[str], env: dict[str, str], message: str) -> None:
@@ -346,5 +366,5 @@ def test_a_folder_that_has_been_deleted(tmp_path: Path, script: Path) -> None:
     status, job = run(tmp_path, *from_gone(REKNIT, "run", str(script)))
     assert (status, job.out) == (0, "ran\n"), job.err
     gone.mkdir()
-    said = refusal(tmp_path, *from_gone(REKNIT, "run", "--log-dir=logs", str(script)))
+    said = refusal(tmp_path, *from_gone(REKNIT, "run", "--log-dir=logs", "--tee=3", str(script)))
     assert said == "--log-dir=logs: No such file or directory"

@@ -112,7 +112,7 @@ def test_jobs_that_ended_long_ago_are_removed(store: Etcd, journal: Make, capfd:
     assert Pruned(store, capfd, "--older-than=0", "--rdzv-id=a-b").lines == [
         "job a-b: aborted, last entry 24h ago: removed"
     ]
-    assert Pruned(store, capfd, "--rdzv-id=a-b").lines[0].startswith("a-b: not found at ")
+    assert Pruned(store, capfd, "--rdzv-id=a-b").lines[0].startswith("no job a-b at ")
 
 
 def test_a_job_that_never_ended_is_removed_when_nobody_lives(
@@ -201,10 +201,11 @@ def test_a_long_journal_is_read_and_removed_whole(store: Etcd, journal: Make, mo
 def test_what_cannot_be_done_is_one_line(store: Etcd, capfd: pytest.CaptureFixture[str]) -> None:
     """A job of a scheduler shows a status of its own for each."""
     for argv, status, line in (
-        ([], 2, "--rdzv-backend=: etcd or file expected"),
+        ([], 2, "reknit prune needs --rdzv-backend=etcd or --rdzv-backend=file"),
         (["--rdzv-backend=c10d", "--rdzv-endpoint=h"], 2, "--rdzv-backend=c10d: etcd or file expected"),
         (["--rdzv-backend=etcd", "--rdzv-endpoint=h", "j"], 2, "reknit prune takes options only, and not j"),
         (["--older-than=7w"], 2, "--older-than=7w: a time such as 90s, 30m, 12h or 7d expected"),
+        (["--older-than=7"], 2, "--older-than=7: a unit is missing: s, m, h or d, for example 7d"),
         (["--nnodes=2"], 2, "unknown option --nnodes; see reknit prune --help"),
         (
             ["--rdzv-backend=etcd", "--rdzv-endpoint=127.0.0.1:1"],
@@ -226,7 +227,7 @@ def test_the_user_of_etcd_needs_all_keys_or_those_of_the_job(tmp_path: Path, cap
         login = {"REKNIT_RDZV_PASSWORD": "secret"}
         assert Pruned(server, capfd, "--rdzv-conf=user=train", environ=login).status == 69
         own = Pruned(server, capfd, "--rdzv-conf=user=train", "--rdzv-id=j", environ=login)
-        assert (own.status, own.lines[0].startswith("j: not found at ")) == (0, True)
+        assert (own.status, own.lines[0].startswith("no job j at ")) == (0, True)
 
 
 def test_the_command_removes_what_a_job_has_left(tmp_path: Path, store: Etcd) -> None:
@@ -282,4 +283,4 @@ def test_a_folder_is_cleared_in_the_same_words(tmp_path: Path, capfd: pytest.Cap
         assert prune([*place, *more], {}) == 0
         assert without_age(capfd.readouterr().out) == f"job j: aborted: {said}\n"
     assert prune(place, {}) == 0
-    assert capfd.readouterr().out == f"nothing: not found at {tmp_path}\n"
+    assert capfd.readouterr().out == f"no jobs at {tmp_path}\n"

@@ -15,6 +15,8 @@ from reknit.app import readers
 
 READERS: list[Callable[[str], Any]] = [
     readers.whole(0, 10),
+    readers.restarts,
+    readers.age,
     readers.optional(readers.whole(0)),
     readers.workers(10),
     readers.nodes,
@@ -43,6 +45,10 @@ def test_any_text_is_read_or_refused(read: Callable[[str], Any], text: str) -> N
         (readers.restarts, "3", {"max_restarts": 3}),
         (readers.restarts, "3/steady", {"max_restarts": 3, "renews": True}),
         (readers.restarts, "3/600", {"max_restarts": 3, "renews": True, "steady_s": 600.0}),
+        (readers.restarts, "3/10m", {"max_restarts": 3, "renews": True, "steady_s": 600.0}),
+        (readers.age, "12h", 43200.0),
+        (readers.age, "0", 0.0),
+        (readers.age, "0s", 0.0),
         (readers.optional(readers.whole(0)), "", None),
         (readers.workers(10), "auto", "auto"),
         (readers.workers(10), "2", 2),

@@ -102,7 +102,7 @@ def _pruned(shelf: Shelf, parsed: Parsed, wait: Callable[[float], None]) -> Iter
     older_s, now = parsed["older-than"], time.time()
     jobs = shelf.jobs()
     if not jobs:
-        yield f"{parsed['rdzv-id'] or 'nothing'}: not found at {parsed['rdzv-endpoint']}"
+        yield f"no {'job ' + only if (only := parsed['rdzv-id']) else 'jobs'} at {parsed['rdzv-endpoint']}"
     silent = []
     for stored in map(shelf.look, jobs):
         if why := _kept_because(stored, now, older_s, is_abandoned_too=parsed["abandoned"]):
