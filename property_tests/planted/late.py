@@ -170,6 +170,15 @@ LATE = (
         "setup nodes=2 formed=2 budget=0 sizes=2\nlose a\nfail a\nwait 2",
     ),
     Bug(
+        "first-hung-is-blamed",
+        14,
+        "job.restart.root_cause_of",
+        "furthest_behind(failures) if isinstance(first.cause, NoProgress) else first",
+        "first",
+        "S5",
+        "setup nodes=2 formed=2 budget=0 sizes=2 seed=1\nfreeze a\nwait 2",
+    ),
+    Bug(
         "echo-is-not-held",
         14,
         "agent.working.is_held",
