@@ -109,11 +109,20 @@ LATE = (
     Bug(
         "host-cannot-be-hurried",
         12,
-        "agent.hosting.is_serving",
-        "if is_told_again or",
-        "if",
+        "agent.hosting._came_late",
+        "request.at > waits_since",
+        "False",
         "L1",
         "setup host=yes\nstop a\nwait 7\nstop a",
+    ),
+    Bug(
+        "impatience-ends-the-store",
+        12,
+        "agent.hosting._came_late",
+        "waits_since is not None and request.at > waits_since",
+        "request.count > 1",
+        "host",
+        "setup host=yes\nslow a\nstop a\nwait 1\nstop a",
     ),
     Bug(
         "dead-guests-are-served",
