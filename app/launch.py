@@ -125,7 +125,7 @@ class Running:
             raise
 
     def _own_observers(self, settings: Settings, wired: Wired, say: Callable[[str], None]) -> list[Observer]:
-        reporter = Reporter(say, verbose=settings.verbose)
+        reporter = Reporter(say, verbose=settings.verbose, names_options=False)
         if settings.event_handler == NO_EVENTS:
             return [reporter]
         from .recording import Recording

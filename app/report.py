@@ -32,11 +32,13 @@ PREFIX = "reknit: "
 
 
 class Reporter:
-    """An observer that shows the agent's decisions. With `verbose`, it shows every event and command as well."""
+    """An observer that shows the agent's decisions. With `verbose`, it shows every event and command as well.
+    `names_options`: as for `final_lines`."""
 
-    def __init__(self, say: Say, *, verbose: bool) -> None:
+    def __init__(self, say: Say, *, verbose: bool, names_options: bool = True) -> None:
         self._say = say
         self._verbose = verbose
+        self._names_options = names_options
 
     def __call__(self, before: Agent, event: Event, after: Agent, commands: Sequence[Command]) -> None:
         # Imported after the first workers were started, so that they do not wait for it.
@@ -46,6 +48,9 @@ class Reporter:
             self._say(f"{PREFIX}{event.at:.3f} << {_cut(repr(event))}")
             for command in commands:
                 self._say(f"{PREFIX}{event.at:.3f} >> {command_text(command)}")
+        if isinstance(after.end, own.TermsDiffer) and before.end is None and after.result is None:
+            # The host of the store stays for the other nodes. Its last lines, which tell this again, come much later.
+            self._say(PREFIX + _outside_text(after.end, names_options=self._names_options))
         for line in decisions(before, after, commands):
             self._say(PREFIX + line)
 
@@ -138,12 +143,8 @@ def _ending(result: Result, restarts: int, *, is_alone: bool, names_options: boo
     if isinstance(result.why, own.AlreadyFinished):
         yield "the job had succeeded before this node came: nothing was run"
         return
-    if isinstance(result.why, own.TermsDiffer):
-        text = _terms_text(result.why) if names_options else reason_text(result.why)
-        yield f"this node cannot take part: {text}"
-        return
-    if isinstance(result.why, own.JournalRefused | own.Replaced):
-        yield f"this node cannot take part: {reason_text(result.why)}"
+    if isinstance(result.why, own.TermsDiffer | own.JournalRefused | own.Replaced):
+        yield _outside_text(result.why, names_options=names_options)
         return
     if isinstance(result.why, own.StoreLost):
         yield f"this node has given up: {reason_text(result.why)}"
@@ -185,11 +186,13 @@ _TERMS = {
 """By term: the option or the key of --rdzv-conf that sets it."""
 
 
-def _terms_text(why: own.TermsDiffer) -> str:
-    listed = "; ".join(
-        f"{_TERMS.get(name, name)}: {theirs} there, {ours} here" for name, theirs, ours in why.differences
-    )
-    return f"the job runs on other terms: {listed}"
+def _outside_text(why: own.TermsDiffer | own.JournalRefused | own.Replaced, *, names_options: bool) -> str:
+    from reknit.core.text.describe import reason_text, terms_text
+
+    text = reason_text(why)
+    if isinstance(why, own.TermsDiffer):
+        text = terms_text(why, _TERMS if names_options else {}) + "; start it again with the job's values"
+    return f"this node cannot take part: {text}"
 
 
 def _details(failure: WorkerFailure, node: str) -> Iterator[str]:

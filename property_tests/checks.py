@@ -45,7 +45,7 @@ from reknit.core.job.entries import Admit, Entry, Failed, Joined, Leaving, Left,
 from reknit.core.job.job import Closed, Gathering, Job, Running, Unopened, Verdict
 from reknit.core.job.reasons import BudgetSpent, Unstable, WorkerFailed
 from reknit.core.job.restart import ECHOES, Sequel
-from reknit.core.job.workers import WorkerFailure
+from reknit.core.job.workers import NoProgress, WorkerFailure
 
 from . import ends, meaning, prompt, results, rhythm
 from .hosts import Proc, Violation, demand
@@ -495,7 +495,12 @@ def closed(world: World, job: Job, before: Job) -> None:
     if isinstance(outcome.why, BudgetSpent):
         texts = [w.message for f in outcome.failures for w in f.failures]
         own = [t for t in texts if not any(e in t.lower() for e in ECHOES)]
-        demand(not own or outcome.why.root.failure.message in own, "S5", "an echo is blamed")
+        root = outcome.why.root.failure
+        demand(not own or root.message in own, "S5", "an echo is blamed")
+        if isinstance(root.cause, NoProgress):
+            causes = [w.cause for f in outcome.failures for w in f.failures]
+            least = min(cause.step or 0 for cause in causes if isinstance(cause, NoProgress))
+            demand(root.cause.step == least, "S5", "a worker is blamed that waits for another")
         earned = {g.key for g in world.blows if g.epoch == job.epoch}
         ok = world.setup.fence or len(earned) > outcome.why.max_restarts
         demand(ok, "S4", f"the budget of {outcome.why.max_restarts} was spent on {len(earned)} failures")

@@ -6,9 +6,11 @@ from typing import TYPE_CHECKING
 
 from reknit.core.agent.agent import Agent
 from reknit.core.agent.commands import SIGKILL
+from reknit.core.agent.events import StopRequested
 from reknit.core.agent.hosting import DEAD
 from reknit.core.agent.reasons import JournalRefused, Replaced, StoreLost, TermsDiffer
 from reknit.core.agent.step import step
+from reknit.core.agent.workers import WorkersStopped
 from reknit.core.job.entries import Node
 from reknit.core.job.fold import fold_all
 from reknit.core.job.job import Job, Outcome
@@ -40,12 +42,19 @@ def host_ends(world: World, proc: Proc) -> None:
 def is_serving(world: World, proc: Proc) -> bool:
     """The journal's host must leave the job, and the others still live by it.
 
-    It was told to, once and before the end of the job, or cannot stop its workers, or has no part in the job.
+    It was told to before the end of the job, and not again since its workers are gone. Or it cannot stop its workers,
+    or has no part in the job.
     """
     request, is_out = proc.agent.leaving, isinstance(proc.agent.end, Replaced | TermsDiffer)
     if not proc.spec.hosts_journal or (request is None and not proc.agent.workers.stuck and not is_out):
         return False
-    if request is not None and (is_out or request.count > 1 or request.latest == SIGKILL):
+    if request is not None and (is_out or request.latest == SIGKILL):
+        return False
+    told = [traced.event.at for traced in proc.trace if isinstance(traced.event, StopRequested)]
+    gone = [traced.event.at for traced in proc.trace if isinstance(traced.event, WorkersStopped)]
+    # A request that comes while workers are being stopped is about the workers.
+    began = gone if proc.agent.workers.stuck else gone + told[:1]
+    if request is not None and not proc.agent.workers.alive and request.at > max(began):
         return False
     if request is not None and proc.learned_at is not None and proc.told_at >= proc.learned_at:
         return False

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from reknit.core.job import entries as said
 from reknit.core.job.entries import Admission, Entry, Joined, Node, NodeId, RestartPolicy, Terms
-from reknit.core.job.workers import WorkerFailure
+from reknit.core.job.workers import NoProgress, WorkerFailure
 
 from .oracle import Oracle
 
@@ -115,8 +115,15 @@ class _Writer:
 
     def failed(self) -> Entry:
         node, dice = self.member(), self.dice
-        failures = [WorkerFailure(i, i, 1, message=dice.choice(MESSAGES)) for i in range(dice.choice((1, 1, 2, 0)))]
+        count = dice.choice((1, 1, 2, 0))
+        failures = [WorkerFailure(i, i, 1, message=dice.choice(MESSAGES), cause=self.cause()) for i in range(count)]
         return said.Failed(node, self.worked, tuple(failures))
+
+    def cause(self) -> NoProgress | None:
+        if self.dice.randrange(3):
+            return None
+        step = self.dice.choice((None, 0, 1, 2, 2))
+        return NoProgress(self.dice.choice((29.5, 30.0)), step, step is None and self.dice.randrange(2) == 0)
 
     def succeeded(self) -> Entry:
         return said.Succeeded(self.member(), self.worked)

@@ -7,6 +7,7 @@ from reknit.core.job.job import Closed, Gathering, Job, Running, Unopened, admis
 from reknit.core.job.memory import EPOCHS
 from reknit.core.job.reasons import BudgetSpent
 from reknit.core.job.restart import ECHOES, Cost, cost
+from reknit.core.job.workers import NoProgress, WorkerFailure
 
 from .hosts import demand
 from .oracle import Oracle
@@ -98,6 +99,19 @@ def _same_end(job: Job, oracle: Oracle) -> None:
     demand(outcome.failures == tuple(oracle.reports), "S5", f"failures {outcome.failures}, not {oracle.reports}")
     if isinstance(outcome.why, BudgetSpent):
         all_ = [(report.node, failure) for report in oracle.reports for failure in report.failures]
-        own = [pair for pair in all_ if not any(echo in pair[1].message.lower() for echo in ECHOES)]
+        own = [pair for pair in all_ if pair[1].cause or not any(e in pair[1].message.lower() for e in ECHOES)]
+        cause = (own or all_)[0]
+        if isinstance(cause[1].cause, NoProgress):
+            cause = _last_of([pair for pair in all_ if isinstance(pair[1].cause, NoProgress)])
         blamed = outcome.why.root.node, outcome.why.root.failure
-        demand(blamed == (own or all_)[0], "S5", f"{blamed} is blamed, not {(own or all_)[0]}")
+        demand(blamed == cause, "S5", f"{blamed} is blamed, not {cause}")
+
+
+def _last_of(hung: list[tuple[Node, WorkerFailure]]) -> tuple[Node, WorkerFailure]:
+    """The one of these workers without progress that the others must be waiting for."""
+    causes = [failure.cause for _, failure in hung if isinstance(failure.cause, NoProgress)]
+    steps = [-1 if cause.since_start else cause.step for cause in causes]
+    low = min((step for step in steps if step is not None), default=None)
+    behind = [i for i, step in enumerate(steps) if None in steps or step == low]
+    longest = max(causes[i].for_s for i in behind)
+    return next(hung[i] for i in behind if causes[i].for_s == longest)

@@ -168,6 +168,7 @@ MOVES: dict[str, Callable[[World, int], None]] = {
     "start": _start,
     "crash": _each(lambda world, proc: world.kill(proc)),
     "fail": _each(staff.fail),
+    "freeze": _each(staff.freeze),
     "succeed": _each(lambda world, proc: staff.succeed(world, proc, proc.group)),
     "part": _each(lambda world, proc: staff.succeed(world, proc, proc.group, 1)),
     "suspend": _each(lambda _, proc: faults.suspend(proc)),

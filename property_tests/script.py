@@ -109,6 +109,7 @@ NODE_MOVES = (
     "start",  # an agent on a host that has none: a newcomer, or one that comes back
     "crash",  # SIGKILL of the agent; its workers die within a moment
     "fail",  # a worker raises
+    "freeze",  # all workers of its round hang
     "succeed",  # all workers of the node exit with 0
     "part",  # one worker of the node exits with 0
     "suspend",

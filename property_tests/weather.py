@@ -38,6 +38,7 @@ KINDS: tuple[tuple[str, ...], ...] = (
     ("lose", "lag", "again"),
     ("suspend", "lag", "resume", "crash", "start"),
     ("abort", "start"),
+    ("freeze", "freeze", "fail"),
 )
 assert {m for kind in KINDS for m in kind} >= set(NODE_MOVES), "a move that no weather makes is never made"
 

@@ -260,7 +260,9 @@ SENTENCES = {
     own.CutOff(1.5): "the store has acknowledged no beat of this node for 1.5 s (--fence-after)",
     own.StoreLost("refused"): "the journal cannot be reached: refused",
     own.JournalRefused(reasons.Refusal.SECRET, "signed with another secret"): "signed with another secret",
-    own.TermsDiffer((("max_nodes", "2", "3"),)): "the job runs on other terms: max_nodes: 2 there, 3 here",
+    own.TermsDiffer((("max_nodes", "2", "3"),), node("n1")): (
+        "the job runs on other terms: max_nodes: 2 there, 3 here (node n1 began the job)"
+    ),
     own.AlreadyFinished(): "the job has already finished",
     own.CannotStop((7, 8)): "processes of this node survive SIGKILL: 7, 8",
 }

@@ -265,6 +265,16 @@ def test_a_host_that_is_told_twice_ends_at_once() -> None:
     assert finishing(told_host() >> after(1) >> ask_to_leave()).why == SignalReceived(15)
 
 
+def test_a_host_whose_workers_are_hurried_serves_on() -> None:
+    """Whoever is impatient with the workers of this node does not mean the other nodes."""
+    playbook = playing("n0", Terms(1, 3), joined("n1"), hosts_journal=True) >> ask_to_leave() << ANY(StopWorkers)
+    assert playbook << Append(Leaving(ME)) >> after(0.6) >> ask_to_leave() << ANY(StopWorkers) >> after(0.6)
+    assert playbook >> ask_to_leave() << ANY(StopWorkers) >> stopped() << Append(Left(ME)) >> echo(joined("n1", 1))
+    assert playbook >> after(1) >> ack(n1=1)
+    assert playbook.agent.result is None
+    assert finishing(playbook >> after(1) >> ask_to_leave()).why == SignalReceived(15)
+
+
 def test_a_host_whose_last_guests_fell_silent_ends() -> None:
     """Nobody is left who could call the last one lost: without this it would serve the dead for ever."""
     playbook = told_host()

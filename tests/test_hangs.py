@@ -92,7 +92,7 @@ def test_workers_that_stop_at_nearly_the_same_time_hang_together(clock: Clock) -
     for rank, at in enumerate((5.0, 5.9, 6.1)):
         three.write(BEGIN + at, rank=rank)
     three.found(BEGIN + LIMIT)
-    assert three.found(BEGIN + 5 + LIMIT).keys() == {0, 1}
+    assert three.found(BEGIN + 5 + LIMIT) == {0: NoProgress(LIMIT, 0), 1: NoProgress(LIMIT - 0.9, 0)}
     assert three.hangs.wakes_at == BEGIN + 6.1 + LIMIT
     three.close()
 
@@ -106,7 +106,8 @@ def test_who_hangs_when_the_round_is_stopped(clock: Clock) -> None:
     now = BEGIN + LIMIT + 2.9
     assert three.found(now) == {}
     assert dict(three.hangs.found(now, is_last=True)) == {
-        three.leaders[rank]: NoProgress(LIMIT, rank) for rank in (0, 1)
+        three.leaders[0]: NoProgress(9.9, 0),
+        three.leaders[1]: NoProgress(9.1, 1),
     }
     three.close()
 

@@ -152,6 +152,14 @@ def test_other_terms_end_the_agent_before_it_has_said_anything() -> None:
     assert finish().result.why == TermsDiffer((("max_nodes", "2", "5"),))
 
 
+def test_the_node_that_set_the_terms_is_named() -> None:
+    """Its operator can tell why. The one who has just started this node may know nothing of the job."""
+    playbook = Playbook(an_agent("n0", evolve(PAIR, max_nodes=5))) >> start()
+    assert playbook >> read(Opened(PAIR, "x"), joined("n1", nonce="x"), joined("n2")) << Placeholder(Finish)
+    assert playbook.agent.result is not None
+    assert playbook.agent.result.why == TermsDiffer((("max_nodes", "2", "5"),), node("n1"))
+
+
 def test_terms_that_differ_are_shown_as_the_user_writes_them() -> None:
     """`--admission` takes `never`. `Admission.NEVER` cannot be typed there."""
     ours = an_agent("n0", evolve(PAIR, admission=Admission.NEVER))

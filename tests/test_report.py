@@ -17,9 +17,10 @@ from reknit.core.agent.commands import Append, Result
 from reknit.core.agent.events import Started, Woken
 from reknit.core.agent.states import WorkerState
 from reknit.core.job import reasons
-from reknit.core.job.entries import Filler, Node, NodeId
+from reknit.core.job.entries import Filler, Node, NodeId, Opened, RestartPolicy, Terms
 from reknit.core.job.workers import WorkerFailure
 from tests.command import REKNIT, run
+from tests.playbook import Playbook, joined, read, start
 from tests.waiting import PATIENCE_S, until
 
 N = Node(NodeId("n"))
@@ -191,6 +192,25 @@ def test_verbose_says_every_step() -> None:
     assert said == ["reknit: 1.500 << Woken(at=1.5)", "reknit: 1.500 >> say Filler"]
     Reporter(said.append, verbose=False)(agent, Woken(1.5), agent, [Append(Filler())])
     assert len(said) == 2, "most steps decide nothing"
+
+
+@pytest.mark.parametrize("names_options", [True, False])
+def test_a_host_of_other_terms_says_so_at_once(names_options: bool) -> None:
+    """It stays for the others, and its last lines may come much later. No signal has come, so any ends it."""
+    said: list[str] = []
+    spec = Spec(NodeId("n0"), "a", Terms(1, 2, RestartPolicy(3)), hosts_journal=True)
+    playbook = Playbook(Agent(spec)) >> start()
+    before = playbook.agent
+    assert playbook >> read(Opened(Terms(1, 2), "x"), joined("n1", nonce="x"))
+    Reporter(said.append, verbose=False, names_options=names_options)(before, Woken(1.5), playbook.agent, [])
+    name = "--max-restarts" if names_options else "max_restarts"
+    assert said == [
+        (
+            f"reknit: this node cannot take part: the job runs on other terms: {name}: 0 there, 3 here"
+            " (node n1 began the job); start it again with the job's values"
+        ),
+        "reknit: this node hosts the store, and stays until the other nodes have ended; a signal ends it at once",
+    ]
 
 
 def test_verbose_marks_what_it_leaves_out() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from attrs import evolve
 
 from reknit.core.job.entries import Admit, Entry, Failed, Leaving, Left, RestartPolicy, Steady, Terms
 from reknit.core.job.fold import fold, fold_all
@@ -179,6 +180,39 @@ def test_the_root_is_the_first_that_is_no_echo_else_the_first() -> None:
     echo, other, own = failure(0, message="broken pipe"), failure(1, message="socket closed"), failure(2)
     assert root_cause_of([echo, own]) == own
     assert root_cause_of([echo, other]) == echo
+
+
+def hung(step: int | None = None, for_s: float = 30.0, *, since_start: bool = False) -> WorkerFailure:
+    return evolve(failure(), cause=NoProgress(for_s, step, since_start))
+
+
+@pytest.mark.parametrize(
+    ("behind", "others"),
+    [
+        (hung(3), [hung(5), hung(4)]),
+        (hung(3, 29.2), [hung(4, 30.0)]),  # it was slow, and the others have waited for it since before
+        (hung(3, 30.0), [hung(3, 29.2)]),
+        (hung(None, 30.0), [hung(None, 29.2)]),
+        (hung(5, 30.0), [hung(None, 29.2), hung(4, 29.2)]),  # steps of some workers say nothing
+        (hung(None, 29.2, since_start=True), [hung(0, 30.0)]),
+    ],
+)
+def test_of_workers_without_progress_the_one_behind_is_to_blame(
+    behind: WorkerFailure, others: list[WorkerFailure]
+) -> None:
+    """The others wait for it, and which of them is found first is chance: on one node and on several."""
+    for failures in ([behind, *others], [*others, behind]):
+        assert root_cause_of(failures) == behind
+        ledger = [Failed(node(f"n{i}"), 0, (one,)) for i, one in enumerate(failures)]
+        assert root_cause(ledger) == WorkerFailed(node(f"n{failures.index(behind)}"), behind)
+
+
+def test_workers_without_progress_may_wait_for_one_that_failed_before() -> None:
+    """Its failure is in the journal first. A failure that follows is a consequence."""
+    own, behind = failure(1, message="ValueError: x"), hung(3)
+    assert root_cause_of([own, hung(5), behind]) == own
+    assert root_cause_of([hung(5), own, behind]) == behind
+    assert root_cause_of([failure(0, message="connection reset"), hung(5), behind]) == behind
 
 
 def test_the_root_is_found_across_nodes_in_the_journals_order() -> None:

@@ -127,7 +127,7 @@ class Verbs:
         def chosen(names: dict[str, str], kind: type[float] = float) -> dict[str, float]:
             return {names[k]: kind(v) for k, v in options.items() if k in names}
 
-        unknown = set(options) - {*TERMS, *POLICY, *SPEC, "admission", "nproc"}
+        unknown = set(options) - {*TERMS, *POLICY, *SPEC, "admission", "nproc", "host"}
         assert not unknown, f"unknown options: {sorted(unknown)}"
         counts = {"min": "min_nodes", "max": "max_nodes"}
         times = {k: v for k, v in TERMS.items() if k not in counts}
@@ -136,6 +136,8 @@ class Verbs:
         terms: Terms = evolve(spec.terms, **chosen(counts, int), **chosen(times), restarts=restarts)
         if "admission" in options:
             terms = evolve(terms, admission=Admission(options["admission"]))
+        if "host" in options:
+            spec = evolve(spec, hosts_journal=options["host"] == "yes")
         return evolve(spec, terms=terms, **chosen(SPEC), **chosen({"nproc": "local_world_size"}, int))
 
 

@@ -91,7 +91,7 @@ class Hangs:
             hung = {rank: one for rank, one in alive.items() if one.at + self._limit_s <= now + self._together_s}
         self._watched = {rank: one for rank, one in alive.items() if rank not in hung}
         self._plan()
-        return [(one.leader, NoProgress(self._limit_s, one.step, one.since_start)) for one in hung.values()]
+        return [(one.leader, NoProgress(round(now - one.at, 1), one.step, one.since_start)) for one in hung.values()]
 
     def _take(self, local_rank: int, one: _Watched, now: float) -> None:
         seen, step = (0, None) if self._page is None else self._page.read(local_rank)

@@ -211,6 +211,8 @@ class Watchdog:
         for hung in looked_at:
             self._look_into(hung, now)
         is_seen = not any(hung.dumps for hung in looked_at)
+        if is_seen:
+            self._announce([hung for hung in looked_at if hung.signum == signal.SIGABRT and not hung.stacks])
         for hung in self._hung.values():
             if is_seen or hung.signalled_at is not None:
                 hung.press(now)
@@ -231,6 +233,14 @@ class Watchdog:
             hung.stacks = "\n".join((f"Process {pid}\n" if pid != hung.leader.pid else "") + text for pid, text in told)
             _end_dumps(hung)
             self.show(hung, hung.stacks)
+
+    def _announce(self, hung: Sequence[Hung]) -> None:
+        """Say that these workers are about to get SIGABRT. What they write then does not say why, nor by which rank."""
+        if hung:
+            from reknit.core.text.describe import cause_text
+
+            told = ", ".join(f"rank {one.leader.rank} (pid {one.leader.pid}): {cause_text(one.cause)}" for one in hung)
+            self.say(f"reknit: {told}; each gets SIGABRT, and shows its stacks on stderr")
 
     def _dumps_of(self, pid: int) -> list[Dump]:
         from .guard import Guard

@@ -8,6 +8,8 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING
 
+from attrs import evolve
+
 from reknit.core.agent.commands import StopWorkers
 from reknit.core.agent.workers import (
     PortReserved,
@@ -17,6 +19,7 @@ from reknit.core.agent.workers import (
     WorkersStarted,
     WorkersStopped,
 )
+from reknit.core.job.workers import NoProgress, WorkerFailure
 
 from .hosts import Group, Proc
 
@@ -51,7 +54,25 @@ def fail(world: World, proc: Proc) -> None:
         return
     local = sorted(group.running)[world.luck("local", len(group.running))]
     world.blows.append(group)
-    _die(world, proc, group, [local], OWN)
+    _die(world, proc, group, [group.failure(local, 1, OWN)])
+
+
+def freeze(world: World, proc: Proc) -> None:
+    """All workers of this round, on all nodes, hang. Each node ends its own, one node a little after the other."""
+    frozen = proc.group
+    for other in world.procs:
+        group = other.group
+        if frozen is not None and group is not None and group.key == frozen.key:
+            world.after(0.2 * world.luck("freeze", 4), partial(_hang, world, other, group))
+
+
+def _hang(world: World, proc: Proc, group: Group) -> None:
+    if not group.running or group.gone_at is not None or group.is_stuck or proc.dead:
+        return
+    world.blows.append(group)
+    running = sorted(group.running)
+    hung = [evolve(group.failure(i, -9, ""), cause=NoProgress(30.0, world.luck("step", 4))) for i in running]
+    _die(world, proc, group, hung)
 
 
 def succeed(world: World, proc: Proc, group: Group | None, most: int | None = None) -> None:
@@ -74,9 +95,9 @@ def die(world: World, proc: Proc) -> None:
         _drag(world, group)
 
 
-def _die(world: World, proc: Proc, group: Group, ranks: list[int], message: str) -> None:
-    group.running -= set(ranks)
-    exits = tuple(WorkerExit(i, group.failure(i, 1, message)) for i in ranks)
+def _die(world: World, proc: Proc, group: Group, failures: list[WorkerFailure]) -> None:
+    group.running -= {failure.local_rank for failure in failures}
+    exits = tuple(WorkerExit(failure.local_rank, failure) for failure in failures)
     round = group.command.round
     delay = LOOK_S + 0.1 * world.luck("look", 3)
     if len(exits) > 1 and world.luck("looks", 2):
@@ -100,7 +121,7 @@ def _drag(world: World, dead: Group) -> None:
 
 def _echo(world: World, proc: Proc, group: Group) -> None:
     if group.running and not group.is_stuck and not proc.dead:
-        _die(world, proc, group, sorted(group.running), ECHO)
+        _die(world, proc, group, [group.failure(i, 1, ECHO) for i in sorted(group.running)])
 
 
 def stop(world: World, proc: Proc, command: StopWorkers) -> None:

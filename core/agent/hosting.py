@@ -5,13 +5,15 @@ The journal ends with the process that hosts its store. Its guests are the other
 1. A host whose own part is over stays while it has guests. Its part is over when the job has ended, or when this node
    was told to leave, or cannot stop its workers.
 2. A host that has no part in the job stays likewise: its terms differ, or another agent took its node id.
-3. It stays until the guests have left or are dead, or until it is told again to stop.
+3. It stays until the guests have left or are dead, or until it is told to stop while it does nothing else. A request
+   that comes while its workers are being stopped hurries them only: whoever is impatient with the workers of this node
+   does not mean the other nodes.
 4. A host that must end at once ends without a goodbye.
 """
 
 from __future__ import annotations
 
-from .agent import Agent, Timer
+from .agent import Agent, StopRequest, Timer
 from .commands import SIGKILL
 from .reasons import Replaced, TermsDiffer
 
@@ -28,18 +30,24 @@ def is_serving(agent: Agent) -> bool:
     """The agent's own work is over, and it stays because other nodes use its store.
 
     A host that is told to leave says goodbye like any node. The others then regroup, and need the journal for that.
-    Two kinds of stop request end the agent at once: a second one, and one that comes while the agent only waits for the
-    other nodes to end.
     """
-    request, waits_since = agent.leaving, agent.since.get((Timer.LINGER, 1))
-    is_out = isinstance(agent.end, Replaced | TermsDiffer)
+    request, is_out = agent.leaving, isinstance(agent.end, Replaced | TermsDiffer)
     if agent.end is not None and not is_out:
         return False
-    if request is not None:
-        is_told_again = is_out or request.count > 1 or request.latest == SIGKILL
-        if is_told_again or (waits_since is not None and request.at >= waits_since):
-            return False
+    if request is not None and (is_out or request.latest == SIGKILL or _came_late(agent, request)):
+        return False
     return has_guests(agent) and (agent.is_departing or is_out) and not are_guests_dead(agent)
+
+
+def is_only_serving(agent: Agent) -> bool:
+    """The agent serves, and none of its workers is left. The next stop request ends it at once."""
+    return is_serving(agent) and not agent.workers.alive
+
+
+def _came_late(agent: Agent, request: StopRequest) -> bool:
+    """The latest request came when no worker was left, and the agent only waited for the other nodes to end."""
+    waits_since = agent.since.get((Timer.LINGER, int(agent.outcome is not None)))
+    return waits_since is not None and request.at > waits_since
 
 
 def is_abandoning(agent: Agent) -> bool:

@@ -71,7 +71,8 @@ def _taking_part(agent: Agent) -> Agent:
         return agent  # the next epoch is opened, by this agent or another
     differences = _differences(agent)
     if differences:
-        return evolve(agent, end=TermsDiffer(differences))
+        opener = next((joined.node for joined in job.live.values() if joined.nonce == job.journal), None)
+        return evolve(agent, end=TermsDiffer(differences, opener))
     return evolve(agent, epoch=job.epoch, stage=Stage.OUTSIDE)
 
 

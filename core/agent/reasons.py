@@ -36,6 +36,9 @@ class TermsDiffer:
 
     differences: tuple[tuple[str, str, str], ...]
     """For each term that differs: its name, its value in the job, and the value that this agent was given."""
+    by: Node | None = None
+    """The node that began the job, and so has set its terms. None: this node is gone, or its agent was started again
+    since."""
 
 
 @frozen

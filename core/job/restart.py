@@ -9,7 +9,9 @@
    forgives them, and by policy the restarts spent as well.
 4. The root cause is the first failure in the journal that does not look like the echo of another failure. If all look
    like echoes, it is the first one.
-5. Whoever asks before the judgement what it will be gets the answer of the same functions: see `Sequel`.
+5. If that worker has made no progress, the root cause is the worker without progress that is furthest behind. The
+   others mostly wait for it. They reach the limit at nearly the same time, so that the order of the journal is chance.
+6. Whoever asks before the judgement what it will be gets the answer of the same functions: see `Sequel`.
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ from attrs import evolve
 from .entries import Failed
 from .job import Gathering, Job, Running
 from .reasons import BudgetSpent, JobEnd, Unstable, WorkerFailed
-from .workers import WorkerFailure
+from .workers import NoProgress, WorkerFailure
 
 ECHOES = (
     "connection reset",
@@ -76,8 +78,27 @@ def are_echoes(failures: Sequence[WorkerFailure]) -> bool:
 
 
 def root_cause_of(failures: Sequence[WorkerFailure]) -> WorkerFailure:
-    """The first failure that does not look like an echo, else the first. `failures` must not be empty."""
-    return next((f for f in failures if not is_echo(f)), failures[0])
+    """The failure to blame (rules 4 and 5 above). `failures` must not be empty."""
+    first = next((f for f in failures if not is_echo(f)), failures[0])
+    return furthest_behind(failures) if isinstance(first.cause, NoProgress) else first
+
+
+def furthest_behind(failures: Sequence[WorkerFailure]) -> WorkerFailure:
+    """Of the workers without progress, the one with the lowest step. Of several, the one whose last progress is the
+    oldest, and then the first. There must be at least one.
+
+    The step comes first, because a worker that is behind may have made its last progress later than those that wait for
+    it. A worker without any progress is behind all others. If some worker reports progress without a step, the steps
+    cannot be compared, and the time alone decides.
+    """
+    hung = [(f, f.cause) for f in failures if isinstance(f.cause, NoProgress)]
+    have_steps = all(cause.since_start or cause.step is not None for _, cause in hung)
+
+    def place(cause: NoProgress) -> tuple[bool, int, float]:
+        step = cause.step if have_steps and not cause.since_start else None
+        return step is not None, step or 0, -cause.for_s
+
+    return min(hung, key=lambda pair: place(pair[1]))[0]
 
 
 def root_cause(ledger: Sequence[Failed]) -> WorkerFailed:

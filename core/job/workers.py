@@ -46,12 +46,14 @@ class TimerExpired:
 
 @frozen
 class NoProgress:
-    """The worker has reported no progress for too long."""
+    """The worker has reported no progress for too long. Several workers mostly wait for one of them:
+    `restart.root_cause_of` says which."""
 
     for_s: float
-    """The seconds without progress that are allowed (`--hang-after`)."""
+    """Seconds since the last progress when the worker was found, to the tenth. It may be a little less than
+    `--hang-after` allows: workers that wait for each other are found together."""
     step: int | None = None
-    """The last step that the worker has reported. None: it has reported no step."""
+    """The step of the last progress. None: no step was reported with it."""
     since_start: bool = False
     """True: the worker has reported no progress since its start. Perhaps it still starts, or never calls
     `reknit.progress`."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from signal import Signals
 from typing import assert_never
 
@@ -10,7 +10,7 @@ from reknit.core.agent import reasons as own
 from reknit.core.agent.agent import Agent, Timer
 from reknit.core.agent.commands import SIGKILL, Append, Beat, Command, Finish, StopWorkers
 from reknit.core.agent.deadlines import pause_s
-from reknit.core.agent.hosting import is_serving
+from reknit.core.agent.hosting import is_only_serving
 from reknit.core.agent.reasons import Reason
 from reknit.core.agent.workers import ReservePort, StartWorkers
 from reknit.core.agent.working import QUICK_S
@@ -92,15 +92,21 @@ def reason_text(reason: Reason) -> str:  # noqa: C901  # a dispatcher: one arm p
             return f"the journal cannot be reached: {why}"
         case own.JournalRefused(_, why):
             return why
-        case own.TermsDiffer(differences):
-            listed = "; ".join(f"{name}: {theirs} there, {ours} here" for name, theirs, ours in differences)
-            return f"the job runs on other terms: {listed}"
+        case own.TermsDiffer():
+            return terms_text(reason, {})
         case own.AlreadyFinished():
             return "the job has already finished"
         case own.CannotStop(pids):
             return f"processes of this node survive SIGKILL: {', '.join(map(str, pids))}"
         case _:
             assert_never(reason)
+
+
+def terms_text(why: own.TermsDiffer, names: Mapping[str, str]) -> str:
+    """`the job runs on other terms: max_restarts: 0 there, 3 here (node n0 began the job)`. `names`: by term, the name
+    that the reader knows."""
+    listed = "; ".join(f"{names.get(name, name)}: {there} there, {here} here" for name, there, here in why.differences)
+    return f"the job runs on other terms: {listed}" + (f" (node {why.by} began the job)" if why.by else "")
 
 
 def budget_text(max_restarts: int) -> str:
@@ -117,10 +123,11 @@ def decisions(before: Agent, after: Agent, commands: Sequence[Command]) -> Itera
         yield f"node {after.me.id} is in the job already: this agent takes its place as {after.me}"
     if after.me in after.job.succeeded and after.me not in before.job.succeeded and after.outcome is None:
         yield "all workers of this node succeeded; it waits for the other nodes (a signal ends the wait)"
-    if _serves_on(after) and after.outcome is None and not _serves_on(before):
-        if after.end is not None:
+    if is_only_serving(after) and after.outcome is None and not is_only_serving(before):
+        if isinstance(after.end, own.Replaced) and not before.workers.alive:
             yield reason_text(after.end)
-        yield "this node hosts the store, and stays until the other nodes have ended; a second signal ends it at once"
+        which = "a" if after.leaving is None else "another"
+        yield f"this node hosts the store, and stays until the other nodes have ended; {which} signal ends it at once"
     if after.leaving is not None and before.leaving is None:
         is_told = isinstance(after.leaving.why, own.SignalReceived)
         if not is_told or before.workers.stopping is not None:
@@ -200,11 +207,6 @@ def _pause_news(before: Agent, after: Agent) -> Iterator[str]:
     if wait_s and key in after.since and key not in before.since:
         wait_s = max(wait_s, backoff_s(after.job))
         yield f"the workers failed within {QUICK_S:g} s of their start: this node joins again in {wait_s:g} s"
-
-
-def _serves_on(agent: Agent) -> bool:
-    """The agent stays only because other nodes use its store. It has no other part in the job."""
-    return is_serving(agent) and (agent.end is not None or agent.job.is_gone(agent.me))
 
 
 def _takes_over(before: Agent, after: Agent) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import threading
 from pathlib import Path
 from typing import Any
@@ -119,8 +120,9 @@ def test_a_hung_function(start_method: str, monkeypatch: pytest.MonkeyPatch, tmp
     result = LocalElasticAgent(hanging_spec, start_method).run()
     assert result.state == WorkerState.FAILED
     (failure,) = result.failures.values()
-    assert failure.cause == NoProgress(6.0, since_start=True)
-    assert failure.message["message"].startswith("no progress for 6 s, and none since its start (killed by SIG")
+    assert isinstance(failure.cause, NoProgress)
+    assert failure.cause.since_start
+    assert re.match(r"no progress for [\d.]+ s, and none since its start \(killed by SIG", failure.message["message"])
     assert "waits" in failure.message["extraInfo"]["py_callstack"]
 
 

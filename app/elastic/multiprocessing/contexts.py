@@ -9,6 +9,7 @@ from collections.abc import Callable, Collection
 from typing import Any
 
 from reknit.adapters.keeper.wire import Process
+from reknit.core.job.restart import root_cause_of
 from reknit.core.job.workers import WorkerFailure
 from reknit.core.text.describe import how_text
 
@@ -79,8 +80,11 @@ class _KeptContext(PContext):
         """Note the processes that have failed by themselves. True: all processes have ended by themselves."""
 
     def _note_failures(self) -> None:
-        """Read the error files of processes that have failed by themselves."""
-        for rank, told in self._kept.failures.items():
+        """Read the error files of processes that have failed by themselves. The failure to blame is noted first: of
+        several with the same timestamp, callers take the first."""
+        told_of = self._kept.failures
+        root = root_cause_of(tuple(told_of.values())) if told_of else None
+        for rank, told in sorted(told_of.items(), key=lambda item: item[1] is not root):
             if rank not in self._noted:
                 self._noted.add(rank)
                 self._failures[rank] = failure = self._failure(rank, told.exitcode)
