@@ -339,3 +339,14 @@ def test_every_entry_has_its_words() -> None:
     assert entry_text(Lost(node("n1", 1), node("n2"))) == "Lost node=n1.1 by=n2"
     assert entry_text(Filler()) == "Filler"
     assert entry_text(joined("n1", 3)).startswith("Joined node=n1 round=3")
+
+
+@pytest.mark.parametrize(
+    ("count", "left"), [(1, "the only restart is left again"), (2, "all 2 restarts are left again")]
+)
+def test_restarts_that_are_given_back(count: int, left: str) -> None:
+    """By a round that has lasted."""
+    before = agent(restarts=count)
+    job = evolve(before.job, terms=before.spec.terms)
+    after = evolve(before, job=evolve(job, renewed=1))
+    assert list(decisions(evolve(before, job=job), after, ())) == [f"a round has run for 60 s: {left}"]

@@ -55,7 +55,7 @@ def test_a_later_keeper_goes_on_with_the_folder(base: Path) -> None:
 def test_a_folder_that_cannot_be_made_is_named(base: Path) -> None:
     """The operator has asked for output there; error files alone are not worth failing for."""
     (base / "file").touch()
-    with pytest.raises(CannotMake, match=r"^--log-dir=.*file: Not a directory$"):
+    with pytest.raises(CannotMake, match=r"^--log-dir=.*file cannot be made: Not a directory$"):
         LogFolder(str(base / "file"), "job", keeps=False)
     assert LogFolder(os.devnull, "job", keeps=False).path == ""
 
@@ -135,6 +135,6 @@ def test_a_missing_temporary_folder_is_not_made(base: Path, monkeypatch: pytest.
 def test_a_folder_that_is_not_ours(base: Path) -> None:
     """The usual case on a cluster."""
     base.chmod(0o500)
-    with pytest.raises(CannotMake, match=r"^--log-dir=.*: Permission denied$"):
+    with pytest.raises(CannotMake, match=r"^--log-dir=.* cannot be made: Permission denied$"):
         LogFolder(f"{base}/logs", "job", keeps=False)
     base.chmod(0o700)

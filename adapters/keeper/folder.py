@@ -61,7 +61,7 @@ class LogFolder:
             self.path = ""
             if base or keeps:
                 asked = f"--log-dir={base}" if base else f"temporary folder {temporary_base()}"
-                raise CannotMake(f"{asked}: {e.strerror}", is_limit=e.errno in LIMITS) from None
+                raise CannotMake(f"{asked} cannot be made: {e.strerror}", is_limit=e.errno in LIMITS) from None
 
     def _hold(self) -> None:
         try:

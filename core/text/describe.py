@@ -172,7 +172,8 @@ def _job_news(before: Agent, after: Agent) -> Iterator[str]:
     old, new = before.job, after.job
     if new.renewed > old.renewed:
         policy = new.terms.restarts
-        yield f"a round has run for {policy.steady_s:g} s: all {policy.max_restarts} restarts are left again"
+        left = "the only restart is" if policy.max_restarts == 1 else f"all {policy.max_restarts} restarts are"
+        yield f"a round has run for {policy.steady_s:g} s: {left} left again"
     if old.phase == new.phase and len(old.live) == len(new.live):
         return
     match new.phase:

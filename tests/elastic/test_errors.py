@@ -109,7 +109,7 @@ def test_the_documentations_name_of_the_exit_code_works() -> None:
 def test_a_failure_that_keeps_its_folder_can_be_pickled(tmp_path: Path) -> None:
     """A launcher in a process pool hands it to the program that waits. The folder stays with the launcher."""
     failure = ProcessFailure(0, 42, 1, written(tmp_path / "error.json", error()))
-    failure.keep(threading.Lock())
+    failure.keep(threading.Lock(), is_temporary=True)
     assert pickle.loads(pickle.dumps(failure)) == failure
 
 

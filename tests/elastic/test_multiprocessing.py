@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import pickle
 import signal
 import sys
 from collections.abc import Iterator
@@ -14,6 +15,7 @@ import pytest
 
 from reknit.elastic.multiprocessing import DefaultLogsSpecs, LogsDest, LogsSpecs, Std, start_processes
 from reknit.elastic.multiprocessing.api import RunProcsResult, SubprocessContext
+from reknit.elastic.multiprocessing.errors import ChildFailedError
 from tests.alone import run_alone
 from tests.elastic.shells import SH, WAITS, leaving_nothing, result_of, shell
 from tests.waiting import read_pids
@@ -285,6 +287,9 @@ def test_an_error_file_of_the_program_is_read() -> None:
     assert failure.message["message"] == "ValueError: spilt"
     assert "in main" in failure.message["extraInfo"]["py_callstack"]
     assert os.path.isfile(failure.error_file), "a launcher copies it later"
+    # The text may be read when the file is gone.
+    assert failure.error_file not in str(ChildFailedError("job", {0: failure}))
+    assert failure.error_file not in str(ChildFailedError("job", {0: pickle.loads(pickle.dumps(failure))}))
 
 
 @pytest.mark.parametrize("redirects", [Std.NONE, Std.ERR])

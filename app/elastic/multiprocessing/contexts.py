@@ -17,7 +17,7 @@ from . import api
 from .api import PContext, RunProcsResult
 from .errors import ProcessFailure
 from .kept import KeptProcesses
-from .logs import LogsSpecs
+from .logs import DefaultLogsSpecs, LogsSpecs
 from .numa import bind_function, bind_program
 from .shared import SharedKeeper
 
@@ -101,7 +101,8 @@ class _KeptContext(PContext):
 
     def _failure(self, rank: int, exitcode: int) -> ProcessFailure:
         failure = ProcessFailure(rank, self._kept.pids.get(rank, 0), exitcode, self.error_files.get(rank, ""))
-        failure.keep(self._logs_specs)
+        specs = self._logs_specs
+        failure.keep(specs, is_temporary=isinstance(specs, DefaultLogsSpecs) and specs.is_temporary)
         return failure
 
     def _ended(self, *, has_succeeded: bool) -> RunProcsResult:

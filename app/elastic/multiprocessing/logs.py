@@ -111,6 +111,9 @@ class DefaultLogsSpecs(LogsSpecs):
        name: `attempt_0.1`.
     """
 
+    is_temporary = False
+    """The folder is removed in the end: `log_dir` is not given, and no output goes to a file."""
+
     def __init__(
         self,
         log_dir: str | None = None,
@@ -124,6 +127,7 @@ class DefaultLogsSpecs(LogsSpecs):
                 raise NotADirectoryError(f"log_dir: {log_dir} is a file")
             os.makedirs(log_dir, exist_ok=True)
         super().__init__(log_dir or None, redirects, tee, local_ranks_filter)
+        self.is_temporary = not log_dir and not self._has_output
         self._run_log_dir: str | None = None
         """The folder of this run, in `root_log_dir`. None: not made yet."""
 

@@ -98,9 +98,18 @@ class ProcessFailure:
         """Whether the worker has written an error file."""
         return self.error_file != _NOT_AVAILABLE
 
-    def keep(self, owner: object) -> None:
-        """Keep the owner of the error file, which removes it when nobody uses the owner any more."""
-        self._owner = owner
+    _is_temporary = False
+    """The error file is removed when this failure is in use no more."""
+
+    def keep(self, owner: object, *, is_temporary: bool) -> None:
+        """Keep the owner of the error file. `is_temporary`: the owner removes the file when nobody uses the owner any
+        more."""
+        self._owner, self._is_temporary = owner, is_temporary
+
+    @property
+    def lasting_error_file(self) -> str:
+        """The path for a text that people read later. `<N/A>`: there is no error file, or it is gone by then."""
+        return _NOT_AVAILABLE if self._is_temporary else self.error_file
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in vars(self).items() if name != "_owner"}
@@ -182,7 +191,7 @@ def _told(at: int, rank: GlobalRank, failure: ProcessFailure) -> str:
         "host": _host(),
         "rank": f"{rank} (local_rank: {failure.local_rank})",
         "exitcode": f"{failure.exitcode} (pid: {failure.pid}) {killed_by}",
-        "error_file": failure.error_file,
+        "error_file": failure.lasting_error_file,
         "traceback": _traceback(failure.message),
     }
     return "\n".join([f"[{at}]:", *(f"  {name:<10}: {value}" for name, value in fields.items())])
