@@ -147,12 +147,12 @@ def _stores(
     if meeting.backend != "c10d":
         return None
     from reknit.adapters.journals.tcpstore.host import host_store
-    from reknit.adapters.journals.tcpstore.quorum import lease_s
+    from reknit.adapters.journals.tcpstore.quorum import LEASE_BEATS
 
-    lease = lease_s(terms) if len(meeting.endpoints) > 1 else None
+    lease_s = LEASE_BEATS * terms.beat_s if len(meeting.endpoints) > 1 else None
 
     def start(place: tuple[str, int], must: bool | None) -> Host | None:
-        return host_store(*place, must=must, env=env, lease_s=lease)
+        return host_store(*place, must=must, env=env, lease_s=lease_s)
 
     stores = HostedStores(start, meeting.is_host, on_start)
     stores.begin(meeting.endpoints[0])

@@ -27,7 +27,7 @@ from reknit.adapters.journals.folds import MANY, Unpublished
 from reknit.adapters.journals.tcpstore.client import Client
 from reknit.adapters.journals.tcpstore.connections import Connections, Course
 from reknit.adapters.journals.tcpstore.places import Places
-from reknit.adapters.journals.tcpstore.quorum import Lease, grace_s
+from reknit.adapters.journals.tcpstore.quorum import GRACE_BEATS, Lease
 from reknit.adapters.journals.tcpstore.rebirth import LARGEST, first_fold
 from reknit.adapters.journals.tcpstore.young import is_veto, judged
 from reknit.adapters.ports import Batch, Refused
@@ -178,7 +178,7 @@ class TCPStoreJournal:
             counts = {node: number(value) for node, value in zip(asked, found, strict=True)}
             now = time.monotonic()
             is_due = self._lease.is_due(memory.job, memory.position, head, counts, me, now)
-            if not is_due and now - course.begun_at > grace_s(memory.job.terms):
+            if not is_due and now - course.begun_at > GRACE_BEATS * memory.job.terms.beat_s:
                 return
         places.stores.renew()
 

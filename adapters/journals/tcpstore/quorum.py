@@ -4,11 +4,11 @@ A *quorum* is more than half of the members of the last sealed round. Half of th
 rank 0 is among them. So two quorums of one round have a member in common.
 
 1. The host lets its server serve only while a quorum reaches it (`Lease`). A server that hears nothing from its agent
-   for `lease_s` ends.
+   for `LEASE_BEATS` ends.
 2. The journal is founded again only if a quorum offers that (`rebirth`), in the store of either endpoint.
-3. After the last beat of a quorum the store serves for less than the silence limit: for one interval of beats until the
-   host looks, then for `heard_s`, and then for `lease_s`. So the store has ended before any node can call the last
-   member of the quorum lost there.
+3. After the last beat of a quorum the store serves for 4.5 intervals of beats at most: one until the host looks, and
+   then the two numbers below. The silence limit is 4.6 intervals at least. So the store has ended before any node can
+   call the last member of the quorum lost there.
 """
 
 from __future__ import annotations
@@ -16,29 +16,17 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
-from reknit.core.job.entries import Entry, Joined, Left, Node, NodeId, Terms
+from reknit.core.job.entries import Entry, Joined, Left, Node, NodeId
 from reknit.core.job.job import Job, Running
 
-_HEARD, _LEASE = 0.41, 0.54
-"""The two waits of the host, as fractions of the silence limit without one interval of beats. Their sum is below 1."""
+HEARD_BEATS = 1.5
+"""A node reaches the store if the host has seen its counter move within so many intervals of beats."""
+LEASE_BEATS = 2
+"""The server ends if its agent has not renewed the lease for so many intervals of beats."""
+GRACE_BEATS = 2.5
+"""So long after a life of the journal has begun, the lease is renewed in any case: a quorum has just founded it."""
 _LOOKS = 2
 """Everything that was in the journal so many looks ago must be folded. Otherwise the host may know an old round."""
-
-
-def heard_s(terms: Terms) -> float:
-    """A node reaches the store if the host has seen its counter move within so many seconds."""
-    return _HEARD * (terms.silence_s - terms.beat_s)
-
-
-def lease_s(terms: Terms) -> float:
-    """The server ends if its agent has not renewed the lease for so many seconds."""
-    return _LEASE * (terms.silence_s - terms.beat_s)
-
-
-def grace_s(terms: Terms) -> float:
-    """For so many seconds after a life of the journal has begun, the lease is renewed in any case. A quorum has just
-    founded it."""
-    return terms.beat_s + heard_s(terms)
 
 
 def is_quorum(members: Sequence[NodeId], present: Collection[NodeId]) -> bool:
@@ -85,14 +73,14 @@ class Lease:
         the journal. `now`: monotonic seconds."""
         is_behind = len(self._heads) == _LOOKS and position < self._heads[0]
         self._heads.append(head)
-        limit_s = heard_s(job.terms)
+        heard_s = HEARD_BEATS * job.terms.beat_s
         for node, count in counts.items():
             if node not in self._heard:
                 self._heard[node] = count, now - job.terms.beat_s  # nobody knows when it moved
             elif count != self._heard[node][0]:
                 self._heard[node] = count, now
         self._heard = {node: heard for node, heard in self._heard.items() if node in counts}
-        present = {node.id for node, (_, at) in self._heard.items() if now - at <= limit_s}
+        present = {node.id for node, (_, at) in self._heard.items() if now - at <= heard_s}
         if job.outcome is not None:
             return True
         return not is_behind and is_quorum([node.id for node in counts], present | {me})
