@@ -135,8 +135,7 @@ class Meeting:
     backend: str = field(validator=_one_of(*BACKENDS))
     """`c10d`: a TCPStore that one of the agents hosts. `file`: a folder that all nodes share. `etcd`: etcd v3."""
     endpoints: tuple[tuple[str, int], ...] = field(default=(), converter=_pairs)
-    """Pairs of host and port. c10d: one, or two: if the first is lost, the job goes on at the
-    second (docs/several-nodes.md#second). etcd: one or more servers of a cluster. file: none."""
+    """Pairs of host and port. c10d: exactly one. etcd: one or more servers of a cluster. file: none."""
     folder: str = ""
     """file: the folder of the journal. Other backends: empty."""
     secret: str = field(default="", repr=False)
@@ -167,8 +166,8 @@ class Meeting:
             if not (isinstance(host, str) and host and type(port) is int and 0 < port <= 65535):
                 wanted = 'pairs of a host and a port from 1 to 65535, for example (("node0", 29400),)'
                 _refuse(self, "endpoints", value, wanted)
-        if self.backend == "c10d" and not (value and len(value) <= 2 and len({*value}) == len(value)):
-            _refuse(self, "endpoints", value, "one endpoint for c10d, or two different ones")
+        if self.backend == "c10d" and len(value) != 1:
+            _refuse(self, "endpoints", value, "one endpoint for c10d")
         if self.backend == "etcd" and not value:
             _refuse(self, "endpoints", value, "at least one endpoint for etcd")
         if self.backend == "file" and value:

@@ -37,7 +37,6 @@ from .wire import Prevented, Wired, World, end_left, ended_text, open_workers, s
 
 if TYPE_CHECKING:
     from reknit.adapters.journals.etcd.gateway import Cluster
-    from reknit.adapters.journals.tcpstore.places import Stores
 
 T = TypeVar("T")
 _HOSTS = "hosts the store"
@@ -66,10 +65,6 @@ class Host(Protocol):
         """Serve again, with an empty store, if the store does not serve any more. Raises `OSError`."""
         ...
 
-    def renew(self) -> None:
-        """Renew the lease of the server, if it has one."""
-        ...
-
     def close(self) -> None: ...
 
 
@@ -87,12 +82,10 @@ def wire_several(settings: Settings, meeting: Meeting, world: World, nonce: str)
                 notes.append(ended_text(ended))
             # The store's server carries a mark as well. An old server that is still ending would be taken for a store
             # that serves.
-            environ = {**world.environ, MARK: f"{lock.mark}/store"}
-            stores = _stores(meeting, environ, settings.terms, world.children.add)
-            host = None if stores is None or not stores.is_hosting() else stores
-            if stores is not None:
-                stack.callback(stores.close)
+            host = _hosted(meeting, {**world.environ, MARK: f"{lock.mark}/store"})
             if host is not None:
+                stack.callback(host.close)
+                world.children.add(host.pid)
                 lock.note(_HOSTS)
             notes += _complaints(meeting, settings.run_id)
             journal = open_journal(
@@ -102,12 +95,9 @@ def wire_several(settings: Settings, meeting: Meeting, world: World, nonce: str)
                 has_elders=lock.left_note == _HOSTS,
                 silence_s=settings.terms.silence_s,
                 on_slow=partial(_tell_if_slow, settings.terms, world.say),
-                stores=stores,
             )
-            may_move = stores is not None and len(meeting.endpoints) > 1
-            asked = journal if stores is None or (host is None and not may_move) else HostedJournal(journal, stores)
-            hosts = stores.is_hosting if stores is not None and may_move else None
-            link = ThreadedLink(asked, world.clock, nonce, hosts=hosts)
+            asked = journal if host is None else HostedJournal(journal, host, world.children.add)
+            link = ThreadedLink(asked, world.clock, nonce)
             stack.callback(link.close)
             stack.callback(workers.close)  # a second time, so that the workers are ended before the journal is closed
             whose = "; this node hosts the job's store" if host is not None else ""
@@ -138,25 +128,15 @@ def _locked(settings: Settings, place: str, address: str) -> HostLock:
         raise
 
 
-def _stores(
-    meeting: Meeting, env: Mapping[str, str], terms: Terms, on_start: Callable[[int], object]
-) -> HostedStores | None:
-    """The stores of `c10d` that this agent hosts, the first one included if it is to host it. None: another backend.
-    `env`: the environment of the server's process.
+def _hosted(meeting: Meeting, env: Mapping[str, str]) -> Host | None:
+    """The store of `c10d`, if this agent is to host it. None: it is not. `env`: the environment of the server's
+    process.
     """
     if meeting.backend != "c10d":
         return None
     from reknit.adapters.journals.tcpstore.host import host_store
-    from reknit.adapters.journals.tcpstore.quorum import LEASE_BEATS
 
-    lease_s = LEASE_BEATS * terms.beat_s if len(meeting.endpoints) > 1 else None
-
-    def start(place: tuple[str, int], must: bool | None) -> Host | None:
-        return host_store(*place, must=must, env=env, lease_s=lease_s)
-
-    stores = HostedStores(start, meeting.is_host, on_start)
-    stores.begin(meeting.endpoints[0])
-    return stores
+    return host_store(*meeting.endpoints[0], must=meeting.is_host, env=env)
 
 
 def _complaints(meeting: Meeting, job: str) -> list[str]:
@@ -189,7 +169,6 @@ def open_journal(
     has_elders: bool = False,
     silence_s: float = 0.0,
     on_slow: Callable[[float], None] = lambda _: None,
-    stores: Stores | None = None,
 ) -> Journal:
     """The journal of the job. The store is not asked for anything yet. Raises `Refused`.
 
@@ -201,8 +180,6 @@ def open_journal(
     remember the journal. So this agent waits some seconds for them before it begins another one.
 
     `on_slow`: with c10d, called with the seconds that the store took for an answer, when these are many.
-
-    `stores`: with two endpoints of c10d, the stores that this agent hosts. None: it hosts none.
     """
     envelope = Envelope(job, meeting.secret)
     if meeting.backend == "file":
@@ -217,14 +194,7 @@ def open_journal(
         return EtcdJournal(cluster_of(meeting), envelope, timeout_s=timeout_s, on_slow=on_slow)
     from reknit.adapters.journals.tcpstore.journal import TCPStoreJournal
 
-    places = None
-    if len(meeting.endpoints) > 1:
-        from reknit.adapters.journals.tcpstore.places import Places
-
-        places = Places(meeting.endpoints[0], meeting.endpoints[1], stores)
-    return TCPStoreJournal(
-        *meeting.endpoints[0], envelope, founds=founds, has_elders=has_elders, on_slow=on_slow, places=places
-    )
+    return TCPStoreJournal(*meeting.endpoints[0], envelope, founds=founds, has_elders=has_elders, on_slow=on_slow)
 
 
 def cluster_of(meeting: Meeting) -> Cluster:
@@ -234,86 +204,6 @@ def cluster_of(meeting: Meeting) -> Cluster:
     files = meeting.ca_cert, meeting.ssl_cert, meeting.ssl_cert_key
     user = meeting.user, meeting.password, meeting.password_file
     return Cluster(meeting.endpoints, meeting.protocol, *files, *user)
-
-
-class HostedStores:
-    """Implements `Stores`: the server that this agent runs, if any."""
-
-    def __init__(
-        self,
-        start: Callable[[tuple[str, int], bool | None], Host | None],
-        must: bool | None = None,
-        on_start: Callable[[int], object] = lambda _: None,
-    ) -> None:
-        """`start`: starts a server at an endpoint, if this agent must, or if it finds out that it is to. `must`: True
-        or False if that is decided already. `on_start`: called with the pid of each server."""
-        self._start = start
-        self._must = must
-        self._on_start = on_start
-        self._place = "", 0
-        self._host: Host | None = None
-        self._is_closed = False
-        self._changing = threading.RLock()
-
-    def begin(self, place: tuple[str, int]) -> None:
-        """Host the store with which the job begins, if this agent is to. Raises `Refused`."""
-        host = self._start(place, self._must)
-        if host is not None:
-            self._place, self._host = place, host
-            self._on_start(host.pid)
-
-    def host_at(self, host: str, port: int) -> None:
-        with self._changing:
-            if self._host is not None or self._must is False or self._is_closed:
-                return
-            try:
-                found = self._start((host, port), None)
-            except Refused as refused:
-                raise Unavailable(str(refused)) from None
-            if found is not None:
-                self._place, self._host = (host, port), found
-                self._on_start(found.pid)
-
-    def settle(self, host: str, port: int) -> None:
-        with self._changing:
-            if self._host is not None and self._place != (host, port):
-                self._host.close()
-                self._host = None
-
-    def is_at(self, host: str, port: int) -> bool:
-        return self._host is not None and self._place == (host, port)
-
-    def is_hosting(self) -> bool:
-        return self._host is not None
-
-    def renew(self) -> None:
-        with self._changing:
-            if self._host is not None:
-                self._host.renew()
-
-    def failure(self) -> str | None:
-        """Why the store of this agent does not serve any more. None: it serves, or there is none."""
-        with self._changing:
-            return None if self._host is None else self._host.failure()
-
-    def restart(self) -> str:
-        """Serve again, with an empty store. Returns what came of it, for people."""
-        with self._changing:
-            if self._host is None or self._is_closed:
-                return "no other server was started"
-            try:
-                self._host.restart()
-            except OSError as error:
-                return f"no other server can be started: {(error.strerror or str(error)).lower()}"
-            self._on_start(self._host.pid)
-            return "another server was started"
-
-    def close(self) -> None:
-        """End the server. May be repeated."""
-        with self._changing:
-            self._is_closed = True
-            if self._host is not None:
-                self._host.close()
 
 
 class HostedJournal:
@@ -326,9 +216,11 @@ class HostedJournal:
        The agents that remember the journal found it again there.
     """
 
-    def __init__(self, journal: Journal, stores: HostedStores) -> None:
+    def __init__(self, journal: Journal, host: Host, on_start: Callable[[int], object] = lambda _: None) -> None:
+        """`on_start`: called with the pid of each further server."""
         self._journal = journal
-        self._stores = stores
+        self._host = host
+        self._on_start = on_start
         self._has_served = False
         self._judging = threading.Lock()
 
@@ -353,11 +245,19 @@ class HostedJournal:
             answer = call()
         except Unavailable as e:
             with self._judging:
-                why = self._stores.failure()
+                why = self._host.failure()
                 if why is None:
                     raise
                 if not self._has_served:
                     raise Refused(Refusal.SETUP, why) from None
-                raise Unavailable(f"{e}; {why}; {self._stores.restart()}") from None
+                raise Unavailable(f"{e}; {why}; {self._restarted()}") from None
         self._has_served = True
         return answer
+
+    def _restarted(self) -> str:
+        try:
+            self._host.restart()
+        except OSError as error:
+            return f"no other server can be started: {(error.strerror or str(error)).lower()}"
+        self._on_start(self._host.pid)
+        return "another server was started"

@@ -33,7 +33,6 @@ from reknit.core.agent.events import (
     RestartsLimited,
     Started,
     StopRequested,
-    StoreHosted,
     Woken,
 )
 from reknit.core.agent.step import step
@@ -198,10 +197,6 @@ def reserved(port: int = 29502) -> Builder:
 
 def ask_to_leave(signal: int = 15) -> Builder:
     return lambda p: StopRequested(p.at, signal)
-
-
-def hosting(is_host: bool = True) -> Builder:
-    return lambda p: StoreHosted(p.at, is_host)
 
 
 def limit(left: int) -> Builder:

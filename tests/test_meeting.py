@@ -55,7 +55,6 @@ def refused(*argv: str, **environ: str) -> str:
         ("--rdzv-backend=c10d --rdzv-endpoint=h --rdzv-conf=store_type=tcp", "c10d://h:29400"),
         ("--rdzv-backend=file --rdzv-endpoint=/s/x --rdzv-id=j", "file:///s/x"),
         ("--rdzv-backend=etcd --rdzv-endpoint=h --rdzv-id=j", "etcd://h:2379"),
-        ("--rdzv-backend=c10d --rdzv-endpoint=a,b:7", "c10d://a:29400,b:7"),
         ("--rdzv-backend=etcd --rdzv-endpoint=a,b:7,[::1] --rdzv-id=j", "etcd://a:2379,b:7,[::1]:2379"),
     ],
 )
@@ -282,14 +281,6 @@ def test_the_master_of_another_backend_is_said_to_do_nothing() -> None:
         ("--rdzv-endpoint=[::1]7", "--rdzv-endpoint=[::1]7: HOST:PORT expected"),
         ("--rdzv-endpoint=[::1", "--rdzv-endpoint=[::1: HOST:PORT expected"),
         ("--rdzv-endpoint=a,b", "--rdzv-endpoint=a,b: HOST:PORT expected"),
-        (
-            "--rdzv-backend=c10d --rdzv-endpoint=a,b,c",
-            "--rdzv-endpoint=a,b,c: one endpoint expected, or two different ones",
-        ),
-        (
-            "--rdzv-backend=c10d --rdzv-endpoint=a,a:29400",
-            "--rdzv-endpoint=a,a:29400: one endpoint expected, or two different ones",
-        ),
         ("--rdzv-endpoint=::1", "--rdzv-endpoint=::1: HOST:PORT expected"),
         ("--rdzv-endpoint=fe80::1", "--rdzv-endpoint=fe80::1: HOST:PORT expected, an IPv6 address in brackets"),
         ("--rdzv-endpoint=tcp://h:7", "--rdzv-endpoint=tcp://h:7: HOST:PORT expected, an IPv6 address in brackets"),

@@ -18,7 +18,7 @@ from reknit.adapters.orphans import MARK
 from reknit.adapters.ports import Refused, Unavailable
 from reknit.app.arguments import parse
 from reknit.app.parsing import asked
-from reknit.app.several import HostedJournal, HostedStores, open_journal
+from reknit.app.several import HostedJournal, open_journal
 from reknit.app.wire import SECRETS
 from reknit.core.job.entries import Filler, Node, NodeId
 from reknit.core.job.job import Job
@@ -217,20 +217,12 @@ class FakeHost:
     def failure(self) -> str | None:
         return self.reason
 
-    def renew(self) -> None: ...
-
     def restart(self) -> None:
         if not self.can_restart:
             raise OSError(errno.EADDRINUSE, os.strerror(errno.EADDRINUSE))
         self.reason, self.pid = None, self.pid + 1
 
     def close(self) -> None: ...
-
-
-def stores_of(host: FakeHost, started: list[int] | None = None) -> HostedStores:
-    stores = HostedStores(lambda *_: host, on_start=[].append if started is None else started.append)
-    stores.begin(("h", 1))
-    return stores
 
 
 class Breaking(MemoryJournal):
@@ -247,7 +239,7 @@ class Breaking(MemoryJournal):
 def test_a_server_that_never_served_is_no_outage() -> None:
     """It will not come back: nobody should wait for it."""
     with pytest.raises(Refused, match=r"^no torch$") as caught:
-        HostedJournal(Breaking(), stores_of(FakeHost("no torch"))).beat(ME, 1, ())
+        HostedJournal(Breaking(), FakeHost("no torch")).beat(ME, 1, ())
     assert caught.value.refusal is Refusal.SETUP
 
 
@@ -256,7 +248,7 @@ def test_a_server_that_died_later_is_an_outage_with_its_reason() -> None:
     started, because the other agents try again at this place alone."""
     store, host = Breaking(), FakeHost(None)
     started: list[int] = []
-    journal = HostedJournal(store, stores_of(host, started))
+    journal = HostedJournal(store, host, started.append)
     with pytest.raises(Unavailable, match=r"^h:1: connection refused$"):
         journal.beat(ME, 1, ())  # it may only be starting
     store.is_down = False
@@ -268,7 +260,7 @@ def test_a_server_that_died_later_is_an_outage_with_its_reason() -> None:
     host.can_restart = True
     with pytest.raises(Unavailable, match=f"^{why}another server was started$"):
         journal.beat(ME, 1, ())
-    assert started == [0, 1]
+    assert started == [1]
     with pytest.raises(Unavailable, match=r"^h:1: connection refused$"):
         journal.beat(ME, 1, ())
 
@@ -292,7 +284,7 @@ def test_a_hosted_journal_remembers_if_it_can() -> None:
 
 def test_a_hosted_journal_is_a_journal() -> None:
     """Nothing is lost on the way through it."""
-    journal = HostedJournal(MemoryJournal(), stores_of(FakeHost(None)))
+    journal = HostedJournal(MemoryJournal(), FakeHost(None))
     journal.append("t", Filler())
     batch = journal.read(0, 0)
     assert (batch.position, batch.entries) == (1, (Filler(),))

@@ -88,14 +88,6 @@ class RestartsLimited:
 
 
 @frozen
-class StoreHosted:
-    """This agent has begun to host the store of the journal, or hosts it no more."""
-
-    at: float
-    is_host: bool
-
-
-@frozen
 class Woken:
     """Time has passed. The adapter sends it at `Agent.wakes_at`. If it comes early, late or twice, nothing breaks."""
 
@@ -113,6 +105,5 @@ Event = (
     | PortReserved
     | StopRequested
     | RestartsLimited
-    | StoreHosted
     | Woken
 )

@@ -24,17 +24,7 @@ from .agent import Agent, StopRequest, Timer
 from .commands import SIGKILL, SIGTERM, Command
 from .deadlines import is_due, next_wake, run_timers
 from .ending import drive_end
-from .events import (
-    Counters,
-    EntriesRead,
-    Event,
-    JournalFailed,
-    RestartsLimited,
-    Started,
-    StopRequested,
-    StoreHosted,
-    Woken,
-)
+from .events import Counters, EntriesRead, Event, JournalFailed, RestartsLimited, Started, StopRequested, Woken
 from .identity import after_private_loss, read
 from .reasons import JournalRefused, SignalReceived, StoreLost
 from .situation import situation_of
@@ -108,18 +98,12 @@ def _observed(agent: Agent, event: Event) -> Agent:
             return reserved(agent, event)
         case StopRequested():
             return _asked_to_stop(agent, event)
-        case RestartsLimited() | StoreHosted():
-            return _with_another_duty(agent, event)
+        case RestartsLimited():
+            return evolve(agent, max_restarts=agent.restart_count + max(0, event.left))
         case Woken():
             return agent
         case _:
             assert_never(event)
-
-
-def _with_another_duty(agent: Agent, event: RestartsLimited | StoreHosted) -> Agent:
-    if isinstance(event, StoreHosted):
-        return evolve(agent, spec=evolve(agent.spec, hosts_journal=event.is_host))
-    return evolve(agent, max_restarts=agent.restart_count + max(0, event.left))
 
 
 def _journal_failed(agent: Agent, event: JournalFailed) -> Agent:

@@ -17,13 +17,11 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Sequence
 
 from reknit.adapters.journals.envelope import Envelope, Life, Prefix, number
 from reknit.adapters.journals.tcpstore.client import Client, endpoint
 from reknit.adapters.journals.tcpstore.keys import OWNER, Keys
-from reknit.adapters.journals.tcpstore.places import Places
-from reknit.adapters.journals.tcpstore.rebirth import Memory, Vote, found_again
+from reknit.adapters.journals.tcpstore.rebirth import Memory, found_again
 from reknit.adapters.journals.tcpstore.young import is_void_now
 from reknit.adapters.ports import Refused, Unavailable
 from reknit.core.job.job import Job
@@ -37,8 +35,6 @@ others, one after another, and its way to the store may be long. Seconds."""
 _VOID_S, _POLL_S = 1.0, 0.05
 """How long an agent that has read a void journal waits for another one, before it says that there is none yet, and the
 pause between two looks. Seconds."""
-_AWAY_S = 1.0
-"""Least bound on the connection to each of two endpoints, when the store could not be reached for long. Seconds."""
 _FIRST = 2
 """The first connection, and one after a connection that took too long, may take so many times `timeout_s`."""
 _ROUND_TRIPS = 4
@@ -51,8 +47,6 @@ class Course:
     def __init__(self, keys: Keys, life: Life, header: bytes, *, starts_over: bool) -> None:
         self.life = life
         self.header = header
-        self.begun_at = time.monotonic()
-        """When this agent came to this life, in monotonic seconds."""
         self.starts_over = starts_over
         """This agent has read another journal before, and the next read must tell it to begin anew."""
         self.keys = keys.of(life.name)
@@ -92,10 +86,8 @@ class Connections:
         timeout_s: float,
         has_elders: bool,
         reads_only: bool,
-        places: Places | None,
     ) -> None:
         """The parameters are those of `TCPStoreJournal`."""
-        self.places = places
         self.where = endpoint(host, port)
         self.keys = Keys(envelope.job)
         self.pace_ms = 0
@@ -113,7 +105,7 @@ class Connections:
         """How long the next connection may take. Any role's connection shows how far away the store is."""
         self._greeting = threading.Lock()
         self._course: Course | None = None
-        self.memory: Memory | None = None
+        self._memory: Memory | None = None
         self._void = b""
         """The header of a journal that has made way for another one. Empty: this agent has read none."""
         self._starts_over = False
@@ -124,7 +116,7 @@ class Connections:
         course = self._course
         digest = course.prefix.at(position) if course is not None and course.prefix is not None else ""
         if digest:
-            self.memory = Memory(position, job, digest)
+            self._memory = Memory(position, job, digest)
 
     def close(self) -> None:
         self._is_closed = True
@@ -137,40 +129,6 @@ class Connections:
         if client is not None and course is not None and not client.is_closed:
             return client, course
         self._check_open()
-        return self._opened(role) if self.places is None else self._moved(role, self.places)
-
-    def _moved(self, role: str, places: Places) -> tuple[Client, Course]:
-        """A connection to the first of the endpoints that has the journal of the job."""
-        with places.moving:
-            places.check_pause()
-            why: list[str] = []
-            for place in self._order(places):
-                self._address = places.point(place)
-                self.where = endpoint(*self._address)
-                try:
-                    if place != places.home and self._course is not None:
-                        places.host()
-                    found = self._opened(role)
-                except Unavailable as error:
-                    why.append(str(error))
-                except Refused as refused:
-                    if refused.refusal is not Refusal.OTHER_JOB or place == places.home:
-                        raise
-                    why.append(str(refused))
-                else:
-                    places.found()
-                    return found
-            raise places.failed("; ".join(why))
-
-    def _order(self, places: Places) -> Sequence[int]:
-        if self._course is None:
-            return places.order_of_a_newcomer((OWNER, self.keys.header, self.keys.offers), founds=self._founds)
-        order = places.order(self._timeout_s, self.memory)
-        if len(order) > 1:
-            self._limit_s = max(_AWAY_S, _ROUND_TRIPS * 1e-3 * self.pace_ms)
-        return order
-
-    def _opened(self, role: str) -> tuple[Client, Course]:
         client = self._clients[role] = self._connected()
         try:
             with self._greeting:
@@ -263,22 +221,19 @@ class Connections:
         """The header, after the store has lost everything. Empty: this agent cannot found the journal again."""
         if self._exclusive:
             self._check_owner(client.compare_set(OWNER, b"", self._owner))
-        if self.memory is None:
+        if self._memory is None:
             if course.prefix is not None and not course.prefix.position:
                 self._start_over(client)  # this agent has read nothing
             return b""
-        return found_again(client, self.keys, self._envelope, self.memory, vote=self._vote())
-
-    def _vote(self) -> Vote | None:
-        return None if self.places is None else self.places.vote()
+        return found_again(client, self.keys, self._envelope, self._memory)
 
     def _at_another(self, client: Client, course: Course, header: bytes) -> bytes:
         """The header, after this agent has found that of another journal."""
-        memory = self.memory
+        memory = self._memory
         if memory is not None and memory.job.members:
             if not is_void_now(client, self.keys, header, self._envelope):
                 return header  # it is refused
-            return found_again(client, self.keys, self._envelope, memory, header, self._vote())
+            return found_again(client, self.keys, self._envelope, memory, void=header)
         if memory is not None or (course.prefix is not None and not course.prefix.position):
             self._start_over(client)
         return header
@@ -286,10 +241,10 @@ class Connections:
     def _start_over(self, client: Client) -> None:
         """Take part in any journal, as if this agent had read nothing. It has no workers."""
         course = self._course
-        if self.memory is not None or (course is not None and course.starts_over):
+        if self._memory is not None or (course is not None and course.starts_over):
             self._starts_over = True
         self._envelope.forget()
-        self._course = self.memory = None
+        self._course = self._memory = None
         self._close_all_but(client)
 
     def made_way(self, client: Client, course: Course) -> Unavailable:
@@ -324,15 +279,13 @@ class Connections:
         if course is not None and course.life.name == life.name:
             return course
         known = "" if course is None or course.prefix is None else course.prefix.at(life.position)
-        has_more = self.memory is not None and self.memory.position > life.position
+        has_more = self._memory is not None and self._memory.position > life.position
         if has_more or known not in ("", life.digest):
             raise self.left_behind()
         if course is not None:
             self._close_all_but(client)  # the others lead to the store that was lost
         self._course = Course(self.keys, life, header, starts_over=self._starts_over)
         self._starts_over = False
-        if self.places is not None:
-            self.places.settle()
         return self._course
 
     def left_behind(self) -> Refused:

@@ -42,14 +42,10 @@ _NONCE_BYTES = 16
 class StoreHost:
     """The server process: a child of this one, in a process group of its own."""
 
-    def __init__(
-        self, listener: socket.socket, env: Mapping[str, str] | None = None, lease_s: float | None = None
-    ) -> None:
+    def __init__(self, listener: socket.socket, env: Mapping[str, str] | None = None) -> None:
         """Start the server. `listener`: the listening socket; it is closed here. `env`: the environment of the server.
-        None: that of this process. `lease_s`: the server ends if `renew` was not called for so many seconds, from
-        the first call on. None: it needs no call. Raises `OSError` if the process cannot be started."""
-        self._lease = [] if lease_s is None else [f"--lease={lease_s}"]
-        self.port: int = listener.getsockname()[1]
+        None: that of this process. Raises `OSError` if the process cannot be started."""
+        self._port: int = listener.getsockname()[1]
         self._env = os.environ if env is None else env
         self._is_closed = False
         self._start(listener)
@@ -64,7 +60,7 @@ class StoreHost:
         try:
             self.pid = os.posix_spawn(
                 sys.executable,
-                [sys.executable, "-P", server.__file__, *self._lease],
+                [sys.executable, "-P", server.__file__],
                 self._env,
                 file_actions=[
                     (os.POSIX_SPAWN_DUP2, listener.fileno(), 0),
@@ -106,14 +102,7 @@ class StoreHost:
         if self._is_closed or self.failure() is None:
             return
         self._end()
-        self._start(_listening(self.port))
-
-    def renew(self) -> None:
-        """Renew the lease of the server."""
-        try:
-            self._line.send(b".")
-        except OSError:
-            pass  # the server has ended, or has not read for so long that its lease is over anyway
+        self._start(_listening(self._port))
 
     def close(self) -> None:
         """End the server, and the store with it. May be repeated."""
@@ -149,16 +138,12 @@ class StoreHost:
 
 
 def host_store(
-    host: str,
-    port: int,
-    must: bool | None = None,
-    env: Mapping[str, str] | None = None,
-    lease_s: float | None = None,
+    host: str, port: int, must: bool | None = None, env: Mapping[str, str] | None = None
 ) -> StoreHost | None:
     """The store at this endpoint if this process is to host it, else None.
 
-    `must`: True or False if that is decided already. None: this function finds out. `env`, `lease_s`: those of
-    `StoreHost`.
+    `must`: True or False if that is decided already. None: this function finds out. `env`: the environment of the
+    server's process. None: that of this process.
 
     Raises `Refused` if the store cannot be hosted here although it must be. Takes up to 2 s per address, besides the
     time to resolve the name. It takes a few seconds more if the port is taken and no server answers there.
@@ -167,7 +152,7 @@ def host_store(
         return None
     try:
         listener = _listening(port) if must else _proven(host, port)
-        return StoreHost(listener, env, lease_s) if listener else None
+        return StoreHost(listener, env) if listener else None
     except OSError as error:
         why = (error.strerror or str(error)).lower()
         raise Refused(Refusal.SETUP, f"cannot host the store at {endpoint(host, port)}: {why}") from None

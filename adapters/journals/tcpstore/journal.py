@@ -26,12 +26,10 @@ from reknit.adapters.journals.envelope import Envelope, Prefix, Record, number
 from reknit.adapters.journals.folds import MANY, Unpublished
 from reknit.adapters.journals.tcpstore.client import Client
 from reknit.adapters.journals.tcpstore.connections import Connections, Course
-from reknit.adapters.journals.tcpstore.places import Places
-from reknit.adapters.journals.tcpstore.quorum import GRACE_BEATS, Lease
 from reknit.adapters.journals.tcpstore.rebirth import LARGEST, first_fold
 from reknit.adapters.journals.tcpstore.young import is_veto, judged
 from reknit.adapters.ports import Batch, Refused
-from reknit.core.job.entries import Entry, Filler, Joined, Node, NodeId
+from reknit.core.job.entries import Entry, Filler, Node
 from reknit.core.job.job import Job
 from reknit.core.job.reasons import Refusal
 
@@ -73,7 +71,6 @@ class TCPStoreJournal:
         has_elders: bool = False,
         reads_only: bool = False,
         timeout_s: float = 5.0,
-        places: Places | None = None,
         on_slow: Callable[[float], None] = lambda _: None,
     ) -> None:
         """Does not connect yet.
@@ -84,7 +81,6 @@ class TCPStoreJournal:
         to found it again before it begins another one.
         `reads_only`: nothing in the store is made or changed.
         `timeout_s`: upper bound, in seconds, on the wait for one answer of a store that is not far away.
-        `places`: the endpoints, if there are two. None: `host` and `port` are the only one.
         `on_slow`: called by the thread that appends, with the number of seconds that the store took for an answer, when
         this is more than 0.25 s and more than before."""
         self._envelope = envelope
@@ -99,10 +95,7 @@ class TCPStoreJournal:
             has_elders=has_elders,
             reads_only=reads_only,
             timeout_s=timeout_s,
-            places=places,
         )
-        self._places = places
-        self._lease = Lease()
         self._slowest_s = _SLOW_S
         self._writing = threading.Lock()
         """Held while the connection of the role `writer` is in use."""
@@ -118,8 +111,6 @@ class TCPStoreJournal:
 
     def _append(self, token: str, entry: Entry) -> None:
         client, course = self._changing("writer")
-        if self._places is not None and isinstance(entry, Joined):
-            self._places.said(entry)
         while True:
             if course.taken is None or course.taken[0] != token:
                 course.taken = self._taken(client, course, token, entry)
@@ -162,25 +153,7 @@ class TCPStoreJournal:
         client, course = self._changing(role)
         nodes = (node, *watch)
         found = client.set_and_get(course.keys.beat(node), b"%d" % count, [course.keys.beat(n) for n in nodes])
-        if self._places is not None:
-            self._places.reached()
-            self._hold(client, course, self._places, node.id)
         return {n: number(value) for n, value in zip(nodes, found, strict=True)}
-
-    def _hold(self, client: Client, course: Course, places: Places, me: NodeId) -> None:
-        """Renew the lease of the store, if this agent hosts it and a quorum reaches it."""
-        if places.stores is None or not places.is_host:
-            return
-        memory = self._connections.memory
-        if memory is not None and memory.job.members:
-            asked = self._lease.asks(memory.job)
-            head, found = client.add_and_get(course.keys.head, 0, [course.keys.beat(node) for node in asked])
-            counts = {node: number(value) for node, value in zip(asked, found, strict=True)}
-            now = time.monotonic()
-            is_due = self._lease.is_due(memory.job, memory.position, head, counts, me, now)
-            if not is_due and now - course.begun_at > GRACE_BEATS * memory.job.terms.beat_s:
-                return
-        places.stores.renew()
 
     def _changing(self, role: str) -> tuple[Client, Course]:
         """A connection for a call that changes something."""
@@ -219,9 +192,6 @@ class TCPStoreJournal:
                 self.publish(*fold)
             batch = self._read(client, course, after, wait_s, least)
         course.is_entered = True
-        if self._places is not None:
-            self._places.reached()
-            self._lease.note(batch.entries)
         course.seen = "" if course.prefix is None else course.prefix.seen
         return self._unpublished.found(batch, is_awaited=bool(course.claims))
 

@@ -4,7 +4,6 @@
     /reknit/<job>/header            what names this journal
     /reknit/<job>/pace              the longest round trip of any writer, in milliseconds
     /reknit/<job>/offers            how many agents have offered to found the journal again
-    /reknit/<job>/offer/<id>        the offer of one node, if the store may be at two endpoints
     /reknit/<job>/best              the offer of the agent that has read furthest
 
 The others belong to one life of the journal (`envelope.Life`). In its first life <life> is left out.
@@ -23,7 +22,7 @@ The others belong to one life of the journal (`envelope.Life`). In its first lif
 
 from __future__ import annotations
 
-from reknit.core.job.entries import Node, NodeId
+from reknit.core.job.entries import Node
 
 OWNER = "reknit/owner"
 
@@ -37,9 +36,6 @@ class Keys:
         self.pace = self.root + "pace"
         self.offers = self.root + "offers"
         self.best = self.root + "best"
-
-    def offer(self, node: NodeId) -> str:
-        return f"{self.root}offer/{node}"
 
     def of(self, life: str) -> LifeKeys:
         return LifeKeys(f"{self.root}{life}/" if life else self.root)

@@ -24,16 +24,11 @@ from attrs import frozen
 from reknit.adapters.journals.envelope import Envelope, Life
 from reknit.adapters.journals.tcpstore.client import Client
 from reknit.adapters.journals.tcpstore.keys import Keys, LifeKeys
-from reknit.adapters.journals.tcpstore.quorum import is_quorum, members_of, sealed_round
-from reknit.adapters.ports import Unavailable
-from reknit.core.job.entries import NodeId
 from reknit.core.job.job import Job
 
 _OFFERS_S = 1.5
 """How long the agent with the best offer waits for others. An agent that lost its store tries again every second."""
 _ONE_MISSING_S = 0.3
-_QUORUM_S = 4.0
-"""How long an agent waits at one of two endpoints for a quorum. Then it looks at the other one. Seconds."""
 _POLL_S = 0.05
 LARGEST = 4 << 20
 """Upper bound on a value in the store, in bytes. torch's server closes the connection at a value of 8 MiB. A larger
@@ -50,39 +45,24 @@ class Memory:
     """Of all records before `position`."""
 
 
-@frozen
-class Vote:
-    """What an agent of a job with two endpoints says about itself (rule 16)."""
-
-    node: NodeId | None
-    """None: it has not joined."""
-    joined: int
-    """The round of the last `Joined` that it has said at the other endpoint. -1: there is none."""
-
-
-def found_again(
-    client: Client, keys: Keys, envelope: Envelope, memory: Memory, void: bytes = b"", vote: Vote | None = None
-) -> bytes:
+def found_again(client: Client, keys: Keys, envelope: Envelope, memory: Memory, void: bytes = b"") -> bytes:
     """Found the journal again, or wait until another agent has. Returns the header.
 
-    `void`: the header of a journal that makes way for this one. Empty: the store has no header.
-    `vote`: the store may be at two endpoints, so a quorum is needed. None: there is one endpoint. Raises `Unavailable`
-    if there is no quorum."""
+    `void`: the header of a journal that makes way for this one. Empty: the store has no header."""
     life = Life(os.urandom(8).hex(), memory.position, memory.digest)
+    fold = envelope.wrap_job(memory.position, memory.job, memory.digest)
+    live = len(memory.job.live)
     offer = envelope.seal({"position": life.position, "digest": life.digest, "name": life.name}, "offer")
-    entered = began = time.monotonic()
-    least_s = 0.0
+    began, least_s = time.monotonic(), 0.0
     best = _offered(client, keys, envelope, offer)
-    _vote(client, keys, envelope, vote)
     offers = client.add(keys.offers, 1)  # only now: whoever counts this offer must find it
     while not (header := _awaited(client, keys, void)):
         waited_s = time.monotonic() - began - client.round_trip_s
-        count = _Count(offers, len(memory.job.live)) if vote is None else _counted(client, keys, envelope, memory.job)
-        if best == offer and waited_s >= least_s and count.is_enough(waited_s):
-            return _founded(client, keys, envelope, memory, life, void)
-        if vote is not None and time.monotonic() - entered >= _QUORUM_S:
-            _vote(client, keys, envelope, vote, is_withdrawn=True)
-            raise Unavailable(f"{count.have} of {count.all} nodes of the round have come to found the journal again")
+        if best == offer and waited_s >= least_s and _are_enough(offers, live, waited_s):
+            _write(client, keys.of(life.name), fold)
+            client.set(keys.of(life.name).fold_at, b"%d" % life.position)
+            client.set(keys.of(life.name).head, b"%d" % life.position)
+            return client.compare_set(keys.header, void, envelope.header(life))
         if best != offer and waited_s >= 2 * _OFFERS_S:
             client.compare_set(keys.best, best, offer)  # the agent with that offer has died
             began, least_s = time.monotonic(), _OFFERS_S
@@ -91,49 +71,6 @@ def found_again(
             best = _offered(client, keys, envelope, offer)
             began, least_s = time.monotonic(), _OFFERS_S
     return header
-
-
-def _founded(client: Client, keys: Keys, envelope: Envelope, memory: Memory, life: Life, void: bytes) -> bytes:
-    _write(client, keys.of(life.name), envelope.wrap_job(memory.position, memory.job, memory.digest))
-    client.set(keys.of(life.name).fold_at, b"%d" % life.position)
-    client.set(keys.of(life.name).head, b"%d" % life.position)
-    return client.compare_set(keys.header, void, envelope.header(life))
-
-
-@frozen
-class _Count:
-    """How many agents have offered."""
-
-    have: int
-    all: int
-    is_quorum: bool = True
-
-    def is_enough(self, waited_s: float) -> bool:
-        if not self.is_quorum:
-            return False
-        if self.have >= self.all - 1 and waited_s >= _ONE_MISSING_S:
-            return True
-        return self.have >= self.all or waited_s >= _OFFERS_S
-
-
-def _vote(client: Client, keys: Keys, envelope: Envelope, vote: Vote | None, *, is_withdrawn: bool = False) -> None:
-    if vote is not None and vote.node is not None:
-        value = b"" if is_withdrawn else envelope.seal({"joined": vote.joined}, _ballot(vote.node))
-        client.set(keys.offer(vote.node), value)
-
-
-def _counted(client: Client, keys: Keys, envelope: Envelope, job: Job) -> _Count:
-    """The members of the last sealed round that have offered and have joined no later round elsewhere."""
-    members, present = members_of(job), set()
-    for member, value in zip(members, client.multi_get([keys.offer(m) for m in members]), strict=True):
-        joined = envelope.unseal(value, _ballot(member)).get("joined")
-        if type(joined) is int and joined <= sealed_round(job):
-            present.add(member)
-    return _Count(len(present), len(members), is_quorum(members, present))
-
-
-def _ballot(node: NodeId) -> str:
-    return f"offer of {node}"
 
 
 def _awaited(client: Client, keys: Keys, void: bytes) -> bytes:
@@ -158,6 +95,12 @@ def first_fold(client: Client, keys: LifeKeys) -> bytes:
     while len(fold) == number * LARGEST and (part := client.get(keys.part(number))):
         fold, number = fold + part, number + 1
     return fold
+
+
+def _are_enough(offers: int, live: int, waited_s: float) -> bool:
+    if offers >= live - 1 and waited_s >= _ONE_MISSING_S:
+        return True
+    return offers >= live or waited_s >= _OFFERS_S
 
 
 def _offered(client: Client, keys: Keys, envelope: Envelope, offer: bytes) -> bytes:

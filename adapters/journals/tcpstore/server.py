@@ -3,9 +3,6 @@
 Its standard input is the listening socket. Its standard output is a socket to the agent. The server writes one line to
 it if it cannot serve. When it reads end-of-file there, the agent is gone, and the server ends.
 
-If the program has an argument `--lease=SECONDS`, the server also ends when the agent has written nothing for so long.
-This holds from the first byte on that the agent writes.
-
 1. torch's extension module is loaded without `import torch`, in a third of the time and with two thirds of the memory.
    torch does not promise that this works. If it fails, the program starts over and imports torch.
 2. The signals that are sent to all processes of a job are blocked here. The agent decides when the store ends.
@@ -23,7 +20,6 @@ if TYPE_CHECKING:
 
 _LISTENING, _AGENT = 0, 1
 _PUBLIC = "public"
-_LEASE = "--lease="
 _NO_SERVICE = 69  # sysexits' EX_UNAVAILABLE
 
 
@@ -84,16 +80,9 @@ def _store(make: Any) -> Any:
 
 
 def _serve(store: Any) -> NoReturn:
-    """Serve until the agent is gone, or its lease is over. torch ends the store with the last reference to it, so this
-    function holds one."""
-    from select import POLLIN, poll
-
-    lease_ms = next((1e3 * float(arg.removeprefix(_LEASE)) for arg in sys.argv if arg.startswith(_LEASE)), None)
-    waiting = poll()
-    waiting.register(_AGENT, POLLIN)
-    while os.read(_AGENT, 4096):
-        if lease_ms is not None and not waiting.poll(lease_ms):
-            _fail("less than half of the nodes of the round reach this store, so it has ended")
+    """Serve until the agent is gone. torch ends the store with the last reference to it, so this function holds one."""
+    while os.read(_AGENT, 1):
+        pass
     os._exit(0)
 
 
