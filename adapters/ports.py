@@ -67,7 +67,8 @@ class Journal(Protocol):
     """A store that holds an append-only, totally ordered sequence of entries, and one counter per node.
 
     Every call returns or raises within a bounded time. Three threads may use a journal: one reads, one appends, and one
-    beats. No call waits for a call of another thread: a node that does not beat in time is taken for dead.
+    beats. A beat waits for no call of another thread for longer than a moment: a node that does not beat in time is
+    taken for dead.
 
     A journal may offer `Remembers` as well.
     """

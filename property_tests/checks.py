@@ -44,8 +44,8 @@ from reknit.core.agent.working import QUICK_S
 from reknit.core.job.entries import Admit, Entry, Failed, Joined, Leaving, Left, Lost, Node, Opened, Steady
 from reknit.core.job.job import Closed, Gathering, Job, Running, Unopened, Verdict
 from reknit.core.job.reasons import BudgetSpent, Unstable, WorkerFailed
-from reknit.core.job.restart import ECHOES, Sequel
-from reknit.core.job.workers import NoProgress, WorkerFailure
+from reknit.core.job.restart import Sequel
+from reknit.core.job.workers import WorkerFailure
 
 from . import ends, meaning, prompt, results, rhythm
 from .hosts import Proc, Violation, demand
@@ -435,7 +435,7 @@ def after_landing(world: World, entry: Entry, before: Job) -> None:
     if (job.epoch, job.spent) == (before.epoch, before.spent) and job.unspent > before.unspent:
         demand(not isinstance(job.why, WorkerFailed), "S4", f"{job.why} is blamed for a round that spent nothing")
     if isinstance(job.phase, Closed):
-        closed(world, job, before)
+        ends.closed(world, job, before)
     else:
         demand(not isinstance(before.phase, Closed) or job.epoch > before.epoch, "S6", "closed is for ever")
         spends_are_earned(world, job)
@@ -473,34 +473,3 @@ def spends_are_earned(world: World, job: Job) -> None:
     if world.setup.fence:
         return  # a fence kills workers, whose peers crash: a failure for all that anybody can tell
     demand(job.spent <= len(blown), "S4", f"{job.spent} restarts spent on {len(blown)} rounds in which a worker failed")
-
-
-def closed(world: World, job: Job, before: Job) -> None:
-    """S5, S6."""
-    outcome = job.outcome
-    assert outcome is not None
-    if isinstance(before.phase, Closed):
-        demand(before.epoch != job.epoch or before.phase == job.phase, "S6", "closed is for ever")
-        return
-    world.outcomes[job.epoch] = outcome
-    if outcome.verdict is Verdict.SUCCEEDED:
-        last = max(round for epoch, round in world.sealed if epoch == job.epoch)
-        done = {
-            g.node: g
-            for g in world.groups
-            if g.key == (job.epoch, last) and len(g.exited) == len(g.command.assignment.workers)
-        }
-        for member in job.member_nodes:
-            demand(member in done, "S5", f"success, though {member} has not")
-    if isinstance(outcome.why, BudgetSpent):
-        texts = [w.message for f in outcome.failures for w in f.failures]
-        own = [t for t in texts if not any(e in t.lower() for e in ECHOES)]
-        root = outcome.why.root.failure
-        demand(not own or root.message in own, "S5", "an echo is blamed")
-        if isinstance(root.cause, NoProgress):
-            causes = [w.cause for f in outcome.failures for w in f.failures]
-            least = min(cause.step or 0 for cause in causes if isinstance(cause, NoProgress))
-            demand(root.cause.step == least, "S5", "a worker is blamed that waits for another")
-        earned = {g.key for g in world.blows if g.epoch == job.epoch}
-        ok = world.setup.fence or len(earned) > outcome.why.max_restarts
-        demand(ok, "S4", f"the budget of {outcome.why.max_restarts} was spent on {len(earned)} failures")

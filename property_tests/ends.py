@@ -13,8 +13,11 @@ from reknit.core.agent.step import step
 from reknit.core.agent.workers import WorkersStopped
 from reknit.core.job.entries import Node
 from reknit.core.job.fold import fold_all
-from reknit.core.job.job import Job, Outcome
+from reknit.core.job.job import Closed, Job, Outcome, Verdict
 from reknit.core.job.memory import abridged
+from reknit.core.job.reasons import BudgetSpent
+from reknit.core.job.restart import ECHOES
+from reknit.core.job.workers import NoProgress
 
 from .hosts import Proc, demand
 
@@ -87,3 +90,34 @@ def agree(world: World) -> None:
 
 def nodes_alive(world: World) -> set[Node]:
     return {p.agent.me for p in world.procs if p.up}
+
+
+def closed(world: World, job: Job, before: Job) -> None:
+    """S5, S6."""
+    outcome = job.outcome
+    assert outcome is not None
+    if isinstance(before.phase, Closed):
+        demand(before.epoch != job.epoch or before.phase == job.phase, "S6", "closed is for ever")
+        return
+    world.outcomes[job.epoch] = outcome
+    if outcome.verdict is Verdict.SUCCEEDED:
+        last = max(round for epoch, round in world.sealed if epoch == job.epoch)
+        done = {
+            g.node: g
+            for g in world.groups
+            if g.key == (job.epoch, last) and len(g.exited) == len(g.command.assignment.workers)
+        }
+        for member in job.member_nodes:
+            demand(member in done, "S5", f"success, though {member} has not")
+    if isinstance(outcome.why, BudgetSpent):
+        texts = [w.message for f in outcome.failures for w in f.failures]
+        own = [t for t in texts if not any(e in t.lower() for e in ECHOES)]
+        root = outcome.why.root.failure
+        demand(not own or root.message in own, "S5", "an echo is blamed")
+        if isinstance(root.cause, NoProgress):
+            causes = [w.cause for f in outcome.failures for w in f.failures]
+            least = min(cause.step or 0 for cause in causes if isinstance(cause, NoProgress))
+            demand(root.cause.step == least, "S5", "a worker is blamed that waits for another")
+        earned = {g.key for g in world.blows if g.epoch == job.epoch}
+        ok = world.setup.fence or len(earned) > outcome.why.max_restarts
+        demand(ok, "S4", f"the budget of {outcome.why.max_restarts} was spent on {len(earned)} failures")

@@ -190,11 +190,11 @@ def test_a_run_through_an_outage() -> None:
     assert told(agent(2, 2), *WITH_N1, cut_off("refused"), after(1), cut_off("refused"), echo(), ack()) == [
         WAITING,
         FIRST_WITH_N1,
-        "the journal cannot be reached, workers keep running; reknit tries again for 300 s: refused",
+        "the store cannot be reached, workers keep running; reknit tries again for 300 s: refused",
         "the journal can be reached again",
     ]
     assert told(agent(2, 2), *WITH_N1, cut_off("refused"), after(301))[3:] == [
-        f"the journal cannot be reached: refused; {STOPPING}"
+        f"the store cannot be reached: refused; {STOPPING}"
     ]
 
 
@@ -204,7 +204,7 @@ def test_an_outage_with_a_fence() -> None:
     fenced = Agent(Spec(NodeId("n0"), "n0", terms))
     said = told(fenced, *WITH_N1, cut_off("refused"))
     assert said[-1] == (
-        "the journal cannot be reached, workers keep running for at most 2.5 s (--fence-after); "
+        "the store cannot be reached, workers keep running for at most 2.5 s (--fence-after); "
         "reknit tries again for 300 s: refused"
     )
 
@@ -258,7 +258,7 @@ SENTENCES = {
     ),
     own.DeclaredLost(): "the other nodes have declared this node lost",
     own.CutOff(1.5): "the store has acknowledged no beat of this node for 1.5 s (--fence-after)",
-    own.StoreLost("refused"): "the journal cannot be reached: refused",
+    own.StoreLost("refused"): "the store cannot be reached: refused",
     own.JournalRefused(reasons.Refusal.SECRET, "signed with another secret"): "signed with another secret",
     own.TermsDiffer((("max_nodes", "2", "3"),), node("n1")): (
         "the job runs on other terms: max_nodes: 2 there, 3 here (node n1 began the job)"

@@ -71,7 +71,7 @@ def test_an_outage_is_told_and_does_not_end_the_part_of_a_node() -> None:
     """Its workers run on, so that nobody should take its address away."""
     agent = feed(playing("n0", PAIR, joined("n1")), cut_off("no route"))
     assert (doing(agent), takes_part(agent)) == (Doing.RUNNING, True)
-    assert doing_text(agent).endswith("; the journal cannot be reached: no route")
+    assert doing_text(agent).endswith("; the store cannot be reached: no route")
 
 
 def test_a_standby() -> None:

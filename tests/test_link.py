@@ -12,6 +12,7 @@ import pytest
 from reknit.adapters.clock import Clock
 from reknit.adapters.journals.memory import MemoryJournal
 from reknit.adapters.link import ThreadedLink
+from reknit.adapters.link.messages import Lane
 from reknit.adapters.ports import Batch, Refused, Unavailable
 from reknit.core.agent.events import Counters, EntriesRead, Event, JournalFailed
 from reknit.core.job.entries import Aborted, Entry, Node, NodeId
@@ -247,6 +248,23 @@ def test_closing_leaves_no_thread_and_no_descriptor(agents: Callable[..., Agent]
     agent.clock.close()
     assert not set(threading.enumerate()) - before[0]
     assert not descriptors() - before[1]
+
+
+def test_a_link_whose_threads_cannot_all_start_leaves_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = set(threading.enumerate())
+    real = threading.Thread.start
+
+    def start(thread: threading.Thread) -> None:
+        if thread.name.endswith(Lane.BEAT.value):
+            raise RuntimeError("can't start new thread")
+        real(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", start)
+    clock = Clock()
+    with pytest.raises(RuntimeError, match="can't start"):
+        ThreadedLink(MemoryJournal(), clock, "n")
+    clock.close()
+    assert set(threading.enumerate()) == before
 
 
 def test_closing_does_not_wait_for_ever_for_a_call_that_hangs(

@@ -59,7 +59,7 @@ def test_a_cable_is_cut_and_mended(tmp_path: Path, network: Network) -> None:
         assert {up.restart for up in two} == {0}
         for run in (a, b):
             run.says("node n2 fell silent")
-        c.says("the journal cannot be reached, workers keep running")
+        c.says("the store cannot be reached, workers keep running")
         assert all_alive(c.ups)
         network.mend(2)
         c.says("the other nodes have declared this node lost; stopping this node's workers")
@@ -95,7 +95,7 @@ def test_the_host_is_cut_off(tmp_path: Path, network: Network) -> None:
         before = nodes.formed(a, b, c)
         network.cut(0)
         for run in (b, c):
-            run.says("the journal cannot be reached, workers keep running")
+            run.says("the store cannot be reached, workers keep running")
         a.says("fell silent")
         assert all_alive(b.ups + c.ups)
         network.mend(0)

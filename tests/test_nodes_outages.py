@@ -76,7 +76,7 @@ def test_etcd_answers_nothing(tmp_path: Path) -> None:
         for i in range(3):
             cluster.stop(i)
         for run in (a, b):
-            run.says("the journal cannot be reached, workers keep running")
+            run.says("the store cannot be reached, workers keep running")
         assert all_alive(first)
         assert len(a.ups) == len(b.ups) == 1
         b.tell(BAD)
@@ -131,7 +131,7 @@ def test_a_full_disk(tmp_path: Path, small_disk: Path) -> None:
         first = nodes.formed(a, b)
         ballast = fill(small_disk)
         b.tell(BAD)
-        b.says("the journal cannot be reached")
+        b.says("the store cannot be reached")
         assert is_alive(a.ups[0].pid)
         ballast.unlink()
         second = nodes.formed(a, b, after=first)
@@ -150,7 +150,7 @@ def test_the_host_of_the_store_is_killed_and_comes_back(tmp_path: Path) -> None:
         first = nodes.formed(a, b, c)
         a.vanish()
         for run in (b, c):
-            run.says("the journal cannot be reached, workers keep running")
+            run.says("the store cannot be reached, workers keep running")
         assert all_alive(b.ups + c.ups)
         (again,) = nodes.start("a")
         again.says("this node hosts the job's store")

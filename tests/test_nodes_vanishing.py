@@ -81,12 +81,12 @@ def test_the_host_of_the_store_vanishes(tmp_path: Path) -> None:
         nodes.formed(a, b, c)
         a.vanish()
         for run in (b, c):
-            run.says("the journal cannot be reached, workers keep running")
+            run.says("the store cannot be reached, workers keep running")
             assert all_alive(run.ups)
         assert ended(b, c) == [74, 74]
         for run in (b, c):
             assert len(run.ups) == 1
-            assert run.said[-2].startswith("this node has given up: the journal cannot be reached: 127.0.0.1:PORT: ")
+            assert run.said[-2].startswith("this node has given up: the store cannot be reached: 127.0.0.1:PORT: ")
 
 
 def test_any_node_vanishes_at_etcd(tmp_path: Path) -> None:

@@ -332,7 +332,7 @@ def test_any_value_is_taken_or_refused_by_name(name: str, value: str) -> None:
         (["--nproc-per-node=0", "s.py"], {}, "--nproc-per-node=0: must be at least 1"),
         (["s.py"], {"PYTHON_EXEC": "/no/python"}, "PYTHON_EXEC: /no/python does not exist"),
         (["s.py"], {"PET_MODULE": "x"}, "PET_MODULE=x: 0 or 1 expected"),
-        (["--log-dir=s.py", "--tee=3", "s.py"], {}, "--log-dir=s.py: Not a directory"),
+        (["--log-dir=s.py", "--tee=3", "s.py"], {}, "--log-dir=s.py cannot be made: Not a directory"),
     ],
 )
 def test_a_refusal_is_one_line(tmp_path: Path, argv: list[str], env: dict[str, str], message: str) -> None:
@@ -367,4 +367,4 @@ def test_a_folder_that_has_been_deleted(tmp_path: Path, script: Path) -> None:
     assert (status, job.out) == (0, "ran\n"), job.err
     gone.mkdir()
     said = refusal(tmp_path, *from_gone(REKNIT, "run", "--log-dir=logs", "--tee=3", str(script)))
-    assert said == "--log-dir=logs: No such file or directory"
+    assert said == "--log-dir=logs cannot be made: No such file or directory"

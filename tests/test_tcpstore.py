@@ -370,6 +370,16 @@ def test_a_journal_with_a_sealed_round_stays(lost: Lost) -> None:
     assert host.read(3, 0.0).entries == (Filler(),)
 
 
+def test_an_agent_whose_job_is_over_makes_no_journal_void(lost: Lost) -> None:
+    """The new journal may be another run of the job."""
+    store, (elder, _) = lost(entries=[*SEALED, Aborted("over")])
+    host = store.journal()
+    say(host, opened("new", "a"))
+    with pytest.raises(Refused, match="its store was replaced"):
+        stubborn(lambda: elder.read(4, 0.0))
+    assert host.read(2, 0.0) == Batch(2)
+
+
 def test_an_agent_that_remembers_no_sealed_round_takes_part_in_another_journal(lost: Lost) -> None:
     """It has no workers, so it loses nothing by beginning anew."""
     store, (elder, _) = lost(entries=opened("old", "a"))

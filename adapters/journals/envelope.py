@@ -43,6 +43,8 @@ from reknit.core.text.codec import CodecError, decode, dumps
 from reknit.core.text.snapshot import freeze, thaw
 
 _MAC = ',"mac":"'
+_LONGEST_NUMBER = 20
+"""A number in a store has fewer digits than this."""
 _REMEMBERED = 4096
 """Number of positions whose digest a reader remembers."""
 
@@ -116,8 +118,8 @@ class Prefix:
     def contradicts(self, seen: str) -> bool:
         """Whether the writer of a record had read other records than this reader. False if this reader does not know
         the position, or no longer."""
-        position, _, digest = seen.partition(" ")
-        known = self._digests.get(int(position)) if position.isdigit() else None
+        position, digest = _read_to(seen)
+        known = self._digests.get(position)
         return bool(digest) and known is not None and known != digest
 
 
@@ -175,8 +177,8 @@ class Envelope:
     def open_end(self, record: bytes) -> tuple[int, str] | None:
         """Position and digest. None if the record cannot be used."""
         text = self._key.checked(record, "end")
-        position, _, digest = str(_json(text or "").get("seen")).partition(" ")
-        return (int(position), digest) if position.isdigit() else None
+        position, digest = _read_to(str(_json(text or "").get("seen")))
+        return (position, digest) if position >= 0 else None
 
     # ---- other values of the store ----
 
@@ -335,6 +337,13 @@ def _opened_job(text: str) -> tuple[int, Job, str] | None:
         return None
 
 
+def _read_to(seen: str) -> tuple[int, str]:
+    """The position and the digest in a field `seen`. Anybody may have written it. -1: there is no position."""
+    position, _, digest = seen.partition(" ")
+    is_number = position.isascii() and position.isdigit() and len(position) < _LONGEST_NUMBER
+    return (int(position), digest) if is_number else (-1, "")
+
+
 def _bytes(text: str) -> bytes:
     return text.encode(errors="surrogatepass")  # a command line or an environment may hold any bytes
 
@@ -354,4 +363,4 @@ def _constant(name: str) -> object:
 
 def number(text: bytes) -> int:
     """A number that a store holds. It has no signature, so that anybody may have written it. 0 if it is no number."""
-    return int(text) if text.isdigit() and len(text) < 20 else 0
+    return int(text) if text.isdigit() and len(text) < _LONGEST_NUMBER else 0

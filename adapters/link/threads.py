@@ -50,8 +50,12 @@ class ThreadedLink:
             Thread(self._serve, self._calls[lane], name=f"reknit {nonce} {lane.value}") for lane in self._calls
         ]
         self._put(calls)
-        for thread in self._threads:
-            thread.start()
+        try:
+            for thread in self._threads:
+                thread.start()
+        except BaseException:
+            self.close()  # a thread that runs already must not be left behind
+            raise
 
     # ---- the agent's side ----
 

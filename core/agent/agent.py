@@ -217,7 +217,7 @@ class Agent:
     bears what the job bears."""
     leaving: StopRequest | None = None
     outage: str | None = None
-    """Why the journal cannot be reached, while it cannot."""
+    """Why the store cannot be reached, while it cannot."""
     end: AgentEnd | None = None
     """Why this agent must end, whatever the job does. None: it need not."""
     said: Mapping[Entry, float] = EMPTY

@@ -89,7 +89,7 @@ def reason_text(reason: Reason) -> str:  # noqa: C901  # a dispatcher: one arm p
         case own.CutOff(seconds):
             return f"the store has acknowledged no beat of this node for {seconds:g} s (--fence-after)"
         case own.StoreLost(why):
-            return f"the journal cannot be reached: {why}"
+            return f"the store cannot be reached: {why}"
         case own.JournalRefused(_, why):
             return why
         case own.TermsDiffer():
@@ -153,7 +153,7 @@ def _store_news(before: Agent, after: Agent) -> Iterator[str]:
     if after.outage and not before.outage and after.outcome is None:
         limit_s = after.spec.store_timeout_s if after.was_read else after.spec.terms.join_timeout_s
         runs_on = _runs_on(after)
-        yield f"the journal cannot be reached{runs_on}; reknit tries again for {limit_s:g} s: {after.outage}"
+        yield f"the store cannot be reached{runs_on}; reknit tries again for {limit_s:g} s: {after.outage}"
     elif before.outage and not after.outage:
         yield "the journal can be reached again" if before.was_read else "the journal can be reached now"
     if after.outage and after.outcome is None and after.end is None and before.workers.alive > after.workers.alive:

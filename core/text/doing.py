@@ -62,7 +62,7 @@ def takes_part(agent: Agent) -> bool:
 def doing_text(agent: Agent) -> str:
     """`runs the workers of round 2, ranks 0 to 3 of 8`"""
     text = _text(agent, doing(agent))
-    return f"{text}; the journal cannot be reached: {agent.outage}" if agent.outage and agent.result is None else text
+    return f"{text}; the store cannot be reached: {agent.outage}" if agent.outage and agent.result is None else text
 
 
 def _text(agent: Agent, what: Doing) -> str:

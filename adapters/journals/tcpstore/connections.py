@@ -230,6 +230,8 @@ class Connections:
     def _at_another(self, client: Client, course: Course, header: bytes) -> bytes:
         """The header, after this agent has found that of another journal."""
         memory = self._memory
+        if memory is not None and memory.job.outcome is not None:
+            return header  # it is refused: the job is over, and the other journal may be a new run of it
         if memory is not None and memory.job.members:
             if not is_void_now(client, self.keys, header, self._envelope):
                 return header  # it is refused

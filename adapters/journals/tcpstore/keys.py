@@ -3,10 +3,10 @@
     /reknit/owner                   the job that the store serves
     /reknit/<job>/header            what names this journal
     /reknit/<job>/pace              the longest round trip of any writer, in milliseconds
-    /reknit/<job>/offers            how many agents have offered to found the journal again
+    /reknit/<job>/offers            how often agents have offered to found the journal again
     /reknit/<job>/best              the offer of the agent that has read furthest
 
-The others belong to one life of the journal (`envelope.Life`). In its first life <life> is left out.
+The following keys exist once in each life of the journal (`envelope.Life`). In the first life, <life> is left out.
 
     /reknit/<job>/<life>/head              how many slots are taken
     /reknit/<job>/<life>/slot/<n>          one record; n is a position

@@ -37,8 +37,8 @@ def main() -> NoReturn:
 
 
 def _raise_limit() -> None:
-    """Allow as many descriptors as the system permits. Each node has three connections, so a large job needs more than
-    the usual limit of 1024."""
+    """Allow as many descriptors as the system permits. Each node has two or three connections. A large job needs more
+    than the usual limit of 1024."""
     from resource import RLIMIT_NOFILE, getrlimit, setrlimit
 
     try:
