@@ -251,6 +251,7 @@ def test_closing_leaves_no_thread_and_no_descriptor(agents: Callable[..., Agent]
 
 
 def test_a_link_whose_threads_cannot_all_start_leaves_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The process may have reached its limit. Otherwise threads would use a journal that nobody closes."""
     before = set(threading.enumerate())
     real = threading.Thread.start
 

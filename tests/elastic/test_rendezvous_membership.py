@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import gc
 import os
 import threading
@@ -10,6 +11,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import psutil
 import pytest
@@ -23,6 +25,7 @@ from torch.distributed.elastic.rendezvous import (
 )
 from torch.distributed.elastic.utils.store import barrier
 
+from reknit.adapters.journals.tcpstore.host import StoreHost
 from reknit.core.agent.alive import is_stop_late
 from reknit.elastic.rendezvous import RendezvousParameters
 from reknit.elastic.rendezvous.handler import ReknitRendezvousHandler
@@ -297,8 +300,9 @@ def test_a_store_that_cannot_be_hosted_is_an_error(tmp_path: Path) -> None:
         alone.next()
 
 
-def test_an_outage_without_end_ends_the_workers() -> None:
+def test_an_outage_without_end_ends_the_workers(monkeypatch: pytest.MonkeyPatch) -> None:
     """Before that, torchrun's workers run on: the look says nothing of an outage."""
+    monkeypatch.setattr(StoreHost, "restart", Mock(side_effect=OSError(errno.EMFILE, "no descriptor is free")))
     with nodes(2, 2, 2, store_timeout=1.0) as two:
         meet(*two)
         (server,) = [child for child in psutil.Process().children() if "server" in " ".join(child.cmdline())]
