@@ -105,11 +105,9 @@ class Loop:
             if not inbox:
                 self._end_before_it_begins(ports.requests.taken())
                 return
-        # The requests are taken before the news of the workers, and fed after it. So workers that ended before a
-        # request came are noticed first, and the node still says that they have succeeded.
-        requests = ports.requests.taken()
+        for signal in ports.requests.taken():
+            inbox.append(StopRequested(now, signal))
         inbox.extend(ports.workers.events(now))
-        inbox.extend(StopRequested(now, signal) for signal in requests)
         inbox.extend(ports.link.events(now))
 
     def _end_before_it_begins(self, requests: Sequence[int]) -> None:

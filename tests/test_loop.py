@@ -380,22 +380,6 @@ def test_a_node_is_told_to_leave_before_its_keeper_is_ready() -> None:
     assert trace.kinds == []
 
 
-def test_workers_that_have_ended_are_noticed_before_a_request_that_came_later() -> None:
-    """Otherwise the node would leave without its `Succeeded`, and the others would start another round."""
-    workers = FakeWorkers([])
-    ports, trace = faked(workers)
-    loop = Loop(Agent(spec()), ports, [trace])
-    while not workers.told:
-        loop.turn()
-    workers.news.append(lambda now: WorkersExited(now, 0, (WorkerExit(0),)))
-    assert isinstance(ports.requests, Requests)
-    ports.requests.waiting.append(signal.SIGTERM)
-    run(loop)
-    assert trace.kinds.index("WorkersExited") < trace.kinds.index("StopRequested")
-    assert loop.result is not None
-    assert loop.result.state is WorkerState.SUCCEEDED
-
-
 def test_the_end_is_the_end() -> None:
     """What comes after the result is for nobody: no step, and no observer is told."""
     ports, trace = faked(FakeWorkers([WorkerExit(0)]))

@@ -46,6 +46,8 @@ if TYPE_CHECKING:
 
 _FAREWELL_S = 15.0
 """Time for the agent to say goodbye to the others. The store may not answer. Seconds."""
+_REPORT_S = 1.0
+"""How long a node that leaves waits until the loop has taken what was reported before. Seconds."""
 _HURRY_S = 5.0
 """Time for an agent that hosts the store to wait for the others, after the exit barrier. Seconds."""
 
@@ -343,6 +345,9 @@ class Course:
 
     def leave(self, signum: int = signal.SIGTERM) -> None:
         """Tell the others that this node leaves. The workers may still run."""
+        # If they have just succeeded, the core must hear that first. Otherwise the node would leave without its
+        # `Succeeded`, and the others would start another round.
+        self._hooked.await_told(_REPORT_S)
         self._running.leave(signum)
 
     def retire(self) -> None:

@@ -52,6 +52,8 @@ class HookedWorkers:
         self._told: deque[Event] = deque([Started(0.0, nonce, self._another_port())])
         """Events that the loop has not taken yet. Their time, and the ports that they bring, are filled in when it
         does."""
+        self._is_told = threading.Event()
+        """Set when the loop has taken all events."""
         self._answered = -1
         """The last round whose stop was answered. The answer has brought the port that is reserved now."""
 
@@ -84,6 +86,7 @@ class HookedWorkers:
                 case PortReserved():
                     event = PortReserved(0.0, self._another_port())
             found.append(evolve(event, at=now))
+        self._is_told.set()
         return found
 
     @property
@@ -145,6 +148,11 @@ class HookedWorkers:
         """The program bears only so many more failures of its workers."""
         self._tell(RestartsLimited(0.0, left))
 
+    def await_told(self, limit_s: float) -> None:
+        """Wait until the loop has taken what was reported, at most for so long."""
+        if self._told:
+            self._is_told.wait(limit_s)
+
     def dismiss(self) -> None:
         """Take no further command. No worker runs."""
         with self._lock:
@@ -155,6 +163,7 @@ class HookedWorkers:
     def _tell(self, event: Event, *, over: int = -1) -> None:
         """`over`: the round that is over with this event."""
         with self._lock:
+            self._is_told.clear()
             self._told.append(event)
             self._over = max(self._over, over)
             self._answer()
