@@ -39,6 +39,14 @@ class _Serial:
     def __str__(self) -> str:
         return self.serialize()
 
+    @classmethod
+    def _read(cls, data: str | Self, **kinds: type[Enum]) -> Self:
+        """`kinds`: the fields whose values are of an enum."""
+        if isinstance(data, cls):
+            return data
+        fields = json.loads(str(data))
+        return cls(**{**fields, **{name: kind(fields[name]) for name, kind in kinds.items()}})
+
 
 @dataclass
 class Event(_Serial):
@@ -55,10 +63,7 @@ class Event(_Serial):
     @classmethod
     def deserialize(cls, data: str | Self) -> Self:
         """The event that `serialize` has written. An event is returned as it is."""
-        if isinstance(data, cls):
-            return data
-        fields = json.loads(str(data))
-        return cls(**{**fields, "source": EventSource(fields["source"])})
+        return cls._read(data, source=EventSource)
 
 
 @dataclass
@@ -88,7 +93,4 @@ class RdzvEvent(_Serial):
     @classmethod
     def deserialize(cls, data: str | Self) -> Self:
         """The event that `serialize` has written. An event is returned as it is."""
-        if isinstance(data, cls):
-            return data
-        fields = json.loads(str(data))
-        return cls(**{**fields, "node_state": NodeState(fields["node_state"])})
+        return cls._read(data, node_state=NodeState)
