@@ -143,20 +143,20 @@ def test_infinite_waits_survive() -> None:
 def test_a_published_fold_comes_back_with_its_position(secret: str) -> None:
     """Who is far behind folds on from it."""
     record = Envelope("job", secret).wrap_job(12, FOLDED)
-    assert Envelope("job", secret).open_job(record) == (12, FOLDED)
+    assert Envelope("job", secret).open_fold(record) == (12, FOLDED, "")
 
 
 def test_a_fold_that_is_not_to_be_trusted_or_read_is_no_fold() -> None:
     """The entries are still there: nothing is worth ending for."""
     envelope = Envelope("job", "s")
     record = envelope.wrap_job(12, FOLDED)
-    assert envelope.open_job(b"") is None
-    assert envelope.open_job(record[:-1]) is None
-    assert envelope.open_job(record.replace(b"12", b"13", 1)) is None
-    assert envelope.open_job(Envelope("job").wrap_job(12, FOLDED)) is None
-    assert envelope.open_job(envelope.wrap("t", SAID, "job")) is None
-    assert Envelope("job").open_job(b'{"position":1,"job":{}}') is None
-    assert Envelope("job").open_job(b'{"position":true,"job":{}}') is None
+    assert envelope.open_fold(b"") is None
+    assert envelope.open_fold(record[:-1]) is None
+    assert envelope.open_fold(record.replace(b"12", b"13", 1)) is None
+    assert envelope.open_fold(Envelope("job").wrap_job(12, FOLDED)) is None
+    assert envelope.open_fold(envelope.wrap("t", SAID, "job")) is None
+    assert Envelope("job").open_fold(b'{"position":1,"job":{}}') is None
+    assert Envelope("job").open_fold(b'{"position":true,"job":{}}') is None
 
 
 # ---- the header ----
@@ -218,4 +218,4 @@ def test_what_was_said_in_an_earlier_run_does_not_count_in_this_one() -> None:
     record = before.wrap("t", Aborted("x"), "5")
     assert before.open(record, "5") == ("t", Aborted("x"))
     assert now.open(record, "5") == ("", Filler())
-    assert now.open_job(before.wrap_job(7, Job())) is None
+    assert now.open_fold(before.wrap_job(7, Job())) is None

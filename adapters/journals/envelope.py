@@ -158,11 +158,6 @@ class Envelope:
         """`digest`: of all records before `position` (`Prefix.digest`)."""
         return self._key.signed(f'{{"position":{position},"digest":"{digest}","job":{freeze(job)}}}', "job")
 
-    def open_job(self, record: bytes) -> tuple[int, Job] | None:
-        """Position and fold. None if the record cannot be used: the reader then reads the entries."""
-        found = self.open_fold(record)
-        return None if found is None else found[:2]
-
     def open_fold(self, record: bytes) -> tuple[int, Job, str] | None:
         """Position, fold and digest. None if the record cannot be used."""
         text = self._key.checked(record, "job")
