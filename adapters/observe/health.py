@@ -90,7 +90,7 @@ class RoundTrips:
             self.release()
 
     def release(self) -> None:
-        """Let nobody wait any more: the loop has ended, or is closed."""
+        """End all waits for an answer. Called when the loop has ended or is closed."""
         with self._changed:
             self._is_over = True
             self._changed.notify_all()

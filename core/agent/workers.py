@@ -64,7 +64,7 @@ class WorkersStopped:
     port: int
     """Bootstrap port that is reserved for the next `Joined`. 0 if no port could be reserved."""
     stuck: tuple[int, ...] = ()
-    """The numbers of the processes that survive SIGKILL. Empty in most cases."""
+    """The ids (pid) of processes of the round that still live after SIGKILL. Empty in most cases."""
 
 
 @frozen

@@ -90,7 +90,7 @@ def _write(client: Client, keys: LifeKeys, fold: bytes) -> None:
 
 
 def first_fold(client: Client, keys: LifeKeys) -> bytes:
-    """The fold with which this life has begun, or a later one."""
+    """The fold that was written when this life began. A later fold if one has been published since."""
     fold, number = client.get(keys.fold), 1
     while len(fold) == number * LARGEST and (part := client.get(keys.part(number))):
         fold, number = fold + part, number + 1

@@ -22,7 +22,8 @@ from ..utils.logging import get_logger
 _FLUSH_S = 5.0
 """How long the end of a run waits for a slow handler. Seconds."""
 _deliveries: dict[tuple[int, str], Delivery] = {}
-"""By process and destination. A forked child has no threads, so it makes its own."""
+"""The key is a process id and a destination. A forked child does not have the threads of its parent, so it needs
+deliveries of its own."""
 _logger = get_logger(__name__)
 
 
