@@ -191,7 +191,7 @@ def test_a_run_through_an_outage() -> None:
         WAITING,
         FIRST_WITH_N1,
         "the store cannot be reached, workers keep running; reknit tries again for 300 s: refused",
-        "the journal can be reached again",
+        "the store can be reached again",
     ]
     assert told(agent(2, 2), *WITH_N1, cut_off("refused"), after(301))[3:] == [
         f"the store cannot be reached: refused; {STOPPING}"
@@ -229,7 +229,7 @@ def test_a_run_that_takes_another_agents_place() -> None:
 def test_a_run_whose_workers_end_in_an_outage() -> None:
     """Nobody must believe that they run on, as the line before said."""
     lines = told(agent(2, 2), *WITH_N1, cut_off("refused"), exits(1), stopped())
-    assert lines[-1] == "this node has no workers now; it waits until the journal can be reached"
+    assert lines[-1] == "this node has no workers now; it waits until the store can be reached"
 
 
 # ---- sentences ----

@@ -86,7 +86,7 @@ def test_etcd_answers_nothing(tmp_path: Path) -> None:
             cluster.cont(i)
         second = nodes.formed(a, b, after=first)
         for run in (a, b):
-            run.says("the journal can be reached again")
+            run.says("the store can be reached again")
         assert {up.restart for up in second} == {1}
         finish(a, b)
         assert_told(nodes.entries())
@@ -169,7 +169,7 @@ def test_the_server_of_the_store_is_killed_alone(tmp_path: Path) -> None:
         first = nodes.formed(a, b)
         os.kill(server_of(a), signal.SIGKILL)
         for run in (a, b):
-            run.says("the journal can be reached again")
+            run.says("the store can be reached again")
         assert all_alive(first)
         b.tell(BAD)
         second = nodes.formed(a, b, after=first)

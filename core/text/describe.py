@@ -155,9 +155,9 @@ def _store_news(before: Agent, after: Agent) -> Iterator[str]:
         runs_on = _runs_on(after)
         yield f"the store cannot be reached{runs_on}; reknit tries again for {limit_s:g} s: {after.outage}"
     elif before.outage and not after.outage:
-        yield "the journal can be reached again" if before.was_read else "the journal can be reached now"
+        yield "the store can be reached again" if before.was_read else "the store can be reached now"
     if after.outage and after.outcome is None and after.end is None and before.workers.alive > after.workers.alive:
-        yield "this node has no workers now; it waits until the journal can be reached"
+        yield "this node has no workers now; it waits until the store can be reached"
 
 
 def _runs_on(agent: Agent) -> str:
