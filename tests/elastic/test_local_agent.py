@@ -17,10 +17,13 @@ from unittest.mock import Mock
 
 import pytest
 
+from reknit.adapters.clock import Clock
 from reknit.adapters.keeper import start
 from reknit.adapters.keeper.stream import Stream
+from reknit.core.agent.workers import WorkersExited
 from reknit.elastic.agent.server import local_elastic_agent
 from reknit.elastic.agent.server.api import RunResult, WorkerGroup, WorkerSpec, WorkerState
+from reknit.elastic.agent.server.hooked import HookedWorkers
 from reknit.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 from reknit.elastic.multiprocessing import DefaultLogsSpecs, RunProcsResult, SignalException, Std
 from reknit.elastic.multiprocessing.errors import ProcessFailure
@@ -366,6 +369,21 @@ def test_a_signal_ends_the_wait_at_the_exit_barrier(tmp_path: Path) -> None:
     (tmp_path / "gone").touch()
     thread.join()
     assert results[0].state is WorkerState.SUCCEEDED
+
+
+def test_who_leaves_waits_until_the_loop_has_heard_what_came_before() -> None:
+    """A node that leaves before the core knows that its workers have succeeded leaves without its `Succeeded`. The
+    other nodes would start another round."""
+    clock = Clock()
+    workers = HookedWorkers(clock, "nonce", news=lambda: None)
+    workers.events(0.0)
+    assert workers.await_told(0.0)
+    workers.report_success(0, 1)
+    assert not workers.await_told(0.0)
+    assert [type(event) for event in workers.events(1.0)] == [WorkersExited]
+    assert workers.await_told(0.0)
+    workers.close()
+    clock.close()
 
 
 def test_only_the_signals_that_the_launcher_names_are_taken() -> None:

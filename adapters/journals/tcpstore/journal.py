@@ -140,7 +140,7 @@ class TCPStoreJournal:
             client.set(self._connections.keys.pace, b"%d" % pace_ms)
 
     def beat(self, node: Node, count: int, watch: Sequence[Node]) -> Mapping[Node, int]:
-        # With two connections for each node in place of three, the server bears half as many nodes again.
+        # A server has a limited number of connections. With two for each node, and not three, it can serve more nodes.
         if self._is_shared and self._writing.acquire(timeout=_SHARED_S):
             try:
                 return self._beat("writer", node, count, watch)

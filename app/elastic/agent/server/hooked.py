@@ -86,7 +86,9 @@ class HookedWorkers:
                 case PortReserved():
                     event = PortReserved(0.0, self._another_port())
             found.append(evolve(event, at=now))
-        self._is_told.set()
+        with self._lock:
+            if not self._told:  # otherwise something was reported just now
+                self._is_told.set()
         return found
 
     @property
@@ -148,10 +150,9 @@ class HookedWorkers:
         """The program bears only so many more failures of its workers."""
         self._tell(RestartsLimited(0.0, left))
 
-    def await_told(self, limit_s: float) -> None:
-        """Wait until the loop has taken what was reported, at most for so long."""
-        if self._told:
-            self._is_told.wait(limit_s)
+    def await_told(self, limit_s: float) -> bool:
+        """Wait until the loop has taken what was reported. False: it has not within so many seconds."""
+        return not self._told or self._is_told.wait(limit_s)
 
     def dismiss(self) -> None:
         """Take no further command. No worker runs."""
