@@ -17,7 +17,7 @@ import pytest
 from reknit.core.job.entries import Entry, Failed, Joined, Lost, Succeeded
 from reknit.core.text.codec import dumps
 from tests.etcd import EtcdCluster
-from tests.nodes import BAD, GOOD, UP, NodeRun, Nodes, all_alive, at_c10d, at_etcd, at_file, ended
+from tests.nodes import BAD, GOOD, UP, NodeRun, Nodes, Up, all_alive, at_c10d, at_etcd, at_file, ended
 from tests.places import VARIABLE
 from tests.waiting import is_alive
 
@@ -140,14 +140,19 @@ def test_a_full_disk(tmp_path: Path, small_disk: Path) -> None:
         assert_told(nodes.entries())
 
 
+def host_and_guests(nodes: Nodes) -> tuple[list[NodeRun], list[Up]]:
+    """Three nodes that run. The first one hosts the store."""
+    (host,) = nodes.start("a")
+    host.says("this node hosts the job's store")
+    runs = [host, *nodes.start("b", "c")]
+    return runs, nodes.formed(*runs)
+
+
 def test_the_host_of_the_store_is_killed_and_comes_back(tmp_path: Path) -> None:
     """The others remember the journal, and found it again in the new store. Their workers run on until the host joins
     again, as a new incarnation, and the round is formed anew."""
     with Nodes(tmp_path, "--nnodes=3", "--max-restarts=0", *at_c10d()) as nodes:
-        (a,) = nodes.start("a")
-        a.says("this node hosts the job's store")
-        b, c = nodes.start("b", "c")
-        first = nodes.formed(a, b, c)
+        (a, b, c), first = host_and_guests(nodes)
         a.vanish()
         for run in (b, c):
             run.says("the store cannot be reached, workers keep running")
@@ -191,10 +196,7 @@ def test_the_host_comes_back_on_another_machine(tmp_path: Path) -> None:
     """It finds no note of the one before, and begins a new journal. That journal makes way for the one that the others
     remember."""
     with Nodes(tmp_path, "--nnodes=3", "--max-restarts=0", *at_c10d()) as nodes:
-        (a,) = nodes.start("a")
-        a.says("this node hosts the job's store")
-        b, c = nodes.start("b", "c")
-        first = nodes.formed(a, b, c)
+        (a, b, c), first = host_and_guests(nodes)
         a.vanish()
         (again,) = nodes.start("a", env={VARIABLE: str(other_folder(tmp_path))})
         second = nodes.formed(again, b, c, after=first)
