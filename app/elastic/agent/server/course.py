@@ -347,7 +347,8 @@ class Course:
         """Tell the others that this node leaves. The workers may still run."""
         # If they have just succeeded, the core must hear that first. Otherwise the node would leave without its
         # `Succeeded`, and the others would start another round.
-        self._hooked.await_told(_REPORT_S)
+        if not self._has_ended:
+            self._hooked.await_told(_REPORT_S)
         self._running.leave(signum)
 
     def retire(self) -> None:
