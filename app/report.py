@@ -42,7 +42,8 @@ class Reporter:
 
     def __call__(self, before: Agent, event: Event, after: Agent, commands: Sequence[Command]) -> None:
         # Imported after the first workers were started, so that they do not wait for it.
-        from reknit.core.text.describe import command_text, decisions
+        from reknit.core.text.describe import decisions
+        from reknit.core.text.doing import command_text
 
         if self._verbose:
             self._say(f"{PREFIX}{event.at:.3f} << {_cut(repr(event))}")
@@ -79,7 +80,7 @@ def exit_status(result: Result) -> int:
             return _CONFIGURATION
         case own.Replaced():
             return _REPLACED
-        case reasons.TooFewNodes():
+        case reasons.TooFewNodes() | reasons.NoMajority():
             return _TOO_FEW
         case reasons.Unstable() | reasons.AbortedByOperator() | reasons.LongOver():
             return 1

@@ -41,6 +41,7 @@ class _Writer:
             restarts=policy,
             admission=dice.choice((Admission.SOON, Admission.AT_FAILURE, Admission.NEVER)),
             silence_s=4.0,
+            needs_majority=not dice.randrange(3),
         )
 
     def write(self, entry: Entry) -> None:

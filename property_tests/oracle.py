@@ -50,6 +50,10 @@ class Oracle:
         self.members: set[Node] = set()
         self.leaving: set[Node] = set()
         self.done: set[Node] = set()
+        self.farewells: set[str] = set()
+        """Nonces of members of the last round that have said goodbye."""
+        self.is_final = False
+        """The epoch has ended in a way after which no other begins."""
         self.reports: list[Failed] = []
         self.seats: list[str] = []
         self.first_size = self.largest = 0
@@ -67,7 +71,7 @@ class Oracle:
             self._conclude()
 
     def _open(self, entry: Opened) -> None:
-        again = self.phase == "closed" and self.verdicts[self.epoch] != "succeeded"
+        again = self.phase == "closed" and self.verdicts[self.epoch] != "succeeded" and not self.is_final
         if (self.phase == "unopened" or again) and entry.epoch == self.epoch + 1:
             left, self.live = self.live, {}
             for joined in left.values():
@@ -153,6 +157,7 @@ class Oracle:
     def _left(self, entry: Left) -> None:
         known = self.live.get(entry.node.id)
         if known is not None and known.node == entry.node:
+            self.farewells.add(known.nonce)
             self._go(entry.node)
         elif self.top(entry.node.id) < entry.node.incarnation and self.top(entry.node.id) <= entry.seen:
             if known is not None:
@@ -191,6 +196,7 @@ class Oracle:
                 self._close("succeeded")
 
     def _aborted(self, _: Aborted) -> None:
+        self.is_final = self.terms.needs_majority
         self._close("aborted")
 
     def _filler(self, _: Entry) -> None: ...
@@ -211,6 +217,18 @@ class Oracle:
     def _count(self) -> int:
         return sum(1 for j in self.live.values() if j.node not in self.leaving)
 
+    def has_majority(self) -> bool:
+        """More than half of the agents of the last round, where a half with the first of them is more than half."""
+        last = self.sealed.get((self.epoch, self.last_sealed), [])
+        if not self.terms.needs_majority or not last:
+            return True
+        here = {j.nonce for j in self.live.values() if j.node not in self.leaving} | self.farewells
+        votes = sum(1 for member in last if member.nonce in here) + 0.5 * (last[0].nonce in here)
+        return votes > len(last) / 2
+
+    def _is_enough(self) -> bool:
+        return self._count() >= self.terms.min_nodes and self.has_majority()
+
     def _steady(self, entry: Steady) -> None:
         if self.phase == "running" and entry.round == self.round:
             self.unspent = 0
@@ -218,19 +236,20 @@ class Oracle:
                 self.spent = 0
 
     def _gaveup(self, entry: GaveUp) -> None:
-        if self.phase == "gathering" and entry.round == self.round and self._count() < self.terms.min_nodes:
+        if self.phase == "gathering" and entry.round == self.round and not self._is_enough():
+            self.is_final = not self.has_majority()
             self._close("failed")
 
     def _lastcall(self, entry: LastCall) -> None:
         if self.phase == "gathering" and entry.round == self.round and not self.expected:
-            if self._count() >= self.terms.min_nodes:
+            if self._is_enough():
                 self._seal()
 
     def _conclude(self) -> None:
         if self.phase != "gathering":
             return
-        self.short = self.short or self._count() < self.terms.min_nodes
-        if self.expected:
+        self.short = self.short or not self._is_enough()
+        if self.expected or not self.has_majority():
             return
         if not self.judged:
             self.judged = True
@@ -262,6 +281,7 @@ class Oracle:
             self.first_size = len(new)
         chosen.sort(key=lambda j: self.seats.index(j.node.id))
         self.members, self.done, self.phase = {j.node for j in chosen}, set(), "running"
+        self.farewells = set()
         self.largest = max(self.largest, len(chosen))
         self.sealed[self.epoch, self.round] = chosen
         self.last_sealed = self.round

@@ -7,7 +7,8 @@ from attrs import evolve
 
 from reknit.core.job.entries import Aborted, Admission, Leaving, Opened, Succeeded, Terms
 from reknit.core.job.fold import fold, fold_all
-from reknit.core.job.job import Job, admissible, can_seal, coming, ready, room
+from reknit.core.job.job import Job, admissible, coming, ready, room
+from reknit.core.job.majority import can_seal
 from reknit.core.job.reasons import AbortedByOperator
 
 from .playbook import failed, folded, joined, lost, node, running

@@ -13,7 +13,8 @@ from typing import Literal
 from attrs import evolve
 
 from reknit.core.job.entries import Admission
-from reknit.core.job.job import Closed, Gathering, Running, Unopened, can_seal, coming, has_admissible
+from reknit.core.job.job import Closed, Gathering, Running, Unopened, has_admissible
+from reknit.core.job.majority import can_seal, has_enough
 from reknit.core.job.reasons import WorkerFailed
 from reknit.core.job.restart import Cost, affords, backoff_s, is_strained
 
@@ -106,7 +107,7 @@ def _conditions(agent: Agent) -> Iterator[tuple[Timer, int]]:
 def _of_the_job(agent: Agent) -> Iterator[tuple[Timer, int]]:
     job = agent.job
     if isinstance(job.phase, Gathering):
-        if coming(job) < job.terms.min_nodes:
+        if not has_enough(job):
             yield Timer.GIVE_UP, job.round
         elif can_seal(job):
             yield Timer.LAST_CALL, job.round

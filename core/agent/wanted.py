@@ -14,7 +14,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from attrs import evolve
 
 from reknit.core.job.entries import Admit, Entry, GaveUp, Joined, LastCall, Leaving, Left, Lost, Node, Opened, Steady
-from reknit.core.job.job import Closed, Job, Running, Verdict
+from reknit.core.job.job import Closed, Job, Running
+from reknit.core.job.majority import can_open
 
 from .agent import Agent, Stage, Timer
 from .alive import is_entry_late
@@ -96,7 +97,7 @@ def _wanted(agent: Agent, now: Situation) -> Iterator[Entry]:
         return
     if Timer.OPEN in now.due:
         yield Opened(agent.spec.terms, agent.nonce)
-    elif Timer.REOPEN in now.due and job.outcome is not None and job.outcome.verdict is not Verdict.SUCCEEDED:
+    elif Timer.REOPEN in now.due and can_open(job, job.epoch + 1):
         yield Opened(agent.spec.terms, agent.nonce, epoch=job.epoch + 1)
     if agent.epoch is None or agent.epoch != job.epoch:
         return

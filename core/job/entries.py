@@ -109,7 +109,8 @@ class Terms:
     admission: Admission = field(default=Admission.SOON, validator=of_type(Admission))
     """When a node that joins a running job takes part: see `Admission`."""
     join_timeout_s: float = field(default=600.0, validator=seconds)
-    """A round that has fewer than `min_nodes` nodes for so many seconds is given up, and the job fails."""
+    """A round that has too few nodes for so many seconds is given up, and the job fails. Too few are fewer than
+    `min_nodes`, or no majority where one is needed."""
     last_call_s: float = field(default=30.0, validator=seconds)
     """Seconds for which the first round waits for more nodes once `min_nodes` have joined."""
     settle_s: float = field(default=1.0, validator=seconds)
@@ -122,6 +123,9 @@ class Terms:
     fence_s: float | None = field(default=None)
     """An agent that had no acknowledged beat for so many seconds kills its own workers. Less than `silence_s`. None: it
     never does."""
+    needs_majority: bool = field(default=False, validator=of_type(bool))
+    """Whether a round after the first needs more than half of the nodes of the round before (rule 17 of
+    docs/protocol.md). True if the journal may be at two places."""
     format: int = FORMAT
     """Version of the entries and of the fold, as in `FORMAT`."""
 
@@ -205,7 +209,7 @@ class Steady:
 
 @frozen
 class GaveUp:
-    """`round` had fewer than `Terms.min_nodes` nodes for `Terms.join_timeout_s`."""
+    """`round` had too few nodes for `Terms.join_timeout_s`."""
 
     round: int
     epoch: int = 0

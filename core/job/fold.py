@@ -44,13 +44,13 @@ from .job import (
     Verdict,
     admissible,
     can_join,
-    can_seal,
     coming,
     crowd,
     room,
 )
+from .majority import can_open, can_seal, has_enough, has_majority, lack, said_goodbye
 from .memory import buried, past_of, unburied
-from .reasons import AbortedByOperator, AllSucceeded, Departure, JobEnd, NodeGone, NodesAdmitted, RoundEnd, TooFewNodes
+from .reasons import AbortedByOperator, AllSucceeded, Departure, JobEnd, NodeGone, NodesAdmitted, RoundEnd
 from .restart import judge, root_cause, steadied
 from .ring import with_nodes, without
 from .sealing import sealed
@@ -83,7 +83,7 @@ def fold(job: Job, entry: Entry) -> Job:  # noqa: C901  # a dispatcher: one arm 
         case Lost():
             # The gone accuse nobody: of two that accuse each other, the first in the journal stays.
             if job.is_live(entry.by) and entry.by != entry.node:
-                job = _departed(job, entry.node, NodeGone(entry.node, Departure.LOST, entry.by))
+                job = departed(job, entry.node, NodeGone(entry.node, Departure.LOST, entry.by))
         case Leaving():
             job = _leaving(job, entry.node)
         case Left():
@@ -113,10 +113,7 @@ def fold_all(job: Job, entries: Sequence[Entry]) -> Job:
 
 
 def _opened(job: Job, entry: Opened) -> Job:
-    first = isinstance(job.phase, Unopened) and entry.epoch == 0
-    outcome = job.outcome
-    again = outcome is not None and outcome.verdict is not Verdict.SUCCEEDED and entry.epoch == job.epoch + 1
-    if not (first or again):
+    if not can_open(job, entry.epoch):
         return job  # two agents opened at once, or a late copy: each agent compares the terms with its own
     job = evolve(job, **buried(job, (joined.node for joined in job.live.values())))
     return Job(
@@ -138,7 +135,7 @@ def _joined(job: Job, entry: Joined) -> Job:
         return _with_new(job, {entry.node.id: entry})
     if entry.node.incarnation > known.node.incarnation:
         # The host has a new agent. It ended the workers of the old agent before it said its first `Joined`.
-        job = _departed(job, known.node, NodeGone(known.node, Departure.REPLACED))
+        job = departed(job, known.node, NodeGone(known.node, Departure.REPLACED))
         return _with_new(job, {entry.node.id: entry})
     phase = job.phase
     if (
@@ -169,10 +166,9 @@ def _given_up(job: Job, entry: GaveUp) -> Job:
     phase = job.phase
     if not isinstance(phase, Gathering) or entry.round != phase.round:
         return job  # the round was sealed after all
-    have = coming(job)
-    if have >= job.terms.min_nodes:
+    if has_enough(job):
         return job  # the missing node joined while this was on its way
-    return _closed(job, Verdict.FAILED, TooFewNodes(have=have, need=job.terms.min_nodes), phase.ledger)
+    return _closed(job, Verdict.FAILED, lack(job), phase.ledger)
 
 
 def _failed(job: Job, entry: Failed) -> Job:
@@ -220,16 +216,17 @@ def _left(job: Job, entry: Left) -> Job:
     """The goodbye of a node. Its `Joined` may not have been seen yet: then it counts no more."""
     node, known = entry.node, job.live.get(entry.node.id)
     if job.is_live(node):
-        return _departed(job, node, NodeGone(node, Departure.LEFT))
+        job = evolve(job, farewells=said_goodbye(job, node))
+        return departed(job, node, NodeGone(node, Departure.LEFT))
     if entry.seen < job.highest_incarnation(node.id) or job.is_gone(node):
         return job  # a repetition; or its agent has not read a later incarnation, which may be alive while it is dead
     if known is not None:
         # `node` came to replace the known incarnation, which is gone then. It left before its `Joined` was seen.
-        job = _departed(job, known.node, NodeGone(known.node, Departure.REPLACED))
+        job = departed(job, known.node, NodeGone(known.node, Departure.REPLACED))
     return evolve(job, **buried(job, (node,)))
 
 
-def _departed(job: Job, node: Node, why: NodeGone) -> Job:
+def departed(job: Job, node: Node, why: NodeGone) -> Job:
     """`node` is gone for ever."""
     if not job.is_live(node):
         return job  # nobody knows this node, or it is gone already
@@ -269,10 +266,10 @@ def _settled(job: Job) -> Job:
     phase = job.phase
     if not isinstance(phase, Gathering):
         return job  # nothing is gathered
-    if not phase.short and coming(job) < job.terms.min_nodes:
+    if not phase.short and not has_enough(job):
         phase = evolve(phase, short=True)
         job = evolve(job, phase=phase)
-    if phase.expected:
+    if phase.expected or not has_majority(job):
         return job
     if not phase.judged:
         verdict = judge(job, phase)

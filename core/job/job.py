@@ -108,6 +108,8 @@ class Job:
     """What ended the round before the one that runs or is gathered. None before the first."""
     succeeded: frozenset[Node] = frozenset()
     """Members of the last sealed round whose workers all exited with 0."""
+    farewells: frozenset[Node] = frozenset()
+    """Members of the last sealed round that have said goodbye since. Empty if the terms need no majority."""
     ring: tuple[Node, ...] = ()
     """All live nodes, in the order in which they watch each other (see `ring`)."""
     seats: Mapping[NodeId, int] = EMPTY
@@ -176,11 +178,6 @@ def ready(job: Job) -> list[Joined]:
 def coming(job: Job) -> int:
     """How many nodes a gathered round can count on: all ready nodes, and all expected nodes that do not leave."""
     return len(job.live) - len(job.leaving)
-
-
-def can_seal(job: Job) -> bool:
-    """A last call would seal the gathered round: nobody is expected, and the minimum is ready."""
-    return isinstance(job.phase, Gathering) and not job.phase.expected and coming(job) >= job.terms.min_nodes
 
 
 def can_join(job: Job, joined: Joined) -> bool:

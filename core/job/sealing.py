@@ -30,6 +30,7 @@ def sealed(job: Job) -> Job:
         members=members,
         member_nodes=frozenset(nodes),
         succeeded=frozenset(),
+        farewells=frozenset(),
         seats=seats,
         ring=nodes if len(nodes) == len(job.live) else ring_of(job.live, seats),
         size=job.size or len(members),

@@ -8,15 +8,14 @@ from typing import assert_never
 
 from reknit.core.agent import reasons as own
 from reknit.core.agent.agent import Agent, Timer
-from reknit.core.agent.commands import SIGKILL, Append, Beat, Command, Finish, StopWorkers
+from reknit.core.agent.commands import SIGKILL, Command, StopWorkers
 from reknit.core.agent.deadlines import pause_s
 from reknit.core.agent.hosting import is_only_serving
 from reknit.core.agent.reasons import Reason
-from reknit.core.agent.workers import ReservePort, StartWorkers
 from reknit.core.agent.working import QUICK_S
 from reknit.core.job import reasons
-from reknit.core.job.entries import Entry
-from reknit.core.job.job import Closed, Gathering, Job, Running, coming
+from reknit.core.job.job import Closed, Gathering, Job, Running
+from reknit.core.job.majority import has_enough, has_majority, present
 from reknit.core.job.restart import backoff_s
 from reknit.core.job.workers import NoProgress, TimerExpired, WorkerFailure
 
@@ -73,6 +72,9 @@ def reason_text(reason: Reason) -> str:  # noqa: C901  # a dispatcher: one arm p
             return f"more than {max_unspent} rounds ended without a failure"
         case reasons.TooFewNodes(have, need):
             return f"{_count(have, 'node')} joined in time, but the job needs at least {need}"
+        case reasons.NoMajority(have, members):
+            came = f"{have} of the {_count(members, 'node')} of the last round joined in time"
+            return f"{came}, but with two endpoints the job needs more than half of them"
         case reasons.LongOver(epoch):
             return f"run {epoch} of the job has ended long ago, and nothing more is known of it"
         case reasons.AbortedByOperator(why):
@@ -226,10 +228,17 @@ def _was_waiting(old: Job, new: Job) -> bool:
 
 def _waiting_text(job: Job) -> str:
     """`waiting for nodes: 1 of 2 to 4 joined, for at most 600 s`"""
-    terms, count = job.terms, len(job.live)
+    terms = job.terms
     most = f" to {terms.max_nodes}" if terms.max_nodes > terms.min_nodes else ""
-    until = f"at most {terms.join_timeout_s:g} s" if coming(job) < terms.min_nodes else f"{terms.last_call_s:g} s more"
-    return f"waiting for nodes: {count} of {terms.min_nodes}{most} joined, for {until}"
+    until = f"{terms.last_call_s:g} s more" if has_enough(job) else f"at most {terms.join_timeout_s:g} s"
+    joined = f"{len(job.live)} of {terms.min_nodes}{most} joined" if has_majority(job) else majority_text(job)
+    return f"waiting for nodes: {joined}, for {until}"
+
+
+def majority_text(job: Job) -> str:
+    """`1 of the 3 nodes of the last round are there, and more than half are needed`"""
+    have, members = len(present(job)), _count(len(job.members), "node")
+    return f"{have} of the {members} of the last round are there, and more than half are needed"
 
 
 def _is_told(agent: Agent, why: Reason) -> bool:
@@ -251,36 +260,6 @@ def sealed_text(job: Job) -> str:
         f"round {job.round}{why}: {_count(len(job.members), 'node')}, {_count(workers, 'worker')}, "
         f"master {first.address}:{first.port}"
     )
-
-
-def command_text(command: Command) -> str:
-    """A command in a few words, for the lines of `-v`."""
-    match command:
-        case Append(entry):
-            return f"say {entry_text(entry)}"
-        case StartWorkers(round, assignment):
-            ranks = [w.rank for w in assignment.workers]
-            return f"start workers of round {round}, ranks {ranks[0]}..{ranks[-1]} of {assignment.world_size}"
-        case StopWorkers(round, signal, grace_s, why):
-            return f"stop workers of round {round}: {signal_name(signal)}, {grace_s:g} s, {reason_text(why)}"
-        case ReservePort():
-            return "reserve another port"
-        case Beat(_, _, watch):
-            return f"beat, watch {', '.join(map(str, watch)) or 'nobody'}"
-        case Finish(result):
-            return f"finish: {result.state.value}, {reason_text(result.why)}"
-        case _:
-            assert_never(command)
-
-
-def entry_text(entry: Entry) -> str:
-    """`Joined node=n1 round=2`"""
-    words = [type(entry).__name__]
-    for name in ("node", "by", "round", "epoch", "why"):
-        value = getattr(entry, name, None)
-        if value is not None:
-            words.append(f"{name}={value}")
-    return " ".join(words)
 
 
 def _count(n: int, noun: str) -> str:

@@ -1,14 +1,20 @@
-"""What an agent does now, for observers: one word, and one sentence. No decision depends on it."""
+"""What an agent does now, for observers: one word, and one sentence. No decision depends on it. And its commands and
+entries in a few words."""
 
 from __future__ import annotations
 
 from enum import Enum
+from typing import assert_never
 
 from reknit.core.agent.agent import Agent
+from reknit.core.agent.commands import Append, Beat, Command, Finish, StopWorkers
 from reknit.core.agent.states import WorkerState
+from reknit.core.agent.workers import ReservePort, StartWorkers
+from reknit.core.job.entries import Entry
 from reknit.core.job.job import Running, coming
+from reknit.core.job.majority import has_majority
 
-from .describe import reason_text
+from .describe import majority_text, reason_text, signal_name
 
 
 class Doing(Enum):
@@ -71,6 +77,8 @@ def _text(agent: Agent, what: Doing) -> str:
         case Doing.STARTING:
             return "reads the journal" if agent.nonce else "waits for its keeper"
         case Doing.GATHERING:
+            if not has_majority(job):
+                return f"waits for round {job.round}: {majority_text(job)}"
             return f"waits for round {job.round}: {coming(job)} of at least {job.terms.min_nodes} nodes are there"
         case Doing.STANDBY:
             return f"stands by while round {job.round} runs"
@@ -94,3 +102,33 @@ def _ranks(agent: Agent) -> str:
     ranks = [worker.rank for worker in made.workers]
     span = f"ranks {ranks[0]} to {ranks[-1]}" if len(ranks) > 1 else f"rank {ranks[0]}"
     return f", {span} of {made.world_size}"
+
+
+def command_text(command: Command) -> str:
+    """A command in a few words, for the lines of `-v`."""
+    match command:
+        case Append(entry):
+            return f"say {entry_text(entry)}"
+        case StartWorkers(round, assignment):
+            ranks = [w.rank for w in assignment.workers]
+            return f"start workers of round {round}, ranks {ranks[0]}..{ranks[-1]} of {assignment.world_size}"
+        case StopWorkers(round, signal, grace_s, why):
+            return f"stop workers of round {round}: {signal_name(signal)}, {grace_s:g} s, {reason_text(why)}"
+        case ReservePort():
+            return "reserve another port"
+        case Beat(_, _, watch):
+            return f"beat, watch {', '.join(map(str, watch)) or 'nobody'}"
+        case Finish(result):
+            return f"finish: {result.state.value}, {reason_text(result.why)}"
+        case _:
+            assert_never(command)
+
+
+def entry_text(entry: Entry) -> str:
+    """`Joined node=n1 round=2`"""
+    words = [type(entry).__name__]
+    for name in ("node", "by", "round", "epoch", "why"):
+        value = getattr(entry, name, None)
+        if value is not None:
+            words.append(f"{name}={value}")
+    return " ".join(words)

@@ -23,7 +23,7 @@ EARLY = (
     Bug(
         "last-call-over-the-expected",
         1,
-        "job.job.can_seal",
+        "job.majority.can_seal",
         "and not job.phase.expected",
         "",
         "S2",
@@ -130,7 +130,7 @@ EARLY = (
         "old-incarnation-stays",
         4,
         "job.fold._joined",
-        "job = _departed(job, known.node, NodeGone(known.node, Departure.REPLACED))",
+        "job = departed(job, known.node, NodeGone(known.node, Departure.REPLACED))",
         "pass",
         "L1",
         "setup\ncrash a\nstart a",
