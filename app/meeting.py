@@ -165,7 +165,10 @@ def _endpoints(parsed: Parsed, backend: str) -> tuple[tuple[str, int], ...]:
     if not text:
         several = ",HOST:PORT…" if backend == "etcd" else ""
         raise UsageError(f"{parsed.spelled('rdzv-backend')} needs --rdzv-endpoint=HOST:PORT{several}")
-    return (_endpoint(text, _PORTS[backend], spelled),)
+    found = tuple(_endpoint(part, _PORTS[backend], spelled) for part in text.split(","))
+    if len(found) > 2 or len({*found}) < len(found):
+        raise UsageError(f"{spelled}: one endpoint expected, or two different ones")
+    return found
 
 
 def _endpoint(text: str, port: int, spelled: str) -> tuple[str, int]:

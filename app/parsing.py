@@ -153,6 +153,7 @@ _OPTION_OF = {
     "Settings.event_handler": "event-log-handler",
     "Settings.meeting": "rdzv-backend",
     "Meeting.endpoints": "rdzv-endpoint",
+    "Meeting.is_host": "rdzv-conf",
     "Meeting.backend": "rdzv-backend",
     "Meeting.folder": "rdzv-endpoint",
     "StreamSettings.redirects": "redirects",

@@ -37,10 +37,12 @@ from .wire import Prevented, Wired, World, end_left, ended_text, open_workers, s
 
 if TYPE_CHECKING:
     from reknit.adapters.journals.etcd.gateway import Cluster
+    from reknit.adapters.journals.tcpstore.places import Places
 
 T = TypeVar("T")
 _HOSTS = "hosts the store"
 """The note in the lock of an agent that hosts the job's store."""
+_WHOSE = {None: "", 0: "; this node hosts the job's store", 1: "; this node hosts the second store"}
 _FEWEST_ROUND_TRIPS, _ROUND_TRIPS = 3, 4
 """A healthy node may be silent for so many round trips to the store: (1) it beats and waits for the answer, (2) it
 reads, (3) it beats again. The second number leaves a reserve."""
@@ -82,30 +84,35 @@ def wire_several(settings: Settings, meeting: Meeting, world: World, nonce: str)
                 notes.append(ended_text(ended))
             # The store's server carries a mark as well. An old server that is still ending would be taken for a store
             # that serves.
-            host = _hosted(meeting, {**world.environ, MARK: f"{lock.mark}/store"})
+            host, hosted = _hosted(meeting, {**world.environ, MARK: f"{lock.mark}/store"})
             if host is not None:
                 stack.callback(host.close)
                 world.children.add(host.pid)
+            if hosted == 0:
                 lock.note(_HOSTS)
             notes += _complaints(meeting, settings.run_id)
+            places = _places(meeting, hosted)
             journal = open_journal(
                 meeting,
                 settings.run_id,
-                founds=host is not None or meeting.is_host is False,
+                founds=hosted == 0 or meeting.is_host is False,
                 has_elders=lock.left_note == _HOSTS,
                 silence_s=settings.terms.silence_s,
                 on_slow=partial(_tell_if_slow, settings.terms, world.say),
+                places=places,
             )
             asked = journal if host is None else HostedJournal(journal, host, world.children.add)
-            link = ThreadedLink(asked, world.clock, nonce)
+            hosts = None if places is None or host is None else lambda: places.is_host
+            link = ThreadedLink(asked, world.clock, nonce, hosts=hosts)
             stack.callback(link.close)
             stack.callback(workers.close)  # a second time, so that the workers are ended before the journal is closed
-            whose = "; this node hosts the job's store" if host is not None else ""
+            whose = _WHOSE[hosted]
             notes.append(f'node {lock.node} ({address}) joins job "{settings.run_id}" at {meeting.place}{whose}')
             spec = evolve(
                 spec_of(settings, world, lock.node, address),
-                hosts_journal=host is not None,
-                opens_after_s=_OPENS_AFTER_S if meeting.backend == "c10d" and host is None else 0.0,
+                terms=evolve(settings.terms, needs_majority=settings.terms.needs_majority or meeting.has_second),
+                hosts_journal=hosted == 0,
+                opens_after_s=_OPENS_AFTER_S if meeting.backend == "c10d" and hosted != 0 else 0.0,
             )
             ports = Ports(world.clock, link, workers, world.requests)
             return Wired(spec, ports, stack.pop_all().close, notes)
@@ -128,15 +135,29 @@ def _locked(settings: Settings, place: str, address: str) -> HostLock:
         raise
 
 
-def _hosted(meeting: Meeting, env: Mapping[str, str]) -> Host | None:
-    """The store of `c10d`, if this agent is to host it. None: it is not. `env`: the environment of the server's
-    process.
+def _hosted(meeting: Meeting, env: Mapping[str, str]) -> tuple[Host | None, int | None]:
+    """The store of `c10d` that this agent is to host, and the number of its endpoint. None: it is to host none. `env`:
+    the environment of the server's process.
+
+    An agent hosts one store, even if both endpoints lead to its host: both stores would be lost at once.
     """
     if meeting.backend != "c10d":
-        return None
+        return None, None
     from reknit.adapters.journals.tcpstore.host import host_store
 
-    return host_store(*meeting.endpoints[0], must=meeting.is_host, env=env)
+    for number, place in enumerate(meeting.endpoints):
+        host = host_store(*place, must=meeting.is_host, env=env)
+        if host is not None:
+            return host, number
+    return None, None
+
+
+def _places(meeting: Meeting, hosted: int | None) -> Places | None:
+    if not meeting.has_second:
+        return None
+    from reknit.adapters.journals.tcpstore.places import Places
+
+    return Places(meeting.endpoints, hosted)
 
 
 def _complaints(meeting: Meeting, job: str) -> list[str]:
@@ -169,6 +190,7 @@ def open_journal(
     has_elders: bool = False,
     silence_s: float = 0.0,
     on_slow: Callable[[float], None] = lambda _: None,
+    places: Places | None = None,
 ) -> Journal:
     """The journal of the job. The store is not asked for anything yet. Raises `Refused`.
 
@@ -180,6 +202,8 @@ def open_journal(
     remember the journal. So this agent waits some seconds for them before it begins another one.
 
     `on_slow`: with c10d, called with the seconds that the store took for an answer, when these are many.
+
+    `places`: where the journal may be, if c10d has two endpoints. None: at the first one.
     """
     envelope = Envelope(job, meeting.secret)
     if meeting.backend == "file":
@@ -194,7 +218,9 @@ def open_journal(
         return EtcdJournal(cluster_of(meeting), envelope, timeout_s=timeout_s, on_slow=on_slow)
     from reknit.adapters.journals.tcpstore.journal import TCPStoreJournal
 
-    return TCPStoreJournal(*meeting.endpoints[0], envelope, founds=founds, has_elders=has_elders, on_slow=on_slow)
+    return TCPStoreJournal(
+        *meeting.endpoints[0], envelope, founds=founds, has_elders=has_elders, places=places, on_slow=on_slow
+    )
 
 
 def cluster_of(meeting: Meeting) -> Cluster:

@@ -212,6 +212,7 @@ EVENTS: st.SearchStrategy[events.Event] = st.one_of(
     st.builds(workers.PortReserved, TIMES, st.just(6)),
     st.builds(events.StopRequested, TIMES, st.sampled_from([15, 2, 9])),
     st.builds(events.RestartsLimited, TIMES, st.integers(-1, 2)),
+    st.builds(events.StoreHosted, TIMES, st.booleans()),
     st.builds(events.Woken, TIMES),
     st.builds(events.Started, TIMES, st.just("x"), st.just(4)),
 )

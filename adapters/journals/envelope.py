@@ -80,6 +80,8 @@ class Life:
     """Where this life begins."""
     digest: str = ""
     """The digest of all records before `position`."""
+    number: int = 0
+    """How often the journal was founded again until this life began."""
 
     def place(self, number: int) -> str:
         """The place of a record of this life."""
@@ -193,8 +195,22 @@ class Envelope:
         journal = self._key.journal if life.name else os.urandom(8).hex()
         data = {"format": FORMAT, "job": self.job, "journal": journal, "signed": bool(self._key.secret)}
         if life.name:
-            data |= {"life": life.name, "position": life.position, "digest": life.digest}
+            data |= {"life": life.name, "position": life.position, "digest": life.digest, "number": life.number}
         return self.seal(data, "header")
+
+    def elsewhere(self, header: bytes) -> bytes:
+        """A note in the place of a header: the journal with this header begins at another endpoint."""
+        return self.seal({**self.another().unseal(header, "header"), "elsewhere": True}, "header")
+
+    def is_elsewhere(self, header: bytes) -> bool:
+        """Whether this is such a note."""
+        return bool(self.unseal(header, "header").get("elsewhere"))
+
+    def number_of(self, header: bytes) -> int:
+        """`Life.number` of the journal with this header. -1: there is none that an agent of this job has written."""
+        data = self.unseal(header, "header")
+        number = data.get("number", 0)
+        return number if data and not data.get("elsewhere") and type(number) is int else -1
 
     @property
     def journal(self) -> str:
@@ -239,6 +255,10 @@ class Envelope:
             raise Refused(Refusal.SECRET, f"{what} is not signed: give --rdzv-secret on all nodes, or on none")
         if header.get("job") != self.job:
             raise Refused(Refusal.OTHER_JOB, f"the place of {what} holds the journal of job {header.get('job')}")
+        if header.get("elsewhere"):
+            raise Refused(
+                Refusal.SETUP, f"{what} begins at another endpoint: give all nodes the same --rdzv-endpoint=HOST,HOST"
+            )
         if self._key.checked(record, "header") is None:
             if not is_signed:
                 raise Refused(Refusal.FORMAT, f"{what} has a damaged header; use another --rdzv-id")
@@ -254,7 +274,8 @@ class Envelope:
         position = header.get("position")
         if not header.get("life") or type(position) is not int:
             return Life()
-        return Life(str(header["life"]), position, str(header.get("digest")))
+        count = header.get("number")
+        return Life(str(header["life"]), position, str(header.get("digest")), count if type(count) is int else 0)
 
 
 class _Key(NamedTuple):

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, assert_never
 
 from reknit.adapters.ports import Refused, Remembers, Unavailable
 from reknit.adapters.threads import Thread
 from reknit.core.agent.commands import Append, Beat
+from reknit.core.agent.events import StoreHosted
 
 from . import machine, messages
 from .machine import LOOK_S
@@ -32,10 +33,21 @@ _CLOSE_S = 5.0
 class ThreadedLink:
     """Implements `ports.Link`."""
 
-    def __init__(self, journal: Journal, clock: Clock, nonce: str, *, look_s: float = LOOK_S) -> None:
+    def __init__(
+        self,
+        journal: Journal,
+        clock: Clock,
+        nonce: str,
+        *,
+        look_s: float = LOOK_S,
+        hosts: Callable[[], bool] | None = None,
+    ) -> None:
         """`journal`: if it has `remember` (`ports.Remembers`), it is told of every fold.
         `nonce`: unique to this agent. The tokens of its entries begin with it.
-        `look_s`: a read that finds nothing returns after so many seconds."""
+        `look_s`: a read that finds nothing returns after so many seconds.
+        `hosts`: says whether this agent hosts the store. None: that never changes."""
+        self._hosts = hosts
+        self._was_host = hosts is not None and hosts()
         self._journal = journal
         self._remembers = journal if isinstance(journal, Remembers) else None
         self._clock = clock
@@ -75,6 +87,9 @@ class ThreadedLink:
             raise self._crash  # a journal has a bug, and the loop's thread reports it
         with self._stepping:
             self._link, news = machine.taken(self._link)
+        if self._hosts is not None and (is_host := self._hosts()) != self._was_host:
+            self._was_host = is_host
+            return [StoreHosted(now, is_host), *news]
         return list(news)
 
     def close(self) -> None:

@@ -39,7 +39,7 @@ class Spec:
     shares_journal: bool = True
     """Other agents can read this journal. False: this agent is alone, so it does not beat."""
     hosts_journal: bool = False
-    """The journal ends when this agent ends. So this agent leaves last."""
+    """The journal ends when this agent ends. So this agent leaves last. `StoreHosted` changes it."""
     opens_after_s: float = field(default=0.0, validator=seconds)
     """How long this agent waits for another agent to append `Opened`, before it does so itself. Agents that do not host
     the store wait, because the terms of the host shall hold. 0: it does not wait."""

@@ -88,6 +88,15 @@ class RestartsLimited:
 
 
 @frozen
+class StoreHosted:
+    """This agent hosts the store of the journal from now on, or hosts it no more: the journal has gone to another
+    endpoint (rule 17)."""
+
+    at: float
+    is_host: bool
+
+
+@frozen
 class Woken:
     """Time has passed. The adapter sends it at `Agent.wakes_at`. If it comes early, late or twice, nothing breaks."""
 
@@ -105,5 +114,6 @@ Event = (
     | PortReserved
     | StopRequested
     | RestartsLimited
+    | StoreHosted
     | Woken
 )

@@ -45,10 +45,13 @@ def read(agent: Agent, event: EntriesRead) -> Agent:
 
 
 def _begun_anew(agent: Agent) -> Agent:
-    """Another journal has taken the place of the one that this agent has read. No round was sealed there, so the agent
-    has no workers. What it was and said there does not count.
+    """Another journal has taken the place of the one that this agent has read. The agent has no workers. What it was
+    and said there does not count. So it has another nonce (rule 17).
     """
-    return evolve(agent, stage=Stage.STARTING, epoch=None, is_renewed=False, said={}, unread={}, pulse=Pulse())
+    nonce = f"{agent.nonce}+"
+    return evolve(
+        agent, nonce=nonce, stage=Stage.STARTING, epoch=None, is_renewed=False, said={}, unread={}, pulse=Pulse()
+    )
 
 
 def after_private_loss(agent: Agent) -> Agent:

@@ -24,7 +24,17 @@ from .agent import Agent, StopRequest, Timer
 from .commands import SIGKILL, SIGTERM, Command
 from .deadlines import is_due, next_wake, run_timers
 from .ending import drive_end
-from .events import Counters, EntriesRead, Event, JournalFailed, RestartsLimited, Started, StopRequested, Woken
+from .events import (
+    Counters,
+    EntriesRead,
+    Event,
+    JournalFailed,
+    RestartsLimited,
+    Started,
+    StopRequested,
+    StoreHosted,
+    Woken,
+)
 from .identity import after_private_loss, read
 from .reasons import JournalRefused, SignalReceived, StoreLost
 from .situation import situation_of
@@ -77,7 +87,7 @@ def _at(agent: Agent, at: float) -> Agent:
     return evolve(agent, at=at) if at > agent.at else agent
 
 
-def _observed(agent: Agent, event: Event) -> Agent:
+def _observed(agent: Agent, event: Event) -> Agent:  # noqa: C901  # a dispatcher: one arm per event
     match event:
         case Started():
             me = Node(agent.spec.node_id)
@@ -100,6 +110,8 @@ def _observed(agent: Agent, event: Event) -> Agent:
             return _asked_to_stop(agent, event)
         case RestartsLimited():
             return evolve(agent, max_restarts=agent.restart_count + max(0, event.left))
+        case StoreHosted():
+            return evolve(agent, spec=evolve(agent.spec, hosts_journal=event.is_host))
         case Woken():
             return agent
         case _:

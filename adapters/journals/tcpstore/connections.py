@@ -8,20 +8,25 @@
    There are two signs: an offer in the store, and what the caller knows (`has_elders`).
 4. An agent that finds another journal makes it void if it can (`young`). If no round was sealed in its own journal, the
    agent has no workers, and takes part in the other one.
-5. A call may take `timeout_s`, or four times as long as the store took to answer the greeting. The first connection,
+5. If the store may be at two endpoints, `Places` says where to look. The journal that is found there counts by the same
+   rules.
+6. A call may take `timeout_s`, or four times as long as the store took to answer the greeting. The first connection,
    and one after a connection that was not made in time, may take twice as long. So a round trip of 6 s does no harm,
    with a limit of 5 s.
 """
 
 from __future__ import annotations
 
+import os
 import threading
 import time
+from collections.abc import Sequence
 
 from reknit.adapters.journals.envelope import Envelope, Life, Prefix, number
 from reknit.adapters.journals.tcpstore.client import Client, endpoint
 from reknit.adapters.journals.tcpstore.keys import OWNER, Keys
-from reknit.adapters.journals.tcpstore.rebirth import Memory, found_again
+from reknit.adapters.journals.tcpstore.places import Places
+from reknit.adapters.journals.tcpstore.rebirth import Election, Memory, first_fold, found_again
 from reknit.adapters.journals.tcpstore.young import is_void_now
 from reknit.adapters.ports import Refused, Unavailable
 from reknit.core.job.job import Job
@@ -35,6 +40,8 @@ others, one after another, and its way to the store may be long. Seconds."""
 _VOID_S, _POLL_S = 1.0, 0.05
 """How long an agent that has read a void journal waits for another one, before it says that there is none yet, and the
 pause between two looks. Seconds."""
+_AWAY_S = 1.0
+"""Least bound on the connection to each of two endpoints, when the store could not be reached for long. Seconds."""
 _FIRST = 2
 """The first connection, and one after a connection that took too long, may take so many times `timeout_s`."""
 _ROUND_TRIPS = 4
@@ -49,6 +56,8 @@ class Course:
         self.header = header
         self.starts_over = starts_over
         """This agent has read another journal before, and the next read must tell it to begin anew."""
+        self.has_other_base = False
+        """This life may begin with another fold than the one before ended with. So the next read must tell the fold."""
         self.keys = keys.of(life.name)
         self.prefix: Prefix | None = Prefix(life.position, life.digest)
         """What was read. None: reading began in the middle, so there is no digest."""
@@ -86,8 +95,10 @@ class Connections:
         timeout_s: float,
         has_elders: bool,
         reads_only: bool,
+        places: Places | None,
     ) -> None:
         """The parameters are those of `TCPStoreJournal`."""
+        self.places = places
         self.where = endpoint(host, port)
         self.keys = Keys(envelope.job)
         self.pace_ms = 0
@@ -106,6 +117,8 @@ class Connections:
         self._greeting = threading.Lock()
         self._course: Course | None = None
         self._memory: Memory | None = None
+        self._name = os.urandom(8).hex()
+        """Of the life that this agent founds at one of two endpoints."""
         self._void = b""
         """The header of a journal that has made way for another one. Empty: this agent has read none."""
         self._starts_over = False
@@ -129,6 +142,42 @@ class Connections:
         if client is not None and course is not None and not client.is_closed:
             return client, course
         self._check_open()
+        return self._opened(role) if self.places is None else self._moved(role, self.places)
+
+    def is_current(self, course: Course) -> bool:
+        """Whether the agent is still in this life of the journal."""
+        return self._course is course
+
+    def _moved(self, role: str, places: Places) -> tuple[Client, Course]:
+        """A connection to the endpoint at which the journal is."""
+        with places.moving:
+            places.check_pause()
+            why: list[str] = []
+            for place in self._order(places):
+                self._address = places.point(place)
+                self.where = endpoint(*self._address)
+                try:
+                    found = self._opened(role)
+                except Unavailable as error:
+                    why.append(str(error))
+                except Refused as refused:
+                    if refused.refusal is not Refusal.OTHER_JOB or place == places.home:
+                        raise
+                    why.append(str(refused))
+                else:
+                    places.found()
+                    return found
+            raise places.failed("; ".join(why))
+
+    def _order(self, places: Places) -> Sequence[int]:
+        if self._course is None:
+            return (places.latest(self.keys, self._envelope).place,)
+        order = places.order(self._timeout_s, None if self._memory is None else self._memory.job)
+        if len(order) > 1:
+            self._limit_s = max(_AWAY_S, _ROUND_TRIPS * 1e-3 * self.pace_ms)
+        return order
+
+    def _opened(self, role: str) -> tuple[Client, Course]:
         client = self._clients[role] = self._connected()
         try:
             with self._greeting:
@@ -167,6 +216,11 @@ class Connections:
             return self._entered(client, header)
         if self._course is not None and not header:
             header = client.get(self.keys.header) or self._found_again(client, self._course)
+        if self.places is not None and self._course is not None and self._envelope.another().is_elsewhere(header):
+            if self._envelope.is_foreign(header):
+                raise Unavailable(f"{self.where}: another journal of job {self._envelope.job} begins elsewhere")
+        if self._course is not None and header and self._is_over(header, self._course):
+            header = self._found_again(client, self._course, header)
         if self._course is not None and header and self._envelope.is_foreign(header):
             header = self._at_another(client, self._course, header)
         if self._course is None:
@@ -195,11 +249,20 @@ class Connections:
             owner = owner or client.compare_set(OWNER, b"", self._owner)
             if owner != self._owner:
                 return owner, b""
-        if not header and (self._has_elders or offers):
+        has_note = not header and self.places is not None and self.places.is_reserved(self.keys, self._envelope)
+        if not header and (self._has_elders or offers or has_note):
             is_there = client.wait([self.keys.header], _ELDERS_S)
             if not is_there and client.get(self.keys.offers):
-                client.wait([self.keys.header], _OFFERED_S)
-        return owner, header or client.compare_set(self.keys.header, b"", self._envelope.header())
+                is_there = client.wait([self.keys.header], _OFFERED_S)
+                if not is_there and self.places is not None:
+                    raise Unavailable(f"{self.where}: other agents remember the journal, but too few to found it again")
+        return owner, header or self._begun(client)
+
+    def _begun(self, client: Client) -> bytes:
+        header = self._envelope.header()
+        if self.places is not None:
+            self.places.reserve(self.keys, self._envelope, header)
+        return client.compare_set(self.keys.header, b"", header)
 
     def _awaited(self, client: Client) -> tuple[bytes, bytes]:
         """Owner and header, which another agent writes. They are empty if it has not written them in time."""
@@ -217,15 +280,30 @@ class Connections:
 
     # ---- a store that was lost ----
 
-    def _found_again(self, client: Client, course: Course) -> bytes:
-        """The header, after the store has lost everything. Empty: this agent cannot found the journal again."""
+    def _is_over(self, header: bytes, course: Course) -> bool:
+        """At one of two endpoints: the journal that this agent has read is not here, but an earlier life of it, or the
+        note that it has begun elsewhere."""
+        if self.places is None or self._envelope.is_foreign(header):
+            return False
+        if self._envelope.is_elsewhere(header):
+            return True
+        return header != course.header and 0 <= self._envelope.number_of(header) <= course.life.number
+
+    def _found_again(self, client: Client, course: Course, void: bytes = b"") -> bytes:
+        """The header, after the store has lost everything. Empty: this agent cannot found the journal again. `void`: a
+        header that makes way."""
         if self._exclusive:
             self._check_owner(client.compare_set(OWNER, b"", self._owner))
         if self._memory is None:
             if course.prefix is not None and not course.prefix.position:
                 self._start_over(client)  # this agent has read nothing
             return b""
-        return found_again(client, self.keys, self._envelope, self._memory)
+        return self._founded_from(client, self._memory, void)
+
+    def _founded_from(self, client: Client, memory: Memory, void: bytes) -> bytes:
+        number = self._course.life.number + 1 if self._course is not None else 1
+        election = None if self.places is None else Election(self.places.joined, self._name)
+        return found_again(client, self.keys, self._envelope, memory, number, void, election)
 
     def _at_another(self, client: Client, course: Course, header: bytes) -> bytes:
         """The header, after this agent has found that of another journal."""
@@ -235,12 +313,12 @@ class Connections:
         if memory is not None and memory.job.members:
             if not is_void_now(client, self.keys, header, self._envelope):
                 return header  # it is refused
-            return found_again(client, self.keys, self._envelope, memory, void=header)
+            return self._founded_from(client, memory, header)
         if memory is not None or (course.prefix is not None and not course.prefix.position):
             self._start_over(client)
         return header
 
-    def _start_over(self, client: Client) -> None:
+    def _start_over(self, client: Client | None) -> None:
         """Take part in any journal, as if this agent had read nothing. It has no workers."""
         course = self._course
         if self._memory is not None or (course is not None and course.starts_over):
@@ -248,6 +326,17 @@ class Connections:
         self._envelope.forget()
         self._course = self._memory = None
         self._close_all_but(client)
+
+    def look_for_a_majority(self) -> None:
+        """Raises `Unavailable` if the nodes of this journal have no majority, and a later one is at an endpoint."""
+        memory, places, course = self._memory, self.places, self._course
+        if memory is None or places is None or course is None:
+            return
+        if found := places.later(self.keys, self._envelope, memory.job, course.life.number):
+            with self._greeting:
+                places.begin_anew()
+                self._start_over(None)
+            raise Unavailable(f"the job goes on in a later journal at {places.name_of(found)}")
 
     def made_way(self, client: Client, course: Course) -> Unavailable:
         """The error for an agent that has read that this journal is void."""
@@ -270,7 +359,7 @@ class Connections:
             time.sleep(_POLL_S)
         return header
 
-    def _close_all_but(self, client: Client) -> None:
+    def _close_all_but(self, client: Client | None) -> None:
         for other in list(self._clients.values()):
             if other is not client:
                 other.close()
@@ -280,15 +369,37 @@ class Connections:
         course = self._course
         if course is not None and course.life.name == life.name:
             return course
-        known = "" if course is None or course.prefix is None else course.prefix.at(life.position)
-        has_more = self._memory is not None and self._memory.position > life.position
-        if has_more or known not in ("", life.digest):
-            raise self.left_behind()
-        if course is not None:
-            self._close_all_but(client)  # the others lead to the store that was lost
-        self._course = Course(self.keys, life, header, starts_over=self._starts_over)
+        memory, places = self._memory, self.places
+        base = None if places is None or course is None else self._base(client, life)
+        if places is not None and course is not None and base is None:
+            raise Unavailable(f"{self.where}: the fold with which the journal goes on cannot be read")
+        # From now on the writer of this agent says nothing in the life before (`is_current`).
+        self._course = entered = Course(self.keys, life, header, starts_over=self._starts_over)
         self._starts_over = False
-        return self._course
+        if places is not None and base is not None:
+            entered.has_other_base = True
+            if places.has_to_begin_anew(base, None if memory is None else memory.job):
+                places.begin_anew()
+                entered.starts_over, self._memory = True, None
+        if course is not None:
+            self._check_memory(course, entered)
+            self._close_all_but(client)  # the others lead to the store that was lost
+        return entered
+
+    def _base(self, client: Client, life: Life) -> Job | None:
+        """The fold with which this life begins, or a later one of the same life. None: it cannot be read."""
+        found = self._envelope.open_fold(first_fold(client, self.keys.of(life.name))) if life.name else None
+        return None if found is None else found[1]
+
+    def _check_memory(self, before: Course, entered: Course) -> None:
+        """Raises `Refused` if this agent has read what is not in the life that it comes to."""
+        if entered.starts_over:
+            return
+        known = "" if before.prefix is None else before.prefix.at(entered.life.position)
+        has_more = self._memory is not None and self._memory.position > entered.life.position
+        if has_more or known not in ("", entered.life.digest):
+            self._course = before
+            raise self.left_behind()
 
     def left_behind(self) -> Refused:
         """The error for an agent that has read what the others have not."""

@@ -26,9 +26,10 @@ from reknit.adapters.journals.envelope import Envelope, Prefix, Record, number
 from reknit.adapters.journals.folds import MANY, Unpublished
 from reknit.adapters.journals.tcpstore.client import Client
 from reknit.adapters.journals.tcpstore.connections import Connections, Course
+from reknit.adapters.journals.tcpstore.places import Places
 from reknit.adapters.journals.tcpstore.rebirth import LARGEST, first_fold
 from reknit.adapters.journals.tcpstore.young import is_veto, judged
-from reknit.adapters.ports import Batch, Refused
+from reknit.adapters.ports import Batch, Refused, Unavailable
 from reknit.core.job.entries import Entry, Filler, Node
 from reknit.core.job.job import Job
 from reknit.core.job.reasons import Refusal
@@ -71,6 +72,7 @@ class TCPStoreJournal:
         has_elders: bool = False,
         reads_only: bool = False,
         timeout_s: float = 5.0,
+        places: Places | None = None,
         on_slow: Callable[[float], None] = lambda _: None,
     ) -> None:
         """Does not connect yet.
@@ -81,6 +83,7 @@ class TCPStoreJournal:
         to found it again before it begins another one.
         `reads_only`: nothing in the store is made or changed.
         `timeout_s`: upper bound, in seconds, on the wait for one answer of a store that is not far away.
+        `places`: the endpoints, if there are two. None: `host` and `port` are the only one.
         `on_slow`: called by the thread that appends, with the number of seconds that the store took for an answer, when
         this is more than 0.25 s and more than before."""
         self._envelope = envelope
@@ -95,7 +98,9 @@ class TCPStoreJournal:
             has_elders=has_elders,
             reads_only=reads_only,
             timeout_s=timeout_s,
+            places=places,
         )
+        self._places = places
         self._slowest_s = _SLOW_S
         self._writing = threading.Lock()
         """Held while the connection of the role `writer` is in use."""
@@ -111,6 +116,8 @@ class TCPStoreJournal:
 
     def _append(self, token: str, entry: Entry) -> None:
         client, course = self._changing("writer")
+        if not self._may_say(entry, course):
+            return
         while True:
             if course.taken is None or course.taken[0] != token:
                 course.taken = self._taken(client, course, token, entry)
@@ -122,6 +129,14 @@ class TCPStoreJournal:
                 return
             took_s = time.monotonic() - began
             self._say_pace(client, max(took_s, 2 * _SLOW_S, 2e-3 * self._connections.pace_ms))
+
+    def _may_say(self, entry: Entry, course: Course) -> bool:
+        if self._places is None:
+            return True
+        is_wanted = self._places.may_say(entry)
+        if not self._connections.is_current(course):
+            raise Unavailable(f"{self._connections.where}: the journal has begun another life")
+        return is_wanted
 
     def _taken(self, client: Client, course: Course, token: str, entry: Entry) -> tuple[str, int, bytes]:
         self._say_pace(client, client.round_trip_s)
@@ -153,6 +168,8 @@ class TCPStoreJournal:
         client, course = self._changing(role)
         nodes = (node, *watch)
         found = client.set_and_get(course.keys.beat(node), b"%d" % count, [course.keys.beat(n) for n in nodes])
+        if self._places is not None:
+            self._places.reached()
         return {n: number(value) for n, value in zip(nodes, found, strict=True)}
 
     def _changing(self, role: str) -> tuple[Client, Course]:
@@ -180,9 +197,13 @@ class TCPStoreJournal:
             position, records = self.records(after)
             return Batch(position, tuple(record.entry for _, record in records))
         client, course = self._connections.client("reader")
+        self._connections.look_for_a_majority()
         if course.starts_over:
-            batch = self._base(client, course) if course.life.name else Batch(0, base=Job())
-            course.starts_over = False
+            batch = Batch(0, base=Job())  # what the journal holds follows with the next read
+            course.starts_over = course.has_other_base = False
+        elif course.has_other_base:
+            batch = self._base(client, course)
+            course.has_other_base = False
         else:
             if not course.is_entered and course.life.name and after > course.life.position:
                 raise self._connections.left_behind()

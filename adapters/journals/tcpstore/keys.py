@@ -4,6 +4,7 @@
     /reknit/<job>/header            what names this journal
     /reknit/<job>/pace              the longest round trip of any writer, in milliseconds
     /reknit/<job>/offers            how often agents have offered to found the journal again
+    /reknit/<job>/offer/<nonce>     the offer of one agent, if the store may be at two endpoints
     /reknit/<job>/best              the offer of the agent that has read furthest
 
 The following keys exist once in each life of the journal (`envelope.Life`). In the first life, <life> is left out.
@@ -36,6 +37,9 @@ class Keys:
         self.pace = self.root + "pace"
         self.offers = self.root + "offers"
         self.best = self.root + "best"
+
+    def offer(self, nonce: str) -> str:
+        return f"{self.root}offer/{nonce}"
 
     def of(self, life: str) -> LifeKeys:
         return LifeKeys(f"{self.root}{life}/" if life else self.root)

@@ -12,6 +12,9 @@ the whole fold.
 4. If the agent with the best offer dies, another agent puts its own offer in its place. Then it waits again, because a
    third agent may have a better offer, which the dead one has hidden.
 5. Whoever writes the header first has decided. Every agent checks the header against what it has read itself.
+6. If the store may be at two endpoints, each agent also offers the last `Joined` that it has said. The agent with the
+   best offer waits for a majority of the agents that can go on from its fold (rule 17). An agent that waits in vain for
+   `_STAY_S` takes its offers back, and looks at the other endpoint.
 """
 
 from __future__ import annotations
@@ -24,11 +27,18 @@ from attrs import frozen
 from reknit.adapters.journals.envelope import Envelope, Life
 from reknit.adapters.journals.tcpstore.client import Client
 from reknit.adapters.journals.tcpstore.keys import Keys, LifeKeys
+from reknit.adapters.ports import Unavailable
+from reknit.core.job.entries import Joined
 from reknit.core.job.job import Job
+from reknit.core.job.majority import agreeing, is_majority
+from reknit.core.job.moving import moved
 
 _OFFERS_S = 1.5
 """How long the agent with the best offer waits for others. An agent that lost its store tries again every second."""
 _ONE_MISSING_S = 0.3
+_STAY_S = 7.0
+"""How long an agent waits at one of two endpoints for a majority. Meanwhile it can take the place of a dead agent with
+a better offer, and wait for others. Seconds."""
 _POLL_S = 0.05
 LARGEST = 4 << 20
 """Upper bound on a value in the store, in bytes. torch's server closes the connection at a value of 8 MiB. A larger
@@ -45,24 +55,50 @@ class Memory:
     """Of all records before `position`."""
 
 
-def found_again(client: Client, keys: Keys, envelope: Envelope, memory: Memory, void: bytes = b"") -> bytes:
+@frozen
+class Election:
+    """An agent's part in founding a journal again whose store may be at two endpoints."""
+
+    joined: Joined | None
+    """The last `Joined` that the agent has said. None: it has said none."""
+    name: str
+    """Of the life that this agent founds. An agent keeps its name, so that it knows its own old offers."""
+
+
+def found_again(
+    client: Client,
+    keys: Keys,
+    envelope: Envelope,
+    memory: Memory,
+    number: int,
+    void: bytes = b"",
+    election: Election | None = None,
+) -> bytes:
     """Found the journal again, or wait until another agent has. Returns the header.
 
-    `void`: the header of a journal that makes way for this one. Empty: the store has no header."""
-    life = Life(os.urandom(8).hex(), memory.position, memory.digest)
-    fold = envelope.wrap_job(memory.position, memory.job, memory.digest)
-    live = len(memory.job.live)
+    `number`: of the new life (`Life.number`).
+    `void`: the header of a journal that makes way for this one. Empty: the store has no header.
+    `election`: the store may be at two endpoints, so a majority is needed. None: there is one endpoint.
+
+    Raises `Unavailable` if there is no majority."""
+    name = os.urandom(8).hex() if election is None else election.name
+    life = Life(name, memory.position, memory.digest, number)
     offer = envelope.seal({"position": life.position, "digest": life.digest, "name": life.name}, "offer")
-    began, least_s = time.monotonic(), 0.0
+    entered = began = time.monotonic()
+    least_s = 0.0
     best = _offered(client, keys, envelope, offer)
+    _vote(client, keys, envelope, election)
     offers = client.add(keys.offers, 1)  # only now: whoever counts this offer must find it
     while not (header := _awaited(client, keys, void)):
         waited_s = time.monotonic() - began - client.round_trip_s
-        if best == offer and waited_s >= least_s and _are_enough(offers, live, waited_s):
-            _write(client, keys.of(life.name), fold)
-            client.set(keys.of(life.name).fold_at, b"%d" % life.position)
-            client.set(keys.of(life.name).head, b"%d" % life.position)
-            return client.compare_set(keys.header, void, envelope.header(life))
+        if best == offer and waited_s >= least_s:
+            count = _counted(client, keys, envelope, memory.job, offers, is_election=election is not None)
+            if count.is_enough(waited_s):
+                return _founded(client, keys, envelope, memory, life, void)
+        if election is not None and time.monotonic() - entered >= _STAY_S:
+            client.compare_set(keys.best, offer, b"")
+            _vote(client, keys, envelope, election, is_withdrawn=True)
+            raise Unavailable(_too_few(_counted(client, keys, envelope, memory.job, offers, is_election=True)))
         if best != offer and waited_s >= 2 * _OFFERS_S:
             client.compare_set(keys.best, best, offer)  # the agent with that offer has died
             began, least_s = time.monotonic(), _OFFERS_S
@@ -71,6 +107,71 @@ def found_again(client: Client, keys: Keys, envelope: Envelope, memory: Memory, 
             best = _offered(client, keys, envelope, offer)
             began, least_s = time.monotonic(), _OFFERS_S
     return header
+
+
+def _founded(client: Client, keys: Keys, envelope: Envelope, memory: Memory, life: Life, void: bytes) -> bytes:
+    of_life = keys.of(life.name)
+    _write(client, of_life, envelope.wrap_job(memory.position, moved(memory.job), memory.digest))
+    client.set(of_life.fold_at, b"%d" % life.position)
+    client.set(of_life.head, b"%d" % life.position)
+    return client.compare_set(keys.header, void, envelope.header(life))
+
+
+# ---- who has come ----
+
+
+@frozen
+class _Count:
+    """How many agents have offered."""
+
+    have: int
+    all: int
+    is_majority: bool = True
+
+    def is_enough(self, waited_s: float) -> bool:
+        if not self.is_majority:
+            return False
+        if self.have >= self.all - 1 and waited_s >= _ONE_MISSING_S:
+            return True
+        return self.have >= self.all or waited_s >= _OFFERS_S
+
+
+def _vote(
+    client: Client, keys: Keys, envelope: Envelope, election: Election | None, *, is_withdrawn: bool = False
+) -> None:
+    if election is None or election.joined is None:
+        return
+    joined = election.joined
+    fields = {"incarnation": joined.node.incarnation, "round": joined.round}
+    value = b"" if is_withdrawn else envelope.seal(fields, _ballot(joined.nonce))
+    client.set(keys.offer(joined.nonce), value)
+
+
+def _counted(client: Client, keys: Keys, envelope: Envelope, job: Job, offers: int, *, is_election: bool) -> _Count:
+    """`offers`: how many agents have offered here."""
+    if not is_election or not job.members:
+        return _Count(offers, len(job.live))
+    base = moved(job)
+    live = [joined for joined in base.live.values() if joined.nonce in {member.nonce for member in job.members}]
+    found = client.multi_get([keys.offer(joined.nonce) for joined in live]) if live else []
+    nonces = {j.nonce for j, value in zip(live, found, strict=True) if _goes_on(envelope, j, value)}
+    nodes = agreeing(base, nonces)
+    return _Count(len(nodes), len(job.members), is_majority(job.members, nodes))
+
+
+def _goes_on(envelope: Envelope, joined: Joined, value: bytes) -> bool:
+    """Whether the agent with this offer has said no `Joined` after this one."""
+    fields = envelope.unseal(value, _ballot(joined.nonce))
+    return (fields.get("incarnation"), fields.get("round")) == (joined.node.incarnation, joined.round)
+
+
+def _ballot(nonce: str) -> str:
+    return f"offer of {nonce}"
+
+
+def _too_few(count: _Count) -> str:
+    came = f"{count.have} of the {count.all} nodes of the last round have come to go on"
+    return f"{came}, and more than half are needed"
 
 
 def _awaited(client: Client, keys: Keys, void: bytes) -> bytes:
@@ -95,12 +196,6 @@ def first_fold(client: Client, keys: LifeKeys) -> bytes:
     while len(fold) == number * LARGEST and (part := client.get(keys.part(number))):
         fold, number = fold + part, number + 1
     return fold
-
-
-def _are_enough(offers: int, live: int, waited_s: float) -> bool:
-    if offers >= live - 1 and waited_s >= _ONE_MISSING_S:
-        return True
-    return offers >= live or waited_s >= _OFFERS_S
 
 
 def _offered(client: Client, keys: Keys, envelope: Envelope, offer: bytes) -> bytes:

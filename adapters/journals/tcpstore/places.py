@@ -1,0 +1,198 @@
+"""The two endpoints at which the store of a job may be. Rule 17 of docs/protocol.md says why this is safe.
+
+1. The journal is at one of them, the agent's *home*. An agent that cannot reach the store for a while tries both, in
+   turn, until it finds the journal, or until enough agents are there to found the journal again (`rebirth`).
+2. An agent process says `Joined` and `Left` in one journal only. So an agent whose last `Joined` is not in the journal
+   that it comes to begins there as a new one. An agent that has said `Left` goes nowhere.
+3. A new agent looks at both endpoints. If both have a journal of the job, the later one counts.
+4. The host of the first endpoint begins a new journal only if the second one answers and has none. It leaves a note
+   there that says so, in the place of a header. Whoever writes the note or a header first has decided.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Sequence
+
+from attrs import frozen
+
+from reknit.adapters.journals.envelope import Envelope
+from reknit.adapters.journals.tcpstore.client import Client, endpoint
+from reknit.adapters.journals.tcpstore.keys import Keys
+from reknit.adapters.ports import Unavailable
+from reknit.core.job.entries import Entry, Joined, Left
+from reknit.core.job.job import Gathering, Job
+from reknit.core.job.majority import has_majority
+
+_LOOK_S = 1.0
+"""How long an agent waits for the answer of an endpoint that may have the journal. Seconds."""
+_PAUSE_S = 0.5
+"""After both endpoints were tried in vain, no thread of the agent tries again for so long. Seconds."""
+_SILENCES = 2
+"""An agent tries the other endpoint when it could not reach the store for so many silence limits, and the time that a
+call may take."""
+_STRAYED_S = 2.0
+"""How often an agent looks for a later journal while its own one has no majority. Seconds."""
+
+
+@frozen
+class Found:
+    """What is at an endpoint."""
+
+    place: int
+    """0: the first endpoint. 1: the second."""
+    header: bytes
+    """Empty: there is no journal of the job."""
+    number: int
+    """Which life of the journal it is (`Life.number`). -1: none."""
+
+
+class Places:
+    """Where one agent's journal is, and what the agent has said there."""
+
+    def __init__(self, endpoints: Sequence[tuple[str, int]], hosted: int | None = None) -> None:
+        """`endpoints`: two. `hosted`: the one whose store this agent hosts, 0 or 1. None: it hosts none."""
+        self.moving = threading.Lock()
+        """Held while a connection is made."""
+        self.home = 0
+        self._endpoints = endpoints
+        self._hosted = hosted
+        self._place = 0
+        self._reached_at = time.monotonic()
+        self._failed_at, self._why = float("-inf"), ""
+        self._strayed_at = float("inf")
+        self._joined: Joined | None = None
+        """The last `Joined` that this agent has said. None: it has said none since it began as a new one."""
+        self._retired = ""
+        """The nonce under which this agent says nothing any more."""
+        self._has_left = False
+
+    @property
+    def is_host(self) -> bool:
+        """This agent hosts the store in which the journal is."""
+        return self._hosted == self.home
+
+    # ---- what this agent has said ----
+
+    def may_say(self, entry: Entry) -> bool:
+        """Note that this agent is about to say this. False: the agent has begun as a new one since it wanted to."""
+        if isinstance(entry, Joined):
+            if entry.nonce == self._retired:
+                return False
+            self._joined = entry
+        elif isinstance(entry, Left):
+            self._has_left = True
+        return True
+
+    @property
+    def joined(self) -> Joined | None:
+        return self._joined
+
+    def has_to_begin_anew(self, base: Job, read: Job | None) -> bool:
+        """Whether this agent must begin as a new one in a journal that begins with the fold `base`, because it has said
+        what is not there. `read`: what it has read. An agent that may have workers never begins anew."""
+        joined = self._joined
+        if joined is None or self._has_left:
+            return self._has_left
+        return base.live.get(joined.node.id) != joined and (read is None or joined not in read.members)
+
+    def begin_anew(self) -> None:
+        """What this agent wanted to say until now is not said any more."""
+        self._retired = "" if self._joined is None else self._joined.nonce
+        self._joined = None
+
+    # ---- where to look ----
+
+    def reached(self) -> None:
+        """The store has answered."""
+        self._reached_at = time.monotonic()
+
+    def check_pause(self) -> None:
+        if time.monotonic() - self._failed_at < _PAUSE_S:
+            raise Unavailable(self._why)
+
+    def order(self, timeout_s: float, job: Job | None) -> Sequence[int]:
+        """The endpoints that an agent tries that has read the journal. Without a sealed round there is no majority."""
+        if job is None or not job.members or self._has_left:
+            return (self.home,)
+        away_s = timeout_s + _SILENCES * job.terms.silence_s
+        return (self.home, 1 - self.home) if time.monotonic() - self._reached_at >= away_s else (self.home,)
+
+    def point(self, place: int) -> tuple[str, int]:
+        self._place = place
+        return self._endpoints[place]
+
+    def found(self) -> None:
+        """The journal was found where this agent looks now."""
+        self.home = self._place
+        self._failed_at = float("-inf")
+        self.reached()
+
+    def failed(self, why: str) -> Unavailable:
+        self._failed_at, self._why = time.monotonic(), why
+        return Unavailable(why)
+
+    # ---- what is there ----
+
+    def latest(self, keys: Keys, envelope: Envelope) -> Found:
+        """The later of the journals at the two endpoints. The first endpoint if there is none."""
+        found = [self._looked(place, keys, envelope) or Found(place, b"", -1) for place in (0, 1)]
+        return max(found, key=lambda each: (each.number, -each.place))
+
+    def later(self, keys: Keys, envelope: Envelope, job: Job, number: int) -> Found | None:
+        """A later journal than life `number`, if this agent waits for a majority in vain. None: there is none, or it is
+        not yet time to look again."""
+        joined, phase, now = self._joined, job.phase, time.monotonic()
+        is_waiting = isinstance(phase, Gathering) and joined is not None and joined.node not in phase.expected
+        if not is_waiting or has_majority(job):
+            self._strayed_at = float("inf")
+            return None
+        self._strayed_at = min(self._strayed_at, now)
+        if now - self._strayed_at < _STRAYED_S:
+            return None
+        self._strayed_at = now
+        found = self.latest(keys, envelope)
+        return found if found.number > number else None
+
+    def name_of(self, found: Found) -> str:
+        return endpoint(*self._endpoints[found.place])
+
+    def is_reserved(self, keys: Keys, envelope: Envelope) -> bool:
+        """Whether a new journal has begun at the first endpoint before, so that other agents may remember it. Raises
+        `Unavailable` if no new journal may begin, and `Refused`."""
+        return bool(self._second(keys, envelope))
+
+    def reserve(self, keys: Keys, envelope: Envelope, header: bytes) -> None:
+        """Write at the second endpoint that a new journal with this header begins at the first one. Raises
+        `Unavailable` if no new journal may begin, and `Refused`."""
+        before, note = self._second(keys, envelope), envelope.elsewhere(header)
+        client = Client(*self._endpoints[1], _LOOK_S)
+        try:
+            if client.compare_set(keys.header, before, note) != note:
+                raise self.failed(f"another agent was faster at {endpoint(*self._endpoints[1])}")
+        finally:
+            client.close()
+
+    def _second(self, keys: Keys, envelope: Envelope) -> bytes:
+        """What stands in the place of the header at the second endpoint: a note, or nothing."""
+        found, where = self._looked(1, keys, envelope), endpoint(*self._endpoints[1])
+        if found is None:
+            raise self.failed(
+                f"{where} does not answer: both endpoints are needed to begin, because the job may go on there"
+            )
+        if found.number >= 0:
+            raise self.failed(f"the job goes on at {where}")
+        if found.header and not envelope.another().is_elsewhere(found.header):
+            envelope.another().admit(found.header)  # it is refused
+        return found.header
+
+    def _looked(self, place: int, keys: Keys, envelope: Envelope) -> Found | None:
+        """None: the endpoint does not answer."""
+        try:
+            client = Client(*self._endpoints[place], _LOOK_S, (keys.header,))
+        except Unavailable:
+            return None
+        client.close()
+        (header,) = client.greeting
+        return Found(place, header, envelope.another().number_of(header))

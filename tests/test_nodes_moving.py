@@ -1,0 +1,61 @@
+"""A job with two endpoints whose first host stays away, through the real command (rule 17)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tests.nodes import BAD, GOOD, NodeRun, Nodes, all_alive, ended
+from tests.stores import free_port
+
+
+def at_two() -> tuple[str, ...]:
+    places = ",".join(f"127.0.0.1:{free_port()}" for _ in range(2))
+    return ("--rdzv-backend=c10d", f"--rdzv-endpoint={places}", "--rdzv-id=j", "--rdzv-conf=heartbeat=3,settle=0.2,last_call_timeout=1")
+
+
+def three(nodes: Nodes) -> tuple[NodeRun, NodeRun, NodeRun]:
+    """Nodes of which a hosts the first store and b the second. On one host, whoever comes first hosts it."""
+    (a,) = nodes.start("a")
+    a.says("this node hosts the job's store")
+    (b,) = nodes.start("b")
+    b.says("this node hosts the second store")
+    (c,) = nodes.start("c")
+    return a, b, c
+
+
+def test_the_job_goes_on_at_the_second_endpoint(tmp_path: Path) -> None:
+    """The machine of the first host is lost. Its peers' workers run on until they know that, and a new agent finds the
+    job. A later failure is a failure like any other."""
+    with Nodes(tmp_path, "--nnodes=2:4", "--max-restarts=1", *at_two()) as nodes:
+        a, b, c = three(nodes)
+        first = nodes.formed(a, b, c)
+        a.vanish()
+        for run in (b, c):
+            run.says("the store can be reached again")
+        assert all_alive(b.ups + c.ups)
+        second = nodes.formed(b, c, after=first)
+        (d,) = nodes.start("d")
+        third = nodes.formed(b, c, d, after=second)
+        assert {up.restart for up in third} == {0}
+        c.tell(BAD)
+        fourth = nodes.formed(b, c, d, after=third)
+        assert {up.restart for up in fourth} == {1}
+        for run in (b, c, d):
+            run.tell(GOOD)
+        assert ended(b, c, d) == [0] * 3
+
+
+def test_the_first_host_hangs_and_goes_on(tmp_path: Path) -> None:
+    """When the first host goes on, its store still has the old journal. The host must not go on with it: it takes part
+    in the journal of the others."""
+    with Nodes(tmp_path, "--nnodes=2:4", "--max-restarts=0", *at_two()) as nodes:
+        a, b, c = three(nodes)
+        first = nodes.formed(a, b, c)
+        a.freeze()
+        second = nodes.formed(b, c, after=first)
+        a.thaw()
+        third = nodes.formed(a, b, c, after=second)
+        assert {up.restart for up in third} == {0}
+        for run in (a, b, c):
+            run.tell(GOOD)
+        assert ended(a, b, c) == [0] * 3
