@@ -40,6 +40,8 @@ class Setup:
     unspent: int = 1000
     renews: bool = False
     """A round that runs for long gives back the restarts spent."""
+    majority: bool = False
+    """A round needs more than half of the nodes of the round before."""
     admission: Admission = Admission.SOON
     fence: bool = False
     host: bool = False
@@ -85,6 +87,7 @@ class Setup:
             beat_s=1.0,
             silence_s=4.0,
             fence_s=2.0 if self.fence else None,
+            needs_majority=self.majority,
         )
 
 

@@ -57,6 +57,7 @@ def setups(draw: st.DrawFn) -> Setup:
         max=most,
         budget=draw(st.integers(0, 3)),
         unspent=draw(st.sampled_from((1000, 1000, 3, 0))),
+        majority=draw(st.sampled_from((False, False, False, True))),
         renews=draw(st.sampled_from((False, False, True))),
         admission=draw(st.sampled_from((Admission.SOON, Admission.SOON, Admission.AT_FAILURE, Admission.NEVER))),
         fence=kind == 1,

@@ -33,6 +33,7 @@ from reknit.core.agent.events import (
     RestartsLimited,
     Started,
     StopRequested,
+    StoreHosted,
     Woken,
 )
 from reknit.core.agent.step import step
@@ -197,6 +198,10 @@ def reserved(port: int = 29502) -> Builder:
 
 def ask_to_leave(signal: int = 15) -> Builder:
     return lambda p: StopRequested(p.at, signal)
+
+
+def hosting(is_host: bool = True) -> Builder:
+    return lambda p: StoreHosted(p.at, is_host)
 
 
 def limit(left: int) -> Builder:

@@ -183,8 +183,7 @@ def many(number: int) -> list[Entry]:
     return [Opened(Terms(min_nodes=1000, max_nodes=1000), "x"), *joined]
 
 
-def folded(entries: list[Entry]) -> Job:
-    job = Job()
+def folded(entries: list[Entry], job: Job = Job()) -> Job:
     for entry in entries:
         job = fold(job, entry)
     return job

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tests.nodes import BAD, GOOD, NodeRun, Nodes, all_alive, ended
+from tests.nodes import BAD, CONF, GOOD, NodeRun, Nodes, all_alive, ended
 from tests.stores import free_port
 
 
 def at_two() -> tuple[str, ...]:
     places = ",".join(f"127.0.0.1:{free_port()}" for _ in range(2))
-    return ("--rdzv-backend=c10d", f"--rdzv-endpoint={places}", "--rdzv-id=j", "--rdzv-conf=heartbeat=3,settle=0.2,last_call_timeout=1")
+    return ("--rdzv-backend=c10d", f"--rdzv-endpoint={places}", "--rdzv-id=j", CONF)
 
 
 def three(nodes: Nodes) -> tuple[NodeRun, NodeRun, NodeRun]:

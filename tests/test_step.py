@@ -29,6 +29,7 @@ from .playbook import (
     exits,
     failed,
     failure,
+    hosting,
     joined,
     limit,
     lost,
@@ -61,6 +62,7 @@ EVERYTHING: tuple[Builder, ...] = (
     reserved(),
     ask_to_leave(),
     limit(0),
+    hosting(),
     after(0),
     after(1e9),
 )

@@ -195,7 +195,9 @@ class Envelope:
         journal = self._key.journal if life.name else os.urandom(8).hex()
         data = {"format": FORMAT, "job": self.job, "journal": journal, "signed": bool(self._key.secret)}
         if life.name:
-            data |= {"life": life.name, "position": life.position, "digest": life.digest, "number": life.number}
+            data |= {"life": life.name, "position": life.position, "digest": life.digest}
+        if life.number > 1:
+            data["number"] = life.number
         return self.seal(data, "header")
 
     def elsewhere(self, header: bytes) -> bytes:
@@ -209,8 +211,7 @@ class Envelope:
     def number_of(self, header: bytes) -> int:
         """`Life.number` of the journal with this header. -1: there is none that an agent of this job has written."""
         data = self.unseal(header, "header")
-        number = data.get("number", 0)
-        return number if data and not data.get("elsewhere") and type(number) is int else -1
+        return _number(data) if data and not data.get("elsewhere") else -1
 
     @property
     def journal(self) -> str:
@@ -274,8 +275,7 @@ class Envelope:
         position = header.get("position")
         if not header.get("life") or type(position) is not int:
             return Life()
-        count = header.get("number")
-        return Life(str(header["life"]), position, str(header.get("digest")), count if type(count) is int else 0)
+        return Life(str(header["life"]), position, str(header.get("digest")), _number(header))
 
 
 class _Key(NamedTuple):
@@ -351,6 +351,12 @@ def _opened_job(text: str) -> tuple[int, Job, str] | None:
         return (position, thaw(data.get("job")), str(data.get("digest", ""))) if type(position) is int else None
     except CodecError:
         return None
+
+
+def _number(header: Mapping[str, Any]) -> int:
+    """`Life.number`. The first two are not written."""
+    number = header.get("number")
+    return number if type(number) is int else int("life" in header)
 
 
 def _read_to(seen: str) -> tuple[int, str]:

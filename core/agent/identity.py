@@ -15,6 +15,7 @@ from attrs import evolve
 from reknit.core.job.entries import Node
 from reknit.core.job.fold import fold_all
 from reknit.core.job.job import Closed, Running, Unopened, Verdict
+from reknit.core.job.majority import can_open
 
 from .agent import Agent, Pulse, Stage, Timer
 from .events import EntriesRead
@@ -71,7 +72,9 @@ def _taking_part(agent: Agent) -> Agent:
     if isinstance(job.phase, Closed):
         if job.phase.outcome.verdict is Verdict.SUCCEEDED:
             return evolve(agent, end=AlreadyFinished())
-        return agent  # the next epoch is opened, by this agent or another
+        if can_open(job, job.epoch + 1):
+            return agent  # the next epoch is opened, by this agent or another
+        return evolve(agent, epoch=job.epoch, stage=Stage.OUTSIDE)  # no epoch follows: it ends like the other agents
     differences = _differences(agent)
     if differences:
         opener = next((joined.node for joined in job.live.values() if joined.nonce == job.journal), None)

@@ -17,13 +17,13 @@
 
 from __future__ import annotations
 
-import os
 import threading
 import time
 from collections.abc import Sequence
 
-from reknit.adapters.journals.envelope import Envelope, Life, Prefix, number
+from reknit.adapters.journals.envelope import Envelope, Life, number
 from reknit.adapters.journals.tcpstore.client import Client, endpoint
+from reknit.adapters.journals.tcpstore.course import Course
 from reknit.adapters.journals.tcpstore.keys import OWNER, Keys
 from reknit.adapters.journals.tcpstore.places import Places
 from reknit.adapters.journals.tcpstore.rebirth import Election, Memory, first_fold, found_again
@@ -46,39 +46,6 @@ _FIRST = 2
 """The first connection, and one after a connection that took too long, may take so many times `timeout_s`."""
 _ROUND_TRIPS = 4
 """A call may take so many times as long as the answer to the greeting."""
-
-
-class Course:
-    """What this agent knows of one life of the journal. Each new life begins with a new one."""
-
-    def __init__(self, keys: Keys, life: Life, header: bytes, *, starts_over: bool) -> None:
-        self.life = life
-        self.header = header
-        self.starts_over = starts_over
-        """This agent has read another journal before, and the next read must tell it to begin anew."""
-        self.has_other_base = False
-        """This life may begin with another fold than the one before ended with. So the next read must tell the fold."""
-        self.keys = keys.of(life.name)
-        self.prefix: Prefix | None = Prefix(life.position, life.digest)
-        """What was read. None: reading began in the middle, so there is no digest."""
-        self.seen = ""
-        """`prefix` as it stands in records. The reader writes it, and the writer reads it."""
-        self.is_entered = False
-        """The reader has read from this life."""
-        # The reader's:
-        self.crowd = 1
-        """The largest number of entries that was waited for lately. As many may still be coming."""
-        self.is_read = False
-        """The last look found no entry after those that were read. So the next read waits at once, and does not look
-        before."""
-        self.known_taken = (0, 0.0)
-        """A number of taken slots, and the monotonic time at which this reader first saw that number."""
-        self.claims: set[int] = set()
-        """Claims of this reader that it has not kept yet. Each is the position of the fold before."""
-        # The writer's:
-        self.taken: tuple[str, int, bytes] | None = None
-        """A token, the slot that was taken for it and may not be filled yet, and the record that fills it. None: there
-        is no such slot."""
 
 
 class Connections:
@@ -117,8 +84,6 @@ class Connections:
         self._greeting = threading.Lock()
         self._course: Course | None = None
         self._memory: Memory | None = None
-        self._name = os.urandom(8).hex()
-        """Of the life that this agent founds at one of two endpoints."""
         self._void = b""
         """The header of a journal that has made way for another one. Empty: this agent has read none."""
         self._starts_over = False
@@ -302,7 +267,7 @@ class Connections:
 
     def _founded_from(self, client: Client, memory: Memory, void: bytes) -> bytes:
         number = self._course.life.number + 1 if self._course is not None else 1
-        election = None if self.places is None else Election(self.places.joined, self._name)
+        election = None if self.places is None else Election(self.places.joined)
         return found_again(client, self.keys, self._envelope, memory, number, void, election)
 
     def _at_another(self, client: Client, course: Course, header: bytes) -> bytes:

@@ -25,7 +25,8 @@ from attrs import evolve
 from reknit.adapters.journals.envelope import Envelope, Prefix, Record, number
 from reknit.adapters.journals.folds import MANY, Unpublished
 from reknit.adapters.journals.tcpstore.client import Client
-from reknit.adapters.journals.tcpstore.connections import Connections, Course
+from reknit.adapters.journals.tcpstore.connections import Connections
+from reknit.adapters.journals.tcpstore.course import Course
 from reknit.adapters.journals.tcpstore.places import Places
 from reknit.adapters.journals.tcpstore.rebirth import LARGEST, first_fold
 from reknit.adapters.journals.tcpstore.young import is_veto, judged
@@ -199,7 +200,10 @@ class TCPStoreJournal:
         client, course = self._connections.client("reader")
         self._connections.look_for_a_majority()
         if course.starts_over:
-            batch = Batch(0, base=Job())  # what the journal holds follows with the next read
+            # With two endpoints, the agent may come to another life of the journal that it has read. An empty journal
+            # makes it begin anew. What this one holds follows with the next read.
+            is_told_twice = self._places is not None or not course.life.name
+            batch = Batch(0, base=Job()) if is_told_twice else self._base(client, course)
             course.starts_over = course.has_other_base = False
         elif course.has_other_base:
             batch = self._base(client, course)

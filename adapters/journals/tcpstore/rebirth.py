@@ -61,8 +61,6 @@ class Election:
 
     joined: Joined | None
     """The last `Joined` that the agent has said. None: it has said none."""
-    name: str
-    """Of the life that this agent founds. An agent keeps its name, so that it knows its own old offers."""
 
 
 def found_again(
@@ -81,8 +79,7 @@ def found_again(
     `election`: the store may be at two endpoints, so a majority is needed. None: there is one endpoint.
 
     Raises `Unavailable` if there is no majority."""
-    name = os.urandom(8).hex() if election is None else election.name
-    life = Life(name, memory.position, memory.digest, number)
+    life = Life(os.urandom(8).hex(), memory.position, memory.digest, number)
     offer = envelope.seal({"position": life.position, "digest": life.digest, "name": life.name}, "offer")
     entered = began = time.monotonic()
     least_s = 0.0
@@ -96,9 +93,10 @@ def found_again(
             if count.is_enough(waited_s):
                 return _founded(client, keys, envelope, memory, life, void)
         if election is not None and time.monotonic() - entered >= _STAY_S:
+            count = _counted(client, keys, envelope, memory.job, offers, is_election=True)
             client.compare_set(keys.best, offer, b"")
             _vote(client, keys, envelope, election, is_withdrawn=True)
-            raise Unavailable(_too_few(_counted(client, keys, envelope, memory.job, offers, is_election=True)))
+            raise Unavailable(_too_few(count))
         if best != offer and waited_s >= 2 * _OFFERS_S:
             client.compare_set(keys.best, best, offer)  # the agent with that offer has died
             began, least_s = time.monotonic(), _OFFERS_S

@@ -1,0 +1,248 @@
+"""A journal in torch's store that may be at two endpoints: who may found it again, and where a newcomer looks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from functools import partial
+
+import pytest
+from attrs import evolve
+
+from reknit.adapters.journals.tcpstore import places as places_module
+from reknit.adapters.journals.tcpstore import rebirth as rebirth_module
+from reknit.adapters.journals.tcpstore.journal import TCPStoreJournal
+from reknit.adapters.journals.tcpstore.places import Places
+from reknit.adapters.ports import Batch, Refused, Unavailable
+from reknit.core.job.entries import Aborted, Entry, Failed, Joined, Left, Node, NodeId, Opened, Terms
+from reknit.core.job.job import Job
+from reknit.core.job.moving import moved
+from reknit.core.job.workers import WorkerFailure
+from tests.stores import HOST, JobStore, folded, free_port, hosted, stubborn
+
+TERMS = Terms(min_nodes=2, max_nodes=3, needs_majority=True)
+
+
+def joined(name: str, round: int = 0) -> Joined:
+    return Joined(Node(NodeId(name)), nonce=name, round=round, address="10.0.0.1", port=1)
+
+
+ENTRIES: list[Entry] = [Opened(TERMS, "x"), *map(joined, "abc")]
+"""The job runs round 0 on a, b and c."""
+OVER: list[Entry] = [*ENTRIES, Failed(Node(NodeId("a")), 0, (WorkerFailure(0, 0, 1),))]
+"""Round 1 is gathered."""
+
+
+@pytest.fixture(scope="module")
+def ports() -> Iterator[tuple[int, int]]:
+    with hosted() as (_, first), hosted() as (_, second):
+        yield first, second
+
+
+@pytest.fixture
+def stores(ports: tuple[int, int]) -> Iterator[list[JobStore]]:
+    with ExitStack() as closing:
+        first = JobStore(ports[0], closing)
+        yield [first, JobStore(ports[1], closing, first.job)]
+
+
+class Agent:
+    """What an agent does with its journal."""
+
+    def __init__(self, name: str, stores: list[JobStore], *, founds: bool = False) -> None:
+        self.joined = joined(name)
+        self.places = Places([(HOST, store.port) for store in stores])
+        self.journal: TCPStoreJournal = stores[0].journal(places=self.places, founds=founds)
+        self.job = Job()
+        self.position = 0
+
+    def say(self, *entries: Entry) -> None:
+        for entry in entries:
+            self.journal.append(f"{self.joined.nonce} {entry}", entry)
+
+    def read(self) -> Batch:
+        batch = self.journal.read(self.position, 0.0)
+        self.position = batch.position
+        self.job = folded([*batch.entries], self.job if batch.base is None else batch.base)
+        self.journal.remember(self.position, self.job)
+        return batch
+
+    def lose_home(self) -> None:
+        """Its home does not answer any more, and that for long."""
+        endpoints = [*self.places._endpoints]
+        endpoints[self.places.home] = HOST, free_port()
+        self.places._endpoints = endpoints
+        self.places._reached_at = float("-inf")
+        for client in self.journal._connections._clients.values():
+            client.close()
+
+
+def at_work(stores: list[JobStore], *names: str, entries: list[Entry] = ENTRIES) -> list[Agent]:
+    """Agents that have said their own entries at the first endpoint, and have read all."""
+    agents = [Agent(name, stores, founds=name == "a") for name in "abc"]
+    by_name = {agent.joined.node.id: agent for agent in agents}
+    for entry in entries:
+        speaker = by_name[entry.node.id] if isinstance(entry, Joined | Failed) else agents[0]
+        stubborn(partial(speaker.say, entry))
+    found = [agent for agent in agents if agent.joined.node.id in names]
+    for agent in found:
+        agent.read()
+    return found
+
+
+def at_once(*calls: Callable[[], Batch]) -> list[Batch]:
+    with ThreadPoolExecutor(len(calls)) as pool:
+        return [future.result() for future in [pool.submit(stubborn, call) for call in calls]]
+
+
+def cut_off(*agents: Agent) -> None:
+    for agent in agents:
+        agent.lose_home()
+
+
+def is_in_vain(call: Callable[[], object], why: str) -> None:
+    """The call finds no journal. A pause after the call before is no answer."""
+    with pytest.raises(Unavailable, match=why):
+        call()
+
+
+@pytest.fixture
+def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Agents do not stay long where they find no majority."""
+    monkeypatch.setattr(rebirth_module, "_STAY_S", 0.1)
+    monkeypatch.setattr(places_module, "_PAUSE_S", 0.0)
+
+
+def test_a_majority_founds_the_journal_again_at_the_second_endpoint(stores: list[JobStore]) -> None:
+    """The host of the first one stays away. Those who know the journal go on in it, and a newcomer finds it."""
+    b, c = at_work(stores, "b", "c")
+    cut_off(b, c)
+    job = b.job
+    assert at_once(b.read, c.read) == [Batch(4, base=job)] * 2
+    b.say(Aborted("x"))
+    newcomer = Agent("d", stores)
+    newcomer.lose_home()
+    assert stubborn(newcomer.read) == Batch(4, base=job)
+    assert newcomer.read().entries == (Aborted("x"),)
+
+
+def test_less_than_a_majority_does_not(stores: list[JobStore], hasty: None) -> None:
+    """The others may go on at the first endpoint, which this agent cannot reach."""
+    (b,) = at_work(stores, "b")
+    cut_off(b)
+    for _ in range(2):
+        is_in_vain(b.read, "1 of the 3 nodes of the last round have come to go on, and more than half are needed")
+    assert stores[1].client.get(stores[1].key("offer/b")) == b"", "an agent that has gone elsewhere does not count"
+    assert stores[1].client.get(stores[1].key("best")) == b""
+
+
+def test_who_has_joined_the_next_round_does_not_count(stores: list[JobStore], hasty: None) -> None:
+    """That word may seal the round at the first endpoint, for nodes that are still there."""
+    b, c = at_work(stores, "b", "c", entries=OVER)
+    c.say(joined("c", round=1))
+    cut_off(b, c)
+    is_in_vain(c.read, "0 of the 3 nodes")
+    is_in_vain(b.read, "1 of the 3 nodes")
+
+
+def test_who_has_joined_the_next_round_begins_anew(stores: list[JobStore]) -> None:
+    """c counts at the first endpoint already. It must not count at the second one as the same process."""
+    a, b, c = at_work(stores, "a", "b", "c", entries=OVER)
+    c.say(joined("c", round=1))
+    c.read()
+    cut_off(a, b, c)
+    base = moved(a.job)
+    at_once(a.read, b.read)
+    assert stubborn(c.read) == Batch(0, base=Job()), "c is told to begin anew"
+    assert c.read().base == base
+    c.say(joined("c", round=1))
+    assert c.read().entries == (), "what c wanted to say before is not said any more"
+    c.say(evolve(joined("c", round=1), nonce="c+"))
+    assert [entry.nonce for entry in c.read().entries if isinstance(entry, Joined)] == ["c+"]
+
+
+def test_who_joined_before_the_move_is_gone_after_it(stores: list[JobStore]) -> None:
+    """The fold of the new journal must not count c, whose word stands in the journal before."""
+    a, b, c = at_work(stores, "a", "b", "c", entries=[*OVER, joined("c", round=1)])
+    cut_off(a, b)
+    at_once(a.read, b.read)
+    assert c.joined.node.id in c.job.live
+    assert [*a.job.live] == [*b.job.live] == ["a", "b"]
+
+
+def test_who_has_left_goes_nowhere(stores: list[JobStore]) -> None:
+    """Its goodbye agrees to what follows in the first journal. It must not agree in another one as well."""
+    a, b, c = at_work(stores, "a", "b", "c")
+    c.say(Left(c.joined.node))
+    cut_off(a, b, c)
+    at_once(a.read, b.read)
+    is_in_vain(c.read, "connection refused")
+
+
+def test_a_journal_without_a_majority_is_left_for_a_later_one(
+    stores: list[JobStore], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """a was cut off, declares the others lost in its store, and waits in vain. Then it finds out that they go on."""
+    monkeypatch.setattr(places_module, "_STRAYED_S", 0.0)
+    a, b, c = at_work(stores, "a", "b", "c", entries=OVER)
+    cut_off(b, c)
+    at_once(b.read, c.read)
+    a.say(joined("a", round=1))
+    a.read()
+    a.read()
+    a.job = evolve(a.job, live={name: each for name, each in a.job.live.items() if name == "a"})
+    a.journal.remember(a.position, a.job)
+    is_in_vain(lambda: [a.read() for _ in range(2)], "the job goes on in a later journal at")
+    assert stubborn(a.read) == Batch(0, base=Job())
+    assert a.read().base == b.job
+
+
+def test_the_journal_goes_back_over_what_was_left_there(stores: list[JobStore]) -> None:
+    """The first store may still hold the old journal when the second one is lost."""
+    a, b, c = at_work(stores, "a", "b", "c")
+    first = a.places._endpoints
+    cut_off(a, b, c)
+    at_once(a.read, b.read, c.read)
+    for agent in (a, b, c):
+        agent.places._endpoints = [first[0], agent.places._endpoints[1]]
+    cut_off(a, b, c)
+    a_batch, *_ = at_once(a.read, b.read, c.read)
+    assert a_batch.base == a.job
+    assert a.places.home == 0
+    a.say(Aborted("x"))
+    assert stubborn(b.read).entries == (Aborted("x"),)
+
+
+# ---- the beginning ----
+
+
+def test_a_host_begins_nothing_while_the_second_endpoint_does_not_answer(stores: list[JobStore], hasty: None) -> None:
+    """The job may go on there."""
+    host = Agent("a", stores, founds=True)
+    second = host.places._endpoints[1]
+    host.places._endpoints = [host.places._endpoints[0], (HOST, free_port())]
+    is_in_vain(host.read, "does not answer: both endpoints are needed to begin")
+    assert stores[0].client.get(stores[0].key("header")) == b""
+    host.places._endpoints = [host.places._endpoints[0], second]
+    assert stubborn(host.read) == Batch(0)
+
+
+def test_a_new_journal_and_an_old_one_cannot_both_begin(stores: list[JobStore], hasty: None) -> None:
+    """The host of the first endpoint was started again on another machine, while b and c go to the second one. Both
+    write in the place of the header there, and the first of them has decided."""
+    b, c = at_work(stores, "b", "c")
+    stores[0].client.set(stores[0].key("header"), b"")  # the store of a was lost
+    stores[0].client.set(stores[0].key("slot/0"), b"")
+    stores[1].client.set(stores[1].key("header"), b"")  # b's host was started again as well
+    host = Agent("a", stores, founds=True)
+    stubborn(host.read)
+    cut_off(b, c)
+    is_in_vain(b.read, "another journal of job .* begins elsewhere")
+
+
+def test_an_agent_with_one_endpoint_takes_no_note_for_a_journal(stores: list[JobStore]) -> None:
+    """Otherwise it would begin a second job at the second endpoint."""
+    at_work(stores, "a")
+    with pytest.raises(Refused, match="begins at another endpoint: give all nodes the same --rdzv-endpoint=HOST,HOST"):
+        stores[1].journal().read(0, 0.0)
