@@ -90,10 +90,11 @@ class Loop:
             return
         after = step(before, event)
         self.agent = after.agent
+        if isinstance(event, EntriesRead):
+            # Before the commands: a journal that the agent has gone to asks whether the agent may have workers.
+            self.ports.link.folded(after.agent.job)
         for command in after.commands:
             self._carry_out(command)
-        if isinstance(event, EntriesRead):
-            self.ports.link.folded(after.agent.job)
         if self._observers:
             self._tell(before, event, after.commands)
 

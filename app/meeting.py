@@ -67,6 +67,8 @@ def judged(parsed: Parsed, environ: Mapping[str, str], nodes: tuple[int, int], r
     backend = "file" if store_type == "file" else "c10d" if asked == "static" else asked
     is_static = asked == "static"
     terms = _terms(parsed, conf, nodes, restarts, is_static=is_static)
+    if asked == "c10d" and backend == "c10d" and len(_endpoints(parsed, asked)) > 1:
+        _check_second(parsed, conf, terms)
     meeting = _meeting(parsed, conf, environ, asked, backend)
     return Met(
         meeting,
@@ -75,6 +77,16 @@ def judged(parsed: Parsed, environ: Mapping[str, str], nodes: tuple[int, int], r
         rank_hint=_rank_hint(parsed, terms, is_static=is_static),
         notices=_notices(parsed, conf, nodes, asked),
     )
+
+
+def _check_second(parsed: Parsed, conf: _Conf, terms: Terms) -> None:
+    """Raises `UsageError` for what cannot be had with two endpoints (rule 17)."""
+    if terms.max_nodes < 3:
+        raise UsageError(f"{parsed.spelled('rdzv-endpoint')}: a second endpoint needs a job of three nodes or more")
+    if terms.fence_s is not None:
+        raise UsageError(f"{parsed.spelled('fence-after')}: a fence cannot hold with two endpoints")
+    if "is_host" in conf.values:
+        raise UsageError(f"{conf.spelled('is_host')}: this cannot be given with two endpoints")
 
 
 def kept(parsed: Parsed, environ: Mapping[str, str]) -> Meeting:

@@ -37,6 +37,13 @@ def refused(*argv: str, **environ: str) -> str:
 # ---- where ----
 
 
+def test_a_second_endpoint_needs_three_nodes() -> None:
+    """Of two nodes neither is a majority without the other, so the second endpoint could never be used."""
+    with pytest.raises(UsageError) as caught:
+        meet("--rdzv-backend=c10d", "--rdzv-endpoint=a,b", nodes=(1, 2))
+    assert str(caught.value) == "--rdzv-endpoint=a,b: a second endpoint needs a job of three nodes or more"
+
+
 @pytest.mark.parametrize(
     ("argv", "place"),
     [
@@ -55,6 +62,7 @@ def refused(*argv: str, **environ: str) -> str:
         ("--rdzv-backend=c10d --rdzv-endpoint=h --rdzv-conf=store_type=tcp", "c10d://h:29400"),
         ("--rdzv-backend=file --rdzv-endpoint=/s/x --rdzv-id=j", "file:///s/x"),
         ("--rdzv-backend=etcd --rdzv-endpoint=h --rdzv-id=j", "etcd://h:2379"),
+        ("--rdzv-backend=c10d --rdzv-endpoint=a,b:7 --nnodes=3", "c10d://a:29400,b:7"),
         ("--rdzv-backend=etcd --rdzv-endpoint=a,b:7,[::1] --rdzv-id=j", "etcd://a:2379,b:7,[::1]:2379"),
     ],
 )
@@ -281,6 +289,22 @@ def test_the_master_of_another_backend_is_said_to_do_nothing() -> None:
         ("--rdzv-endpoint=[::1]7", "--rdzv-endpoint=[::1]7: HOST:PORT expected"),
         ("--rdzv-endpoint=[::1", "--rdzv-endpoint=[::1: HOST:PORT expected"),
         ("--rdzv-endpoint=a,b", "--rdzv-endpoint=a,b: HOST:PORT expected"),
+        (
+            "--rdzv-backend=c10d --rdzv-endpoint=a,b,c",
+            "--rdzv-endpoint=a,b,c: one endpoint expected, or two different ones",
+        ),
+        (
+            "--rdzv-backend=c10d --rdzv-endpoint=a,a:29400",
+            "--rdzv-endpoint=a,a:29400: one endpoint expected, or two different ones",
+        ),
+        (
+            "--rdzv-backend=c10d --rdzv-endpoint=a,b --fence-after=2",
+            "--fence-after=2: a fence cannot hold with two endpoints",
+        ),
+        (
+            "--rdzv-backend=c10d --rdzv-endpoint=a,b --rdzv-conf=is_host=true",
+            "--rdzv-conf: is_host=true: this cannot be given with two endpoints",
+        ),
         ("--rdzv-endpoint=::1", "--rdzv-endpoint=::1: HOST:PORT expected"),
         ("--rdzv-endpoint=fe80::1", "--rdzv-endpoint=fe80::1: HOST:PORT expected, an IPv6 address in brackets"),
         ("--rdzv-endpoint=tcp://h:7", "--rdzv-endpoint=tcp://h:7: HOST:PORT expected, an IPv6 address in brackets"),
