@@ -23,7 +23,7 @@ from reknit.core.job.entries import (
 )
 from reknit.core.job.fold import fold_all
 from reknit.core.job.job import Closed, Gathering, Job, Running
-from reknit.core.job.majority import can_open, has_enough, has_majority, is_majority, lack
+from reknit.core.job.majority import can_open, has_enough, has_majority, is_majority, is_over, lack
 from reknit.core.job.moving import moved
 from reknit.core.job.reasons import NoMajority, TooFewNodes
 from reknit.core.job.workers import WorkerFailure
@@ -141,6 +141,17 @@ def test_what_is_lacking_is_told() -> None:
     assert lack(few) == TooFewNodes(2, 3)
     assert lack(fold_all(few, lost("b", by="c"))) == TooFewNodes(1, 3)
     assert lack(running("abc", *lost("a", "b", by="c"), terms=three)) == NoMajority(1, 3)
+
+
+def test_what_was_said_for_a_sealed_round_is_over() -> None:
+    """An agent goes on in another journal only if what it has said last cannot count in the one before."""
+    job, back = running("ab"), joined("a", 1)
+    assert is_over(joined("a"), job)
+    assert not is_over(joined("c"), job), "c may be in the next round"
+    assert not is_over(back, job)
+    assert not is_over(back, fold_all(job, [failed("a"), back])), "the round is gathered"
+    assert is_over(back, fold_all(job, [failed("a"), back, joined("b", 1)]))
+    assert not is_over(joined("a", 0, incarnation=1), job), "it replaces the member"
 
 
 def test_who_has_joined_is_gone_in_the_next_journal() -> None:

@@ -59,3 +59,20 @@ def test_the_first_host_hangs_and_goes_on(tmp_path: Path) -> None:
         for run in (a, b, c):
             run.tell(GOOD)
         assert ended(a, b, c) == [0] * 3
+
+
+def test_the_job_goes_back_to_the_first_endpoint(tmp_path: Path) -> None:
+    """The first host comes back and hosts an empty store. Then the second one is lost. It costs no restart."""
+    with Nodes(tmp_path, "--nnodes=2:4", "--max-restarts=0", *at_two()) as nodes:
+        a, b, c = three(nodes)
+        first = nodes.formed(a, b, c)
+        a.vanish()
+        second = nodes.formed(b, c, after=first)
+        (again,) = nodes.start("a")
+        third = nodes.formed(again, b, c, after=second)
+        b.vanish()
+        fourth = nodes.formed(again, c, after=third)
+        assert {up.restart for up in fourth} == {0}
+        for run in (again, c):
+            run.tell(GOOD)
+        assert ended(again, c) == [0] * 2

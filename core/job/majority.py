@@ -75,6 +75,13 @@ def is_majority(members: tuple[Joined, ...], nodes: Collection[Node]) -> bool:
     return twice > len(members) or (twice == len(members) and members[0].node in nodes)
 
 
+def is_over(joined: Joined, job: Job) -> bool:
+    """Whether this `Joined` can have no effect any more: it was for a round that is sealed, and its node is in the last
+    one."""
+    last = job.round - isinstance(job.phase, Gathering)
+    return joined.node in job.member_nodes and joined.round <= last
+
+
 def said_goodbye(job: Job, node: Node) -> frozenset[Node]:
     """`Job.farewells` once this live node has said goodbye."""
     if not job.terms.needs_majority:

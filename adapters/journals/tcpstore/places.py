@@ -23,7 +23,7 @@ from reknit.adapters.journals.tcpstore.keys import Keys
 from reknit.adapters.ports import Unavailable
 from reknit.core.job.entries import Entry, Joined, Left
 from reknit.core.job.job import Gathering, Job
-from reknit.core.job.majority import has_majority
+from reknit.core.job.majority import has_majority, is_over
 
 _LOOK_S = 1.0
 """How long an agent waits for the answer of an endpoint that may have the journal. Seconds."""
@@ -90,12 +90,12 @@ class Places:
         return self._joined
 
     def has_to_begin_anew(self, base: Job, read: Job | None) -> bool:
-        """Whether this agent must begin as a new one in a journal that begins with the fold `base`, because it has said
-        what is not there. `read`: what it has read. An agent that may have workers never begins anew."""
+        """Whether this agent must begin as a new one in a journal that begins with the fold `base`: it may be counted
+        in the journal before. `read`: what it has read there. An agent that may have workers never begins anew."""
         joined = self._joined
         if joined is None or self._has_left:
             return self._has_left
-        return base.live.get(joined.node.id) != joined and (read is None or joined not in read.members)
+        return base.live.get(joined.node.id) != joined and (read is None or not is_over(joined, read))
 
     def begin_anew(self) -> None:
         """What this agent wanted to say until now is not said any more."""

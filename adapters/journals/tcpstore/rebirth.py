@@ -30,8 +30,9 @@ from reknit.adapters.journals.tcpstore.keys import Keys, LifeKeys
 from reknit.adapters.ports import Unavailable
 from reknit.core.job.entries import Joined
 from reknit.core.job.job import Job
-from reknit.core.job.majority import agreeing, is_majority
+from reknit.core.job.majority import agreeing, is_majority, is_over
 from reknit.core.job.moving import moved
+from reknit.core.text.codec import CodecError, decode, encode
 
 _OFFERS_S = 1.5
 """How long the agent with the best offer waits for others. An agent that lost its store tries again every second."""
@@ -140,8 +141,7 @@ def _vote(
     if election is None or election.joined is None:
         return
     joined = election.joined
-    fields = {"incarnation": joined.node.incarnation, "round": joined.round}
-    value = b"" if is_withdrawn else envelope.seal(fields, _ballot(joined.nonce))
+    value = b"" if is_withdrawn else envelope.seal({"joined": encode(joined)}, _ballot(joined.nonce))
     client.set(keys.offer(joined.nonce), value)
 
 
@@ -150,17 +150,20 @@ def _counted(client: Client, keys: Keys, envelope: Envelope, job: Job, offers: i
     if not is_election or not job.members:
         return _Count(offers, len(job.live))
     base = moved(job)
-    live = [joined for joined in base.live.values() if joined.nonce in {member.nonce for member in job.members}]
-    found = client.multi_get([keys.offer(joined.nonce) for joined in live]) if live else []
-    nonces = {j.nonce for j, value in zip(live, found, strict=True) if _goes_on(envelope, j, value)}
+    found = client.multi_get([keys.offer(member.nonce) for member in job.members])
+    nonces = {m.nonce for m, value in zip(job.members, found, strict=True) if _goes_on(envelope, base, m.nonce, value)}
     nodes = agreeing(base, nonces)
     return _Count(len(nodes), len(job.members), is_majority(job.members, nodes))
 
 
-def _goes_on(envelope: Envelope, joined: Joined, value: bytes) -> bool:
-    """Whether the agent with this offer has said no `Joined` after this one."""
-    fields = envelope.unseal(value, _ballot(joined.nonce))
-    return (fields.get("incarnation"), fields.get("round")) == (joined.node.incarnation, joined.round)
+def _goes_on(envelope: Envelope, base: Job, nonce: str, value: bytes) -> bool:
+    """Whether the agent with this offer can go on from this fold, with what it has said (`Places`)."""
+    data = envelope.unseal(value, _ballot(nonce)).get("joined")
+    try:
+        joined = decode(data, Joined)
+    except CodecError:
+        return False  # there is no offer
+    return base.live.get(joined.node.id) == joined or is_over(joined, base)
 
 
 def _ballot(nonce: str) -> str:
