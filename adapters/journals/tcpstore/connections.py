@@ -243,7 +243,7 @@ class Connections:
     def _start_over(self, client: Client) -> None:
         """Take part in any journal, as if this agent had read nothing. It has no workers."""
         course = self._course
-        if self._memory is not None or (course is not None and course.starts_over):
+        if self._memory is not None or (course is not None and (course.starts_over or course.is_entered)):
             self._starts_over = True
         self._envelope.forget()
         self._course = self._memory = None
