@@ -404,6 +404,11 @@ def may_finish(world: World, proc: Proc) -> None:
 # ---- after every entry -----------------------------------------------------------------------------------------------
 
 
+def _replaces(entry: Joined, before: Job) -> bool:
+    old = before.live.get(entry.node.id)
+    return old is not None and old.node != entry.node
+
+
 def after_landing(world: World, entry: Entry, before: Job) -> None:
     job = world.jobs[-1]
     if isinstance(job.phase, Running):
@@ -422,6 +427,8 @@ def after_landing(world: World, entry: Entry, before: Job) -> None:
     demand(job.round - world.steady_round <= most, "S4", f"round {job.round} is one too many")
     if isinstance(entry, Lost) and before.is_live(entry.node):
         world.excess += MOST_LANDED  # the work of a fault, and it may come back
+    if isinstance(entry, Joined) and world.stalls and _replaces(entry, before):
+        world.excess += MOST_LANDED  # a stall made a gap in its beats, and it is another incarnation
     key = job.epoch, job.round
     world.entries[key] += 1
     most = MOST_LANDED * len(world.procs) + world.excess
