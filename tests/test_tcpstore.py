@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import socket
 import subprocess
 import threading
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from itertools import count
 from typing import TypeVar
 
@@ -13,12 +15,13 @@ import pytest
 from reknit.adapters.journals.envelope import Envelope
 from reknit.adapters.journals.tcpstore import journal as journal_module
 from reknit.adapters.journals.tcpstore.client import Client
+from reknit.adapters.journals.tcpstore.journal import TCPStoreJournal
 from reknit.adapters.ports import Batch, Refused, Unavailable
 from reknit.core.job.entries import Aborted, Entry, Filler, Node, NodeId
 from reknit.core.job.reasons import Refusal
 from tests.alone import ENV, ROOT, command
-from tests.stores import JobStore, hosted
-from tests.waiting import PATIENCE_S
+from tests.stores import HOST, JobStore, hosted
+from tests.waiting import PATIENCE_S, until
 
 T = TypeVar("T")
 JOBS = (f"job-{number}" for number in count())
@@ -169,6 +172,40 @@ def test_names_with_separators_do_not_meet(store: JobStore) -> None:
 
 
 # ---- the end ----
+
+
+@contextmanager
+def silent(*, is_full: bool) -> Iterator[int]:
+    """A server that never answers. Gives its port. `is_full`: it does not even take connections."""
+    with ExitStack() as closing:
+        listener = closing.enter_context(socket.create_server((HOST, 0), backlog=0))
+        port = int(listener.getsockname()[1])
+        for _ in range(2 if is_full else 0):
+            sock = closing.enter_context(socket.socket())
+            sock.setblocking(False)
+            sock.connect_ex((HOST, port))
+        yield port
+
+
+@pytest.mark.parametrize("is_full", [True, False])
+def test_closing_ends_a_connection_that_is_being_made(is_full: bool) -> None:
+    """A thread that waits for a host that is gone must not outlive the agent."""
+    with silent(is_full=is_full) as port:
+        journal = TCPStoreJournal(HOST, port, Envelope("job"), timeout_s=1000.0)
+        found: list[str] = []
+
+        def read() -> None:
+            try:
+                journal.read(0, 0.0)
+            except Unavailable as error:
+                found.append(str(error))
+
+        thread = threading.Thread(target=read, daemon=True)
+        thread.start()
+        until(lambda: journal._connections._clients)
+        journal.close()
+        thread.join(PATIENCE_S)
+        assert found == [f"{HOST}:{port}: the connection was closed here"]
 
 
 def test_who_has_closed_it_connects_no_more(store: JobStore) -> None:

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import threading
 import time
+from functools import partial
 
 from reknit.adapters.journals.envelope import Envelope, Life, Prefix, number
 from reknit.adapters.journals.tcpstore.client import Client, endpoint
@@ -129,21 +130,21 @@ class Connections:
         if client is not None and course is not None and not client.is_closed:
             return client, course
         self._check_open()
-        client = self._clients[role] = self._connected()
+        client = self._connected(role)
         try:
             with self._greeting:
                 course = self._greeted(client)
-            self._check_open()  # `close` may have been called before it could see this client
+            self._check_open()
         except BaseException:
             client.close()
             raise
         return client, course
 
-    def _connected(self) -> Client:
+    def _connected(self, role: str) -> Client:
         limit_s, began = self._limit_s, time.monotonic()
         keys = (OWNER, self.keys.header, self.keys.offers, self.keys.pace)
         try:
-            client = Client(*self._address, limit_s, keys)
+            client = Client(*self._address, limit_s, keys, partial(self._begun, role))
         except Unavailable:
             is_late = time.monotonic() - began >= limit_s
             self._limit_s = max(self._limit_s, _FIRST * self._timeout_s) if is_late else self._timeout_s
@@ -151,6 +152,11 @@ class Connections:
         self._limit_s = max(self._timeout_s, _ROUND_TRIPS * client.round_trip_s)
         client.limit(self._limit_s)
         return client
+
+    def _begun(self, role: str, client: Client) -> None:
+        """This client is about to connect. From now on, `close` closes it."""
+        self._clients[role] = client
+        self._check_open()  # `close` may have been called before it could see this client
 
     def _check_open(self) -> None:
         if self._is_closed:
