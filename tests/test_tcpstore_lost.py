@@ -13,6 +13,7 @@ import pytest
 from reknit.adapters.journals.envelope import Envelope
 from reknit.adapters.journals.tcpstore import connections as connections_module
 from reknit.adapters.journals.tcpstore import rebirth as rebirth_module
+from reknit.adapters.journals.tcpstore import young as young_module
 from reknit.adapters.journals.tcpstore.client import Client
 from reknit.adapters.journals.tcpstore.journal import TCPStoreJournal
 from reknit.adapters.journals.tcpstore.keys import Keys
@@ -229,6 +230,18 @@ def test_a_young_journal_makes_way(lost: Lost) -> None:
     for journal in (*elders, host, guest, store.journal(founds=False)):
         batch = stubborn(partial(journal.read, 3, 0.0))
         assert batch.entries == (Aborted("x"),)
+
+
+def test_a_hole_in_a_young_journal_does_not_delay_its_end(lost: Lost, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All its agents have died, one of them between taking a slot and filling it. Nobody reads that journal, so nobody
+    else fills the slot."""
+    monkeypatch.setattr(young_module, "_HOLE_S", 0.05)
+    store, elders = lost(entries=SEALED)
+    host = store.journal()
+    say(host, opened("new", "a"))
+    host.close()
+    store.client.add(store.key("head"), 2)
+    assert at_once(*(partial(journal.read, 3, 0.0) for journal in elders)) == [Batch(3)] * 2
 
 
 def test_a_journal_with_a_sealed_round_stays(lost: Lost) -> None:

@@ -14,17 +14,20 @@ fold with which its life begins, has no sealed round either.
 
 from __future__ import annotations
 
-from reknit.adapters.journals.envelope import Envelope, Life
+from reknit.adapters.journals.envelope import Envelope, Life, number
 from reknit.adapters.journals.tcpstore.client import Client
 from reknit.adapters.journals.tcpstore.keys import Keys, LifeKeys
 from reknit.adapters.journals.tcpstore.rebirth import first_fold
 from reknit.adapters.ports import Unavailable
+from reknit.core.job.entries import Filler
 from reknit.core.job.fold import fold
 from reknit.core.job.job import Job
 
 _CHUNK = 512
-_HOLE_S = 2.0
-"""How long an agent waits for a slot that is taken and not filled. The readers of the journal fill it. Seconds."""
+_HOLE_S, _HOLE_ROUND_TRIPS, _SLOWEST_S = 2.0, 6, 30.0
+"""How long an agent waits for a slot that is taken and not filled: so many seconds, and so many of the longest round
+trip of any writer, which counts for at most the third number of seconds. Usually the readers of the journal fill the
+slot before. They may all be dead."""
 
 
 def is_void_now(client: Client, keys: Keys, header: bytes, envelope: Envelope) -> bool:
@@ -34,7 +37,9 @@ def is_void_now(client: Client, keys: Keys, header: bytes, envelope: Envelope) -
     life = found.admit(header)
     slots = keys.of(life.name)
     end = client.add(slots.head, 0)
-    while (is_void := judged(client, slots, found, life, end)) is None:
+    pace_s = min(number(client.get(keys.pace)) / 1e3, _SLOWEST_S)
+    hole_s = max(_HOLE_S, _HOLE_ROUND_TRIPS * pace_s)
+    while (is_void := judged(client, slots, found, life, end, hole_s)) is None:
         slot = client.add(slots.head, 1) - 1
         client.compare_set(slots.slot(slot), b"", found.seal({"journal": envelope.journal}, _place(life, slot)))
         end = slot + 1
@@ -45,16 +50,19 @@ def is_veto(envelope: Envelope, record: bytes, life: Life, slot: int) -> bool:
     return bool(envelope.unseal(record, _place(life, slot)))
 
 
-def judged(client: Client, slots: LifeKeys, envelope: Envelope, life: Life, end: int) -> bool | None:
-    """Whether the journal is void, by its records before position `end`. `slots`: the keys of its life. None: nothing
-    has decided that yet."""
+def judged(
+    client: Client, slots: LifeKeys, envelope: Envelope, life: Life, end: int, hole_s: float = _HOLE_S
+) -> bool | None:
+    """Whether the journal is void, by its records before position `end`. `slots`: the keys of its life. `hole_s`: how
+    many seconds a slot may stay taken and not filled. Then it is filled here. None: nothing has decided yet."""
     slot, job = _base(client, slots, envelope) if life.name else (0, Job())
     if _has_sealed(job):
         return False
     while slot < end:
         for record in client.multi_get([slots.slot(i) for i in range(slot, min(end, slot + _CHUNK))]):
-            if not record and not client.wait([slots.slot(slot)], _HOLE_S):
-                raise Unavailable(f"slot {slot} of the journal of job {envelope.job} is not filled")
+            if not record and not client.wait([slots.slot(slot)], hole_s):
+                filler = envelope.wrap("", Filler(), life.place(slot))
+                record = client.compare_set(slots.slot(slot), b"", filler)
             record = record or client.get(slots.slot(slot))
             found = envelope.unwrap(record, life.place(slot))
             if found is not None:
