@@ -182,7 +182,7 @@ def note(world: World, proc: Proc, before: Agent, event: Event) -> None:
     if agent.end is not None and before.end is None:
         proc.bore_s = _bore_s(world, proc)
         out_s = proc.felt(world.now - max(proc.out_at, proc.returns_at))
-        is_over = isinstance(agent.end, StoreLost) and out_s > BACK_S and not proc.was_suspended
+        is_over = isinstance(agent.end, StoreLost) and out_s > BACK_S
         is_over = is_over and not world.setup.weather & {"lose", "lag"}
         demand(not is_over, "outage", f"{proc.name} ends for want of the store, which is back for {out_s:.1f} s")
     if agent.outcome is not None and before.outcome is None:
@@ -248,7 +248,10 @@ def may_say(world: World, proc: Proc, entry: Entry) -> None:
         demand(entry.node != proc.agent.me, "silence", f"{proc.name} accuses itself")
         demand(job.is_live(entry.by) and job.is_live(entry.node), "silence", f"{entry} is by or about the gone")
         limit = terms.silence_s - SOONER_S
-        demand(quiet >= limit, "silence", f"{proc.name} accuses {entry.node}, silent for {quiet:.2f} s")
+        # An agent that was started again has beaten under the old incarnation, and takes another one soon.
+        before = proc.agent.pulse.heard.get(entry.node)
+        is_set_back = before is not None and proc.counts.get(entry.node, 0) < before.count
+        demand(quiet >= limit or is_set_back, "silence", f"{proc.name} accuses {entry.node}, silent for {quiet:.2f} s")
         demand(
             not _is_returning(world, proc, entry.node),
             "silence",
