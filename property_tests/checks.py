@@ -32,6 +32,7 @@ from reknit.adapters.simulated.hosts import Group
 from reknit.adapters.simulated.staff import ECHO
 from reknit.adapters.simulated.store import RETRY_S
 from reknit.core.agent.agent import Agent, Stage
+from reknit.core.agent.alive import is_entry_late
 from reknit.core.agent.commands import SIGKILL, SIGTERM, Append, Beat, Command, Finish, StopWorkers
 from reknit.core.agent.deadlines import ECHO_S, PAUSE_S
 from reknit.core.agent.ending import sequel
@@ -168,6 +169,7 @@ def foresees(proc: Proc, commands: Sequence[Command]) -> None:
 def note(world: World, proc: Proc, before: Agent, event: Event) -> None:
     """Remember when this agent learned what the checks ask about."""
     agent = proc.agent
+    proc.was_late = is_entry_late(before)
     if isinstance(event, EntriesRead):
         same_job(world, proc)
         proc.read_at = world.now
@@ -279,7 +281,7 @@ def _alive(group: Group | None) -> bool:
 
 def _bore_s(world: World, proc: Proc) -> float:
     """For how long this agent has missed a round trip of some kind."""
-    if proc.was_out:
+    if proc.was_out or proc.was_late:
         return inf  # what it has said may have vanished for long, under more than one incarnation
     return proc.felt(world.now - max(min(proc.read_at, proc.heard_at), proc.started_at))
 
