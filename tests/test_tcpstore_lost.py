@@ -192,6 +192,16 @@ def test_what_was_under_way_when_the_store_was_lost_is_said_anew(lost: Lost) -> 
     assert guest.read(4, 0.0) == Batch(5, (Aborted("x"),))
 
 
+def test_a_connection_that_was_greeted_by_the_journal_before_asks_again(lost: Lost) -> None:
+    """It waited while another thread of the agent found out that this journal was void. The agent must not end."""
+    _, (journal, _) = lost()
+    stubborn(lambda: journal.read(4, 0.0))
+    client, course = journal._connections.client("reader")
+    envelope = Envelope(journal._envelope.job)
+    client.greeting = [b"", envelope.header(), b"", b""]
+    assert journal._connections._greeted(client) is course
+
+
 # ---- a journal that was begun in place of one that others remember ----
 
 

@@ -174,7 +174,10 @@ class Connections:
         if self._course is not None and not header:
             header = client.get(self.keys.header) or self._found_again(client, self._course)
         if self._course is not None and header and self._envelope.is_foreign(header):
-            header = self._at_another(client, self._course, header)
+            # The greeting may be old: another thread of this agent may have found the journal again since.
+            header = client.get(self.keys.header) or header
+            if self._envelope.is_foreign(header):
+                header = self._at_another(client, self._course, header)
         if self._course is None:
             owner, header = self._founded(client) if self._founds else self._awaited(client)
             self._check_owner(owner)
