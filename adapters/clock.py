@@ -24,8 +24,18 @@ _LONGEST_WAIT_S = 86_400.0
 def is_readable(fd: int, wait_s: float = 0.0) -> bool:
     """Wait up to `wait_s` seconds. True if there is something to read, the end of the stream, or, for a pidfd, the end
     of the process."""
+    return _is_ready(fd, select.POLLIN, wait_s)
+
+
+def is_writable(fd: int, wait_s: float) -> bool:
+    """Wait up to `wait_s` seconds. True if something can be written, or nothing can be written any more. A socket that
+    connects has then connected or failed."""
+    return _is_ready(fd, select.POLLOUT, wait_s)
+
+
+def _is_ready(fd: int, what: int, wait_s: float) -> bool:
     poll = select.poll()  # `select.select` takes no descriptor above 1023
-    poll.register(fd, select.POLLIN)
+    poll.register(fd, what)
     return bool(poll.poll(max(0.0, wait_s) * 1000))
 
 

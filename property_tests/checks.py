@@ -32,6 +32,7 @@ from reknit.adapters.simulated.hosts import Group
 from reknit.adapters.simulated.staff import ECHO
 from reknit.adapters.simulated.store import RETRY_S
 from reknit.core.agent.agent import Agent, Stage
+from reknit.core.agent.alive import is_entry_late
 from reknit.core.agent.commands import SIGKILL, SIGTERM, Append, Beat, Command, Finish, StopWorkers
 from reknit.core.agent.deadlines import ECHO_S, PAUSE_S
 from reknit.core.agent.ending import sequel
@@ -168,6 +169,7 @@ def foresees(proc: Proc, commands: Sequence[Command]) -> None:
 def note(world: World, proc: Proc, before: Agent, event: Event) -> None:
     """Remember when this agent learned what the checks ask about."""
     agent = proc.agent
+    proc.was_late = is_entry_late(before)
     if isinstance(event, EntriesRead):
         same_job(world, proc)
         proc.read_at = world.now
@@ -182,7 +184,7 @@ def note(world: World, proc: Proc, before: Agent, event: Event) -> None:
     if agent.end is not None and before.end is None:
         proc.bore_s = _bore_s(world, proc)
         out_s = proc.felt(world.now - max(proc.out_at, proc.returns_at))
-        is_over = isinstance(agent.end, StoreLost) and out_s > BACK_S and not proc.was_suspended
+        is_over = isinstance(agent.end, StoreLost) and out_s > BACK_S
         is_over = is_over and not world.setup.weather & {"lose", "lag"}
         demand(not is_over, "outage", f"{proc.name} ends for want of the store, which is back for {out_s:.1f} s")
     if agent.outcome is not None and before.outcome is None:
@@ -248,7 +250,10 @@ def may_say(world: World, proc: Proc, entry: Entry) -> None:
         demand(entry.node != proc.agent.me, "silence", f"{proc.name} accuses itself")
         demand(job.is_live(entry.by) and job.is_live(entry.node), "silence", f"{entry} is by or about the gone")
         limit = terms.silence_s - SOONER_S
-        demand(quiet >= limit, "silence", f"{proc.name} accuses {entry.node}, silent for {quiet:.2f} s")
+        # An agent that was started again has beaten under the old incarnation, and takes another one soon.
+        before = proc.agent.pulse.heard.get(entry.node)
+        is_set_back = before is not None and proc.counts.get(entry.node, 0) < before.count
+        demand(quiet >= limit or is_set_back, "silence", f"{proc.name} accuses {entry.node}, silent for {quiet:.2f} s")
         demand(
             not _is_returning(world, proc, entry.node),
             "silence",
@@ -276,7 +281,7 @@ def _alive(group: Group | None) -> bool:
 
 def _bore_s(world: World, proc: Proc) -> float:
     """For how long this agent has missed a round trip of some kind."""
-    if proc.was_out:
+    if proc.was_out or proc.was_late:
         return inf  # what it has said may have vanished for long, under more than one incarnation
     return proc.felt(world.now - max(min(proc.read_at, proc.heard_at), proc.started_at))
 
@@ -404,6 +409,11 @@ def may_finish(world: World, proc: Proc) -> None:
 # ---- after every entry -----------------------------------------------------------------------------------------------
 
 
+def _replaces(entry: Joined, before: Job) -> bool:
+    old = before.live.get(entry.node.id)
+    return old is not None and old.node != entry.node
+
+
 def after_landing(world: World, entry: Entry, before: Job) -> None:
     job = world.jobs[-1]
     if isinstance(job.phase, Running):
@@ -422,6 +432,8 @@ def after_landing(world: World, entry: Entry, before: Job) -> None:
     demand(job.round - world.steady_round <= most, "S4", f"round {job.round} is one too many")
     if isinstance(entry, Lost) and before.is_live(entry.node):
         world.excess += MOST_LANDED  # the work of a fault, and it may come back
+    if isinstance(entry, Joined) and world.stalls and _replaces(entry, before):
+        world.excess += MOST_LANDED  # a stall made a gap in its beats, and it is another incarnation
     key = job.epoch, job.round
     world.entries[key] += 1
     most = MOST_LANDED * len(world.procs) + world.excess

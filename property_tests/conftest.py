@@ -1,11 +1,14 @@
 """How long to search: the profiles quick, ci, night and mutation. REKNIT_PROFILE=ci REKNIT_SEED=<commit>.
 
+A night can be run in parts: each part is a run with another seed, and searches other histories.
+
 Hypothesis has one profile at a time, for the whole process. `tests/` has another one. So each folder loads its own
 profile before each of its modules and tests. pytest calls these hooks only for what is in this folder.
 """
 
 from __future__ import annotations
 
+import faulthandler
 import os
 
 import pytest
@@ -39,6 +42,8 @@ def pytest_collectstart() -> None:
 
 def pytest_runtest_setup() -> None:
     settings.load_profile(PROFILE)
+    if PROFILE not in ("quick", "mutation"):
+        faulthandler.cancel_dump_traceback_later()  # a search may take hours, and `pyproject.toml` grants five minutes
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:

@@ -48,6 +48,9 @@ class Proc(hosts.Proc):
     """When a new count of its beats was acknowledged last."""
     was_out: bool = False
     """Round trips of its host to the store have failed at some time, although other hosts could reach it."""
+    was_late: bool = False
+    """Before the last step, an entry of this agent was late. So its wait for the store goes on, although the store may
+    be back."""
     bore_s: float = 0.0
     """For how long it had not read the journal, when it found that it must end."""
     ended_at: float = 0.0

@@ -178,6 +178,15 @@ def after(seconds: float) -> Builder:
     return lambda p: Woken(p.at + seconds)
 
 
+def awake(playbook: Playbook, seconds: float) -> Playbook:
+    """Time passes, and the agent is woken whenever it wants to be. Last comes a wake-up that is to be asserted."""
+    assert playbook
+    end = playbook.at + seconds
+    while (at := playbook.agent.wakes_at) is not None and at < end:
+        assert playbook >> Woken(at)
+    return playbook >> Woken(end)
+
+
 def up(round: int | None = None, assignment: Assignment | None = None) -> Builder:
     return lambda p: WorkersStarted(p.at, _round(p, round), assignment)
 

@@ -10,10 +10,10 @@ from attrs import evolve
 from reknit.core.agent.agent import Timer
 from reknit.core.agent.commands import Append, Beat, Finish, StopWorkers
 from reknit.core.agent.deadlines import next_wake
-from reknit.core.agent.reasons import StoreLost
+from reknit.core.agent.reasons import CutOff, StoreLost
 from reknit.core.agent.states import WorkerState
 from reknit.core.agent.step import UNSAID
-from reknit.core.agent.watching import fence_at
+from reknit.core.agent.watching import RETURN_S, fence_at
 from reknit.core.agent.workers import StartWorkers
 from reknit.core.job.entries import (
     Aborted,
@@ -36,6 +36,7 @@ from .playbook import (
     after,
     an_agent,
     ask_to_leave,
+    awake,
     cut_off,
     echo,
     exits,
@@ -132,10 +133,36 @@ def test_an_admission_has_no_timer_unless_it_is_to_be_soon() -> None:
 def test_an_outage_that_lasts_too_long_ends_the_agent() -> None:
     """Not the job: the others may see the journal. The workers are stopped first."""
     playbook = playing("n0", TRIO, joined("n1"), store_timeout_s=100.0) >> cut_off("a") >> after(60) >> cut_off("b")
-    assert playbook >> after(39) >> after(1) << ANY(StopWorkers, why=StoreLost("b"))
+    assert awake(playbook, 39)
+    assert playbook >> after(1) << ANY(StopWorkers, why=StoreLost("b"))
     finish = ANY(Finish)
     assert playbook >> stopped() << finish
     assert (finish().result.state, finish().result.why) == (WorkerState.FAILED, StoreLost("b"))
+
+
+def test_an_agent_that_was_suspended_until_its_patience_was_over_tries_once_more() -> None:
+    """Rule 15: the store may be back for long, and the agent could not notice. A program that polls is late each time,
+    and gets the time once."""
+    playbook = playing("n0", TRIO, joined("n1"), store_timeout_s=100.0) >> cut_off("a") >> after(60) >> after(1000)
+    assert playbook >> cut_off("a")
+    assert awake(playbook, RETURN_S - 1)
+    assert playbook >> after(500) << ANY(StopWorkers, why=StoreLost("a"))
+    short = playing("n0", TRIO, joined("n1"), store_timeout_s=3.0) >> cut_off("a") >> after(1000)
+    assert awake(short, 2)
+    assert short >> after(1) << ANY(StopWorkers, why=StoreLost("a"))
+
+
+def test_a_second_outage_may_be_slept_through_as_well() -> None:
+    """Rule 15: the agent tries once in each."""
+    playbook = playing("n0", TRIO, joined("n1"), store_timeout_s=30.0)
+    for _ in range(2):
+        assert playbook >> cut_off("a") >> after(1000) >> after(1) >> ack() >> read()
+
+
+def test_a_fence_is_not_put_off_by_a_sleep() -> None:
+    """S2: only the end of the agent is. Its workers die as soon as it runs again."""
+    playbook = playing("n0", evolve(TRIO, fence_s=2.0), joined("n1"), store_timeout_s=30.0) >> cut_off("a")
+    assert playbook >> after(1000) << ANY(StopWorkers, signal=9, why=CutOff(2.0))
 
 
 def test_a_read_ends_an_outage() -> None:
@@ -294,8 +321,8 @@ def test_a_store_that_neither_answers_nor_fails_has_a_deadline_too() -> None:
     finish = ANY(Finish)
     assert playbook >> after(0.1) << finish
     assert finish().result.why == StoreLost(UNSAID)
-    playbook = playing("n0", Terms(1, 3), joined("n1"), store_timeout_s=50.0) >> after(5) >> after(40)
-    assert playbook >> after(10) << ANY(StopWorkers, why=StoreLost(UNSAID))
+    playbook = playing("n0", Terms(1, 3), joined("n1"), store_timeout_s=50.0) >> after(5)
+    assert awake(playbook, 50) << ANY(StopWorkers, why=StoreLost(UNSAID))
 
 
 def test_the_next_epoch_waits_for_the_nodes_of_the_one_before() -> None:

@@ -20,6 +20,7 @@ from .playbook import (
     after,
     an_agent,
     ask_to_leave,
+    awake,
     cut_off,
     echo,
     exits,
@@ -233,7 +234,8 @@ def test_the_journals_host_waits_for_its_guests_even_when_it_was_counted_out() -
 
 def test_how_the_job_ended_counts_more_than_why_this_agent_must() -> None:
     """S5: it has lost patience with the journal, and then reads there that the job was closed."""
-    playbook = playing("n0", PAIR, joined("n1"), store_timeout_s=5.0) >> cut_off() >> after(5) << ANY(StopWorkers)
+    playbook = playing("n0", PAIR, joined("n1"), store_timeout_s=5.0) >> cut_off()
+    playbook = awake(playbook, 5) << ANY(StopWorkers)
     assert finishing(playbook >> read(Aborted("enough")) >> stopped()).why == AbortedByOperator("enough")
 
 

@@ -92,6 +92,17 @@ def test_early_clients_do_not_disturb_the_proof() -> None:
                 pass  # says the same
 
 
+def test_a_host_that_stood_still_while_it_found_out_tries_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another agent of this host has seen the port in use meanwhile, and takes this one for the host. If this one gives
+    up as well, all nodes wait for a store that nobody hosts."""
+    real, answers = host_module._arrives, iter([False, False])
+    monkeypatch.setattr(host_module, "_CONTEST_S", 0.0)
+    monkeypatch.setattr(host_module, "_arrives", lambda *given: next(answers, None) is None and real(*given))
+    host = host_store(HOST, free_port())
+    assert host is not None
+    host.close()
+
+
 def test_is_host_decides_without_a_proof() -> None:
     """`--rdzv-conf is_host=…`, as with torchrun: who says it knows the network better."""
     port = free_port()

@@ -33,7 +33,8 @@ ENTRIES = (
 )
 ROOT = "reknit/job%2F1/"
 FIRST = ("header", "head", "slot/0", "slot/1", "beat/0/a", "fold", "fold-at")
-LATER = ("best", "offers", "header", "{}head", "{}slot/2", "{}beat/0/a", "{}fold", "{}fold-at")
+OFFERS = ("best", "offers", "offers/0202020202020202")
+LATER = (*OFFERS, "header", "{}head", "{}slot/2", "{}beat/0/a", "{}fold", "{}fold-at")
 
 
 def opened(port: int, closing: ExitStack) -> TCPStoreJournal:

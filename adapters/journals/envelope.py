@@ -228,6 +228,12 @@ class Envelope:
         other.forget()
         return other
 
+    def of(self, record: bytes) -> Envelope:
+        """For the journal that this sealed record names in its field `journal`."""
+        other = copy(self)
+        other._key = self._key._replace(journal=str(_json(record).get("journal")))
+        return other
+
     def is_foreign(self, header: bytes) -> bool:
         """Whether this header names another journal than the one that was admitted."""
         return bool(self._key.journal) and _json(header).get("journal") != self._key.journal

@@ -218,6 +218,8 @@ class Agent:
     leaving: StopRequest | None = None
     outage: str | None = None
     """Why the store cannot be reached, while it cannot."""
+    overslept: bool = False
+    """In the outage that lasts, this agent was suspended until its patience was over, and tries once more."""
     end: AgentEnd | None = None
     """Why this agent must end, whatever the job does. None: it need not."""
     said: Mapping[Entry, float] = EMPTY

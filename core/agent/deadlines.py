@@ -20,9 +20,11 @@ from reknit.core.job.restart import Cost, affords, backoff_s, is_strained
 
 from .agent import Agent, Timer
 from .states import WorkerState
-from .watching import beat_at, fence_at, is_beating, is_unanswered
+from .watching import RETURN_S, beat_at, fence_at, is_beating, is_unanswered, pause_from_s
 
 FOREVER = float("inf")
+OUTAGE = (Timer.OUTAGE, 0)
+"""The key of the timer of an outage."""
 STAGGER_S = 0.2
 """Seconds by which one agent announces a deadline of the job later than the agent before it."""
 ECHO_S = 1.0
@@ -55,7 +57,25 @@ def pause_s(agent: Agent) -> float:
 def run_timers(agent: Agent) -> Agent:
     """Start each timer whose condition has begun to hold. Forget each timer whose condition no longer holds."""
     since = {key: agent.since.get(key, agent.at) for key in _conditions(agent)}
-    return agent if since == agent.since else evolve(agent, since=since)
+    if since == agent.since:
+        return agent
+    return evolve(agent, since=since, overslept=agent.overslept and OUTAGE in since)
+
+
+def after_sleep(agent: Agent, at: float) -> Agent:
+    """Note the time of an event. If the agent ran much later than it wanted to, it was suspended. If its patience with
+    an outage has run out meanwhile, it gets the time that a link needs to find out that the store is back. It gets this
+    time once in each outage: the loop of a program that polls may be late each time.
+    """
+    wakes_at, since = agent.wakes_at, agent.since.get(OUTAGE)
+    agent = evolve(agent, at=at)
+    if wakes_at is None or since is None or at - wakes_at <= pause_from_s(agent) or agent.overslept:
+        return agent
+    delay_s = _delay_s(agent, Timer.OUTAGE)
+    last_s = min(RETURN_S, delay_s)
+    if at + last_s <= since + delay_s:
+        return agent
+    return evolve(agent, since={**agent.since, OUTAGE: at + last_s - delay_s}, overslept=True)
 
 
 def is_due(agent: Agent, timer: Literal[Timer.OUTAGE, Timer.ECHO]) -> bool:
@@ -89,7 +109,7 @@ def next_wake(agent: Agent, timers: Iterable[float]) -> float | None:
 def _conditions(agent: Agent) -> Iterator[tuple[Timer, int]]:
     job = agent.job
     if agent.outage is not None or not agent.was_read or is_unanswered(agent):
-        yield Timer.OUTAGE, 0  # also if no adapter reports an outage: a call into a hung file system does not return
+        yield OUTAGE  # also if no adapter reports an outage: a call into a hung file system does not return
     if agent.was_read and isinstance(job.phase, Unopened):
         yield Timer.OPEN, 0
     if agent.is_departing and not agent.workers.alive:

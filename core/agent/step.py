@@ -22,7 +22,7 @@ from reknit.core.job.reasons import BudgetSpent
 
 from .agent import Agent, StopRequest, Timer
 from .commands import SIGKILL, SIGTERM, Command
-from .deadlines import is_due, next_wake, run_timers
+from .deadlines import after_sleep, is_due, next_wake, run_timers
 from .ending import drive_end
 from .events import (
     Counters,
@@ -84,7 +84,7 @@ def step(agent: Agent, event: Event) -> Step:
 
 def _at(agent: Agent, at: float) -> Agent:
     # The adapters' clock is monotonic. Events from two adapters may still overtake each other by a little.
-    return evolve(agent, at=at) if at > agent.at else agent
+    return after_sleep(agent, at) if at > agent.at else agent
 
 
 def _observed(agent: Agent, event: Event) -> Agent:  # noqa: C901  # a dispatcher: one arm per event

@@ -121,7 +121,11 @@ def heard(agent: Agent, event: Counters) -> Agent:
     # While this agent pauses, it cannot see the beats of others. So no read adds more to a silence than the time of two
     # beats.
     apart = 0.0 if pulse.acked_at is None else agent.at - pulse.acked_at
-    elapsed, spare, spares_until = min(apart, _most_s(agent)), spare_s(agent, apart), pulse.spares_until or agent.at
+    elapsed, spare, spares_until = (
+        min(apart, pause_from_s(agent)),
+        spare_s(agent, apart),
+        pulse.spares_until or agent.at,
+    )
     spares_until = max(spares_until, agent.at + spare)
     news: dict[Node, Heard] = {}
     for node in pulse.watch:
@@ -141,7 +145,8 @@ def heard(agent: Agent, event: Counters) -> Agent:
 
 
 def _with_signs_of_life(agent: Agent, event: Counters) -> Agent:
-    """A read that is not fresh may be old. But a counter that has moved since the last fresh read is a sign of life."""
+    """A read that is not fresh may be old. But a counter that has grown since the last fresh read is a sign of life.
+    One that was set back is none (rule 6)."""
     heard = agent.pulse.heard
     moved = {n: Heard(event.counts[n]) for n, h in heard.items() if event.counts.get(n, 0) > h.count}
     return evolve(agent, pulse=evolve(agent.pulse, heard={**heard, **moved})) if moved else agent
@@ -154,12 +159,13 @@ def spare_s(agent: Agent, apart_s: float) -> float:
     later: (1) The store hangs for 7 s. (2) The call of a returns. (3) The call of b times out, and b tries again after
     a pause. So the other nodes may need as long again, and then two beats to be heard.
     """
-    most_s = _most_s(agent)
+    most_s = pause_from_s(agent)
     return min(apart_s, RETURN_S) + most_s if apart_s > most_s else 0.0
 
 
-def _most_s(agent: Agent) -> float:
-    """Upper bound, in seconds, on what one fresh read adds to a silence."""
+def pause_from_s(agent: Agent) -> float:
+    """A longer time without a fresh read, or without a step, is a pause. Seconds. One fresh read adds at most this to a
+    silence."""
     return 2 * agent.job.terms.beat_s
 
 

@@ -215,6 +215,15 @@ LATE = (
         "setup\noutage\nwait 7",
     ),
     Bug(
+        "patience-ends-asleep",
+        15,
+        "agent.deadlines.after_sleep",
+        "or agent.overslept",
+        "or True",
+        "outage",
+        "setup nodes=2 formed=2\noutage\nwait 7\nsuspend a\nwait 25\nwait 25\nrestore\nwait 12\nresume a\nwait 1",
+    ),
+    Bug(
         "no-patience-ends",
         15,
         "agent.step._out_of_patience",

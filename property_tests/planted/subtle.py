@@ -120,7 +120,7 @@ SUBTLE = (
         "a-read-adds-a-whole-pause",
         6,
         "agent.watching.heard",
-        "min(apart, _most_s(agent))",
+        "min(apart, pause_from_s(agent))",
         "apart",
         "silence",
         "setup\noutage\nwait 12\nrestore\nwait 7",

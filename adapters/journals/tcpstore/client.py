@@ -17,6 +17,7 @@ a WAIT comes when the keys are there.
 
 from __future__ import annotations
 
+import errno
 import os
 import socket
 import threading
@@ -25,7 +26,7 @@ from collections.abc import Callable, Sequence
 from struct import Struct
 from typing import TypeVar
 
-from reknit.adapters.clock import is_readable
+from reknit.adapters.clock import is_readable, is_writable
 from reknit.adapters.ports import Unavailable
 
 _VALIDATE, _SET, _COMPARE_SET, _GET, _ADD, _WAIT, _MULTI_GET, _CANCEL_WAIT, _PING = (
@@ -41,21 +42,38 @@ _MOST_BYTES = 1 << 28
 """A reply that claims to be longer does not come from a TCPStore."""
 _KEEPALIVE = {"TCP_KEEPIDLE": 10, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3}
 
+_CLOSED_HERE = "the connection was closed here"
+
 T = TypeVar("T")
 
 
 class Client:
     """One connection, for one thread. Every call may raise `Unavailable`, with the endpoint and what happened."""
 
-    def __init__(self, host: str, port: int, timeout_s: float, keys: Sequence[str] = ()) -> None:
+    def __init__(
+        self,
+        host: str,
+        port: int,
+        timeout_s: float,
+        keys: Sequence[str] = (),
+        on_begin: Callable[[Client], None] = lambda _: None,
+    ) -> None:
         """Connects. `timeout_s`: upper bound, in seconds, on the wait for the connection after the name is resolved,
-        and on the wait for each reply. `keys`: their values are fetched in the same round trip, into `greeting`."""
+        and on the wait for each reply. `keys`: their values are fetched in the same round trip, into `greeting`.
+        `on_begin`: called with this client before it connects, so that another thread can close it meanwhile."""
         self._where = endpoint(host, port)
         self._timeout_s = timeout_s
         self._buffer = b""
         self._busy = threading.Lock()
         self.is_closed = False
-        self._socket = self._connected(host, port)
+        self._begun: socket.socket | None = None
+        """The socket, as soon as it connects."""
+        on_begin(self)
+        try:
+            self._socket = self._connected(host, port)
+        except BaseException:
+            self.is_closed = True
+            raise
         began = time.monotonic()
         self.greeting = self._call(lambda: self._greet(keys))
         """The values of `keys`, empty where there is no such key."""
@@ -108,16 +126,20 @@ class Client:
         return self._call(lambda: self._waited(keys, wait_s))
 
     def close(self) -> None:
-        """Close the connection. Any thread may call this: a call that waits in another ends with `Unavailable`."""
+        """Close the connection. Any thread may call this: a call that waits in another ends with `Unavailable`. So does
+        a thread that is connecting, unless it still asks for the addresses of a name."""
         self.is_closed = True
+        sock = self._begun
+        if sock is None:
+            return  # it is about to connect, and looks at `is_closed` when it has begun
         try:
-            self._socket.shutdown(socket.SHUT_RDWR)
+            sock.shutdown(socket.SHUT_RDWR)
         except OSError:
             pass  # it is closed, or the other side was faster
         # The shutdown wakes the thread that uses the descriptor. Before that thread has ended its call, the number must
         # not be given to another file.
         with self._busy:
-            self._socket.close()
+            sock.close()
 
     # ---- connecting ----
 
@@ -135,17 +157,34 @@ class Client:
                 why = _why(error)  # this host does not speak that protocol
                 continue
             try:
-                # An address that does not answer must leave time for the next one.
-                sock.settimeout(max(0.01, (self._give_up - time.monotonic()) / (len(found) - tried)))
-                sock.connect(address)
-                _set_up(sock, self._timeout_s)
-                return sock
+                with self._busy:
+                    # An address that does not answer must leave time for the next one.
+                    self._connect(sock, address, (self._give_up - time.monotonic()) / (len(found) - tried))
+                    _set_up(sock, self._timeout_s)
+                    return sock
             except TimeoutError:
                 why = f"no answer for {self._timeout_s:g} s"
             except OSError as error:
                 why = _why(error)
             sock.close()
+            if self.is_closed:
+                why = _CLOSED_HERE
+                break
         raise Unavailable(f"{self._where}: {why}")
+
+    def _connect(self, sock: socket.socket, address: tuple[object, ...], wait_s: float) -> None:
+        sock.setblocking(False)
+        begun = sock.connect_ex(address)
+        # Only now: a socket that does not connect yet cannot be shut down, and would connect nevertheless.
+        self._begun = sock
+        if begun not in (0, errno.EINPROGRESS):
+            raise OSError(begun, os.strerror(begun))
+        if begun and not self.is_closed and not is_writable(sock.fileno(), max(0.01, wait_s)):
+            raise TimeoutError
+        if self.is_closed:
+            raise ConnectionAbortedError
+        if error := sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
+            raise OSError(error, os.strerror(error))
 
     def _greet(self, keys: Sequence[str]) -> list[bytes]:
         ping = os.urandom(4)
@@ -160,7 +199,7 @@ class Client:
         with self._busy:
             try:
                 if self.is_closed:
-                    raise Unavailable(f"{self._where}: the connection was closed here")
+                    raise Unavailable(f"{self._where}: {_CLOSED_HERE}")
                 self._give_up = time.monotonic() + self._timeout_s
                 return ask()
             except BaseException as error:
@@ -170,7 +209,7 @@ class Client:
                     raise
                 is_late = isinstance(error, TimeoutError | BlockingIOError)  # the kernel's timeouts raise the latter
                 why = f"no answer for {self._timeout_s:g} s" if is_late else _why(error)
-                raise Unavailable(f"{self._where}: {'the connection was closed here' if was_closed else why}") from None
+                raise Unavailable(f"{self._where}: {_CLOSED_HERE if was_closed else why}") from None
 
     def _asked(self, request: bytes, read: Callable[[], T]) -> T:
         began = time.monotonic()

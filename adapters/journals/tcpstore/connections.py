@@ -20,6 +20,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Sequence
+from functools import partial
 
 from reknit.adapters.journals.envelope import Envelope, Life, number
 from reknit.adapters.journals.tcpstore.client import Client, endpoint
@@ -143,21 +144,21 @@ class Connections:
         return order
 
     def _opened(self, role: str) -> tuple[Client, Course]:
-        client = self._clients[role] = self._connected()
+        client = self._connected(role)
         try:
             with self._greeting:
                 course = self._greeted(client)
-            self._check_open()  # `close` may have been called before it could see this client
+            self._check_open()
         except BaseException:
             client.close()
             raise
         return client, course
 
-    def _connected(self) -> Client:
+    def _connected(self, role: str) -> Client:
         limit_s, began = self._limit_s, time.monotonic()
         keys = (OWNER, self.keys.header, self.keys.offers, self.keys.pace)
         try:
-            client = Client(*self._address, limit_s, keys)
+            client = Client(*self._address, limit_s, keys, partial(self._begun, role))
         except Unavailable:
             is_late = time.monotonic() - began >= limit_s
             self._limit_s = max(self._limit_s, _FIRST * self._timeout_s) if is_late else self._timeout_s
@@ -165,6 +166,11 @@ class Connections:
         self._limit_s = max(self._timeout_s, _ROUND_TRIPS * client.round_trip_s)
         client.limit(self._limit_s)
         return client
+
+    def _begun(self, role: str, client: Client) -> None:
+        """This client is about to connect. From now on, `close` closes it."""
+        self._clients[role] = client
+        self._check_open()  # `close` may have been called before it could see this client
 
     def _check_open(self) -> None:
         if self._is_closed:
@@ -187,7 +193,10 @@ class Connections:
         if self._course is not None and header and self._is_over(header, self._course):
             header = self._found_again(client, self._course, header)
         if self._course is not None and header and self._envelope.is_foreign(header):
-            header = self._at_another(client, self._course, header)
+            # The greeting may be old: another thread of this agent may have found the journal again since.
+            header = client.get(self.keys.header) or header
+            if self._envelope.is_foreign(header):
+                header = self._at_another(client, self._course, header)
         if self._course is None:
             owner, header = self._founded(client) if self._founds else self._awaited(client)
             self._check_owner(owner)
@@ -221,9 +230,9 @@ class Connections:
                 is_there = client.wait([self.keys.header], _OFFERED_S)
                 if not is_there and self.places is not None:
                     raise Unavailable(f"{self.where}: other agents remember the journal, but too few to found it again")
-        return owner, header or self._begun(client)
+        return owner, header or self._begun_here(client)
 
-    def _begun(self, client: Client) -> bytes:
+    def _begun_here(self, client: Client) -> bytes:
         header = self._envelope.header()
         if self.places is not None:
             self.places.reserve(self.keys, self._envelope, header)
@@ -286,7 +295,7 @@ class Connections:
     def _start_over(self, client: Client | None) -> None:
         """Take part in any journal, as if this agent had read nothing. It has no workers."""
         course = self._course
-        if self._memory is not None or (course is not None and course.starts_over):
+        if self._memory is not None or (course is not None and (course.starts_over or course.is_entered)):
             self._starts_over = True
         self._envelope.forget()
         self._course = self._memory = None

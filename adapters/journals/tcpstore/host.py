@@ -35,6 +35,10 @@ _BACKLOG = 4096
 _PROOF_S = 1.0
 _CONTEST_S, _PAUSE_S = 5.0, 0.1
 """How long the agent waits for a port that is taken and serves nobody, and the pause between two tries. Seconds."""
+_PROOFS = 3
+"""How often the agent tries at least whether a connection arrives at its own listener, if the endpoint's address is one
+of this host. A host under load may stand still for the whole time of a proof. Meanwhile another agent of this host
+finds the port in use, and takes this agent for the host of the store."""
 _CLOSE_S = 5.0
 _NONCE_BYTES = 16
 
@@ -163,7 +167,7 @@ def _proven(host: str, port: int) -> socket.socket | None:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError):
         return None
-    give_up = time.monotonic() + _CONTEST_S
+    give_up, proofs = time.monotonic() + _CONTEST_S, 0
     while True:
         is_ours = any(_is_ours(family, address) for family, _, _, _, address in found)
         # If no interface has the address and no server answers there, the address may still lead to this host (NAT).
@@ -174,9 +178,12 @@ def _proven(host: str, port: int) -> socket.socket | None:
             if _arrives(listener, host, port):
                 return listener
             listener.close()
+            proofs += 1
         # The port may be held by another agent of this host that is finding out as well, or by an outgoing connection
         # to which the kernel has given this port.
-        if not is_ours or _is_served(host, port) or time.monotonic() >= give_up:
+        if not is_ours or _is_served(host, port):
+            return None
+        if time.monotonic() >= give_up and (listener is None or proofs >= _PROOFS):
             return None
         time.sleep(_PAUSE_S)
 

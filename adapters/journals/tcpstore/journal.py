@@ -267,8 +267,8 @@ class TCPStoreJournal:
 
     def _opened(self, client: Client, course: Course, record: bytes, slot: int) -> Entry:
         found, prefix = self._envelope.unwrap(record, course.life.place(slot)), course.prefix
-        if found is None and not course.life.name and is_veto(self._envelope, record, slot):
-            if judged(client, course.keys, self._envelope, slot + 1):
+        if found is None and is_veto(self._envelope, record, course.life, slot):
+            if judged(client, course.keys, self._envelope, course.life, slot + 1):
                 raise self._connections.made_way(client, course)
         if prefix is not None and slot >= prefix.position:
             if found is not None and prefix.contradicts(found.seen):

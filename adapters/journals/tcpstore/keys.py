@@ -3,9 +3,10 @@
     /reknit/owner                   the job that the store serves
     /reknit/<job>/header            what names this journal
     /reknit/<job>/pace              the longest round trip of any writer, in milliseconds
-    /reknit/<job>/offers            how often agents have offered to found the journal again
+    /reknit/<job>/offers            how often agents have offered to found a journal again
+    /reknit/<job>/offers/<journal>  how often agents have offered to found this journal again
     /reknit/<job>/offer/<nonce>     the offer of one agent, if the store may be at two endpoints
-    /reknit/<job>/best              the offer of the agent that has read furthest
+    /reknit/<job>/best              the best of these offers
 
 The following keys exist once in each life of the journal (`envelope.Life`). In the first life, <life> is left out.
 
@@ -40,6 +41,9 @@ class Keys:
 
     def offer(self, nonce: str) -> str:
         return f"{self.root}offer/{nonce}"
+
+    def offers_of(self, journal: str) -> str:
+        return f"{self.offers}/{journal}"
 
     def of(self, life: str) -> LifeKeys:
         return LifeKeys(f"{self.root}{life}/" if life else self.root)

@@ -3,16 +3,21 @@
 The store of `c10d` lives as long as its host. When the host is back, the store is empty. Every other agent still has
 the whole fold.
 
-1. Each agent that finds no header offers what it has: its position, and the digest of all records before it. The key
-   `best` holds the best offer: the highest position, and among equals the smallest name.
+1. Each agent that finds no header offers what it has: its position, and the digest of all records before it. An agent
+   that finds a young journal offers in the same way when it has made that journal void (`young`). The key `best` holds
+   the best offer: the highest position, and among equals the smallest name.
 2. The agent with the best offer waits for the others: until as many agents have offered as nodes are live, or for
-   `_OFFERS_S`. If one is missing, it is probably the host, and the wait is short.
+   `_OFFERS_S`. If one is missing, it is probably the host, and the wait is short. Only offers of the same journal are
+   counted.
 3. Then this agent writes its fold and the position into the keys of a new life, which nobody else writes to. At last it
    writes the header, with `compare_set`. The header names the journal, the life, the position and the digest.
 4. If the agent with the best offer dies, another agent puts its own offer in its place. Then it waits again, because a
    third agent may have a better offer, which the dead one has hidden.
-5. Whoever writes the header first has decided. Every agent checks the header against what it has read itself.
-6. If the store may be at two endpoints, each agent also offers the last `Joined` that it has said. The agent with the
+5. Whoever writes the header first has decided: it puts the header where there was none, or in the place of the void
+   one. Every agent checks the header against what it has read itself.
+6. Agents may remember different journals: a store may be lost while a young journal is in it. Then an offer of a
+   journal in which workers run is better than any other.
+7. If the store may be at two endpoints, each agent also offers the last `Joined` that it has said. The agent with the
    best offer waits for a majority of the agents that can go on from its fold (rule 17). An agent that waits in vain for
    `_STAY_S` takes its offers back, and looks at the other endpoint.
 """
@@ -81,12 +86,14 @@ def found_again(
 
     Raises `Unavailable` if there is no majority."""
     life = Life(os.urandom(8).hex(), memory.position, memory.digest, number)
-    offer = envelope.seal({"position": life.position, "digest": life.digest, "name": life.name}, "offer")
+    offer = _offer(envelope, life, memory.job)
     entered = began = time.monotonic()
     least_s = 0.0
     best = _offered(client, keys, envelope, offer)
     _vote(client, keys, envelope, election)
-    offers = client.add(keys.offers, 1)  # only now: whoever counts this offer must find it
+    client.add(keys.offers, 1)
+    offered = keys.offers_of(envelope.journal)
+    offers = client.add(offered, 1)  # only now: whoever counts this offer must find it
     while not (header := _awaited(client, keys, void)):
         waited_s = time.monotonic() - began - client.round_trip_s
         if best == offer and waited_s >= least_s:
@@ -101,7 +108,7 @@ def found_again(
         if best != offer and waited_s >= 2 * _OFFERS_S:
             client.compare_set(keys.best, best, offer)  # the agent with that offer has died
             began, least_s = time.monotonic(), _OFFERS_S
-        offers, (best,) = client.add_and_get(keys.offers, 0, [keys.best])
+        offers, (best,) = client.add_and_get(offered, 0, [keys.best])
         if _rank(envelope, offer) < _rank(envelope, best):
             best = _offered(client, keys, envelope, offer)
             began, least_s = time.monotonic(), _OFFERS_S
@@ -175,6 +182,12 @@ def _too_few(count: _Count) -> str:
     return f"{came}, and more than half are needed"
 
 
+def _offer(envelope: Envelope, life: Life, job: Job) -> bytes:
+    has_workers = bool(job.members) and job.outcome is None
+    fields = {"position": life.position, "digest": life.digest, "name": life.name}
+    return envelope.seal({**fields, "journal": envelope.journal, "has_workers": has_workers}, "offer")
+
+
 def _awaited(client: Client, keys: Keys, void: bytes) -> bytes:
     """The header, if there is another than `void` soon. Empty: there is none."""
     if not void:
@@ -207,8 +220,11 @@ def _offered(client: Client, keys: Keys, envelope: Envelope, offer: bytes) -> by
     return best
 
 
-def _rank(envelope: Envelope, offer: bytes) -> tuple[int, str]:
-    """The smaller, the better. What is no offer of this journal is the worst."""
-    fields = envelope.unseal(offer, "offer")
+def _rank(envelope: Envelope, offer: bytes) -> tuple[int, int, str]:
+    """The smaller, the better. What is no offer of a journal of this job is the worst. The order is the same for all
+    agents, whichever journal they remember. Otherwise two of them would replace each other's offer for ever."""
+    fields = envelope.of(offer).unseal(offer, "offer")
     position = fields.get("position")
-    return (-position, str(fields.get("name"))) if type(position) is int else (1, "")
+    if type(position) is not int:
+        return 2, 0, ""
+    return 0 if fields.get("has_workers") is True else 1, -position, str(fields.get("name"))
