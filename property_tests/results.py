@@ -17,6 +17,7 @@ from reknit.core.agent.reasons import (
 from reknit.core.agent.states import WorkerState
 from reknit.core.job.entries import Joined
 from reknit.core.job.job import Outcome, Verdict
+from reknit.core.job.memory import abridged
 
 from .hosts import Proc, demand
 
@@ -83,8 +84,9 @@ def _is_outcome(proc: Proc, result: Result, outcome: Outcome) -> None:
 
 
 def _outcome(world: World, proc: Proc) -> Outcome | None:
-    """How the agent's epoch ended, if the entries that it was given show that."""
+    """How the agent's epoch ended, if the entries that it was given show that. Of an epoch before the last one, the job
+    remembers only the failure that is blamed (rule 4)."""
     epoch, job = proc.agent.epoch, world.jobs[proc.cursor]
     if epoch is None or (job.epoch == epoch and job.outcome is None):
         return None
-    return world.outcomes[epoch]
+    return world.outcomes[epoch] if job.epoch - epoch <= 1 else abridged(world.outcomes[epoch])
