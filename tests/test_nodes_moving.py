@@ -31,6 +31,7 @@ def test_the_job_goes_on_at_the_second_endpoint(tmp_path: Path) -> None:
         first = nodes.formed(a, b, c)
         a.vanish()
         for run in (b, c):
+            run.says("the job's store is at")
             run.says("the store can be reached again")
         assert all_alive(b.ups + c.ups)
         second = nodes.formed(b, c, after=first)

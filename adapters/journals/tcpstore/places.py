@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from attrs import frozen
 
@@ -51,13 +51,20 @@ class Found:
 class Places:
     """Where one agent's journal is, and what the agent has said there."""
 
-    def __init__(self, endpoints: Sequence[tuple[str, int]], hosted: int | None = None) -> None:
-        """`endpoints`: two. `hosted`: the one whose store this agent hosts, 0 or 1. None: it hosts none."""
+    def __init__(
+        self,
+        endpoints: Sequence[tuple[str, int]],
+        hosted: int | None = None,
+        on_move: Callable[[str], object] = lambda _: None,
+    ) -> None:
+        """`endpoints`: two. `hosted`: the one whose store this agent hosts, 0 or 1. None: it hosts none. `on_move`:
+        called with the endpoint when the journal was found at another one than before."""
         self.moving = threading.Lock()
         """Held while a connection is made."""
         self.home = 0
         self._endpoints = endpoints
         self._hosted = hosted
+        self._on_move = on_move
         self._place = 0
         self._reached_at = time.monotonic()
         self._failed_at, self._why = float("-inf"), ""
@@ -125,7 +132,9 @@ class Places:
 
     def found(self) -> None:
         """The journal was found where this agent looks now."""
-        self.home = self._place
+        if self.home != self._place:
+            self.home = self._place
+            self._on_move(endpoint(*self._endpoints[self.home]))
         self._failed_at = float("-inf")
         self.reached()
 
