@@ -276,8 +276,10 @@ class Connections:
                 other.close()
 
     def _entered(self, client: Client, header: bytes) -> Course:
-        life = self._envelope.admit(header)
         course = self._course
+        if course is not None and course.header == header:
+            return course
+        life = self._envelope.admit(header)
         if course is not None and course.life.name == life.name:
             return course
         known = "" if course is None or course.prefix is None else course.prefix.at(life.position)
