@@ -145,6 +145,7 @@ def be_nodes(which: str, endpoint: str, first: int, count: int, total: int, job:
             calls.append(partial(reknit_node, endpoint, number, total, job, known))
     if which == "reknit":
         journal_at(endpoint, job, founds=False).close()
+        import reknit.adapters.link
         import reknit.adapters.loop
         import reknit.adapters.shells  # noqa: F401  # only imported, as torch is
 

@@ -162,8 +162,7 @@ class Envelope:
 
     def open_fold(self, record: bytes) -> tuple[int, Job, str] | None:
         """Position, fold and digest. None if the record cannot be used."""
-        text = self._key.checked(record, "job")
-        return None if text is None else _opened_job(text)
+        return _opened_fold(record, self._key)
 
     # ---- the end of a journal ----
 
@@ -350,8 +349,9 @@ def _opened(text: str) -> Record | None:
 
 
 @lru_cache(maxsize=4)
-def _opened_job(text: str) -> tuple[int, Job, str] | None:
-    data = _json(text)
+def _opened_fold(record: bytes, key: _Key) -> tuple[int, Job, str] | None:
+    # Remembered as well. The fold of a thousand nodes is so long that even its `mac` takes time.
+    data = _json(key.checked(record, "job") or "")
     position = data.get("position")
     try:
         return (position, thaw(data.get("job")), str(data.get("digest", ""))) if type(position) is int else None

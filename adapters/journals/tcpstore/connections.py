@@ -339,8 +339,10 @@ class Connections:
                 other.close()
 
     def _entered(self, client: Client, header: bytes) -> Course:
-        life = self._envelope.admit(header)
         course = self._course
+        if course is not None and course.header == header:
+            return course
+        life = self._envelope.admit(header)
         if course is not None and course.life.name == life.name:
             return course
         memory, places = self._memory, self.places
