@@ -12,7 +12,6 @@ import pytest
 from reknit.adapters.clock import Clock
 from reknit.adapters.journals.memory import MemoryJournal
 from reknit.adapters.link import ThreadedLink
-from reknit.adapters.link.messages import Lane
 from reknit.adapters.ports import Batch, Refused, Unavailable
 from reknit.core.agent.events import Counters, EntriesRead, Event, JournalFailed
 from reknit.core.job.entries import Aborted, Entry, Node, NodeId
@@ -256,7 +255,7 @@ def test_a_link_whose_threads_cannot_all_start_leaves_none(monkeypatch: pytest.M
     real = threading.Thread.start
 
     def start(thread: threading.Thread) -> None:
-        if thread.name.endswith(Lane.BEAT.value):
+        if thread.name.endswith("appends and beats"):
             raise RuntimeError("can't start new thread")
         real(thread)
 
@@ -296,6 +295,38 @@ def test_a_journal_that_remembers_is_told_of_each_fold_with_its_position(agents:
         agent.until(lambda _, end=end: len(agent.entries) == end)
     counts = [len(read.entries) for read in agent.seen if isinstance(read, EntriesRead)]
     assert journal.folds == {position: Job(epoch=i) for i, position in enumerate(accumulate(counts))}
+
+
+def test_quick_appends_and_beats_share_a_thread(agents: Callable[..., Agent]) -> None:
+    """When hundreds of nodes meet, one thread and one connection more for each of them take much of the time."""
+    agent = agents(Told())
+    before = set(threading.enumerate())
+    for count in range(1, 4):
+        agent.link.append(Aborted(str(count)))
+        agent.link.beat(ME, count, [])
+        agent.until(lambda seen, n=count: sum(isinstance(e, Counters) for e in seen) == n)
+        agent.until(lambda _, n=count: len(agent.entries) == n)
+    assert set(threading.enumerate()) == before
+
+
+def test_no_thread_to_be_had_is_no_reason_to_end(agents: Callable[..., Agent], monkeypatch: pytest.MonkeyPatch) -> None:
+    """The workers run by then, and the process may have reached its limit. The thread is started when it can be."""
+
+    def start(thread: threading.Thread) -> None:
+        tried.append(thread)
+        raise RuntimeError("can't start new thread")
+
+    tried: list[threading.Thread] = []
+    journal = Told()
+    gate = journal.gates["append"] = threading.Event()
+    agent = agents(journal)
+    with monkeypatch.context() as patched:
+        patched.setattr(threading.Thread, "start", start)
+        agent.link.append(Aborted("x"))
+        agent.link.beat(ME, 1, [])
+        agent.until(lambda _: tried)
+    agent.until(lambda seen: any(isinstance(e, Counters) for e in seen))
+    gate.set()
 
 
 def test_beats_go_on_while_an_append_waits_for_its_turn(agents: Callable[..., Agent]) -> None:

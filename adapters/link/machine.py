@@ -6,7 +6,8 @@ The inputs are the wishes of the agent (`Append`, `Beat`, `Folded`), and what ha
 waits, has a thread or reads a clock. Threads (`threads.py`) or the simulated cluster carry out the calls.
 
 1. A link has three *lanes*: it reads, it says, and it beats. Each lane has one call under way at most. No lane waits
-   for another. So a node beats while an append waits for its turn, or for the answer of a slow store.
+   for another for longer than a moment (`threads.py`). So a node beats while an append waits for its turn, or for the
+   answer of a slow store.
 2. A call that has failed is made again after a pause, for as long as it takes. When to stop trying is the agent's
    decision (`Spec.store_timeout_s`), never an adapter's.
 3. Entries are said in the order in which the agent wants them said. If the agent wants an entry that is still on its

@@ -1,6 +1,11 @@
-"""The link of an agent's loop: a thread for each lane of the machine, which carries out its calls.
+"""The link of an agent's loop: threads, which carry out the calls of the machine.
 
 What is called and told is decided in `adapters/link/machine.py`. Here is only what waits.
+
+One thread reads. The others append and beat: whichever is free takes the next of these calls. There is one of them at
+first. A second one is started when a call has waited for `_LATE_S` while the first is busy, for example with an append
+that waits for its turn. Appends are quick in most jobs, and a thousand nodes that meet at once then need a thousand
+threads and connections less.
 """
 
 from __future__ import annotations
@@ -18,7 +23,7 @@ from reknit.core.agent.events import StoreHosted
 
 from . import machine, messages
 from .machine import LOOK_S
-from .messages import LANES, Call, Input, Lane, Read, Say, SendBeat
+from .messages import LANES, Call, Input, Read, Say, SendBeat
 
 if TYPE_CHECKING:
     from reknit.adapters.ports import Clock, Journal
@@ -26,6 +31,8 @@ if TYPE_CHECKING:
     from reknit.core.job.entries import Entry, Node
     from reknit.core.job.job import Job
 
+_LATE_S = 0.5
+"""How long a beat may wait for an append, and an append for a beat, before there is a thread for each. Seconds."""
 _CLOSE_S = 5.0
 """How long `close` waits for the threads. Seconds. A call into a hung file system ends later, or never."""
 
@@ -55,12 +62,17 @@ class ThreadedLink:
         """Held while `_link` makes a step."""
         self._closing = threading.Event()
         self._crash: Exception | None = None
-        self._calls: dict[Lane, SimpleQueue[Call | None]] = {lane: SimpleQueue() for lane in Lane}
-        """The calls that the threads are to carry out. None: nothing comes any more."""
+        # The calls that the threads are to carry out. None: nothing comes any more.
+        self._reads: SimpleQueue[Call | None] = SimpleQueue()
+        self._changes: SimpleQueue[Call | None] = SimpleQueue()
+        self._busy_since: float | None = None
+        """When the first thread that appends and beats took the call that it carries out. None: it has none."""
         self._link, calls = machine.begun(nonce, look_s)
         self._threads = [
-            Thread(self._serve, self._calls[lane], name=f"reknit {nonce} {lane.value}") for lane in self._calls
+            Thread(self._serve, self._reads, name=f"reknit {nonce} reads"),
+            Thread(self._serve_first, self._changes, name=f"reknit {nonce} appends and beats"),
         ]
+        self._second = Thread(self._serve, self._changes, name=f"reknit {nonce} appends and beats too")
         self._put(calls)
         try:
             for thread in self._threads:
@@ -97,8 +109,9 @@ class ThreadedLink:
 
         Bounded in time: a thread that hangs in a file system is left behind.
         """
-        self._closing.set()
-        for queue in self._calls.values():
+        with self._stepping:  # no thread is started after this
+            self._closing.set()
+        for queue in (self._reads, self._changes, self._changes):
             queue.put(None)
         self._journal.close()
         give_up_at = time.monotonic() + _CLOSE_S
@@ -108,13 +121,24 @@ class ThreadedLink:
     # ---- the threads' side ----
 
     def _serve(self, queue: SimpleQueue[Call | None]) -> None:
-        while (call := queue.get()) is not None and not self._closing.wait(call.pause_s):
-            try:
-                self._feed(self._outcome(call))
-            except Exception as error:
-                self._crash = error
-                self._feed(messages.Closed())
-                self._clock.wake()
+        while (call := queue.get()) is not None:
+            self._carry_out(call)
+
+    def _serve_first(self, queue: SimpleQueue[Call | None]) -> None:
+        while (call := queue.get()) is not None:
+            self._busy_since = time.monotonic()
+            self._carry_out(call)
+            self._busy_since = None
+
+    def _carry_out(self, call: Call) -> None:
+        if self._closing.wait(call.pause_s):
+            return
+        try:
+            self._feed(self._outcome(call))
+        except Exception as error:
+            self._crash = error
+            self._feed(messages.Closed())
+            self._clock.wake()
 
     def _outcome(self, call: Call) -> Input:
         try:
@@ -139,16 +163,30 @@ class ThreadedLink:
     # ---- both ----
 
     def _feed(self, happened: Input) -> None:
-        if self._closing.is_set():
-            return  # nobody is told anything any more
         with self._stepping:
+            if self._closing.is_set():
+                return  # nobody is told anything any more
             before = self._link.news
             self._link, calls = machine.step(self._link, happened, self._clock.now())
             self._put(calls)
+            self._relieve()
             has_news = self._link.news is not before
         if has_news:
             self._clock.wake()
 
     def _put(self, calls: Iterable[Call]) -> None:
         for call in calls:
-            self._calls[LANES[type(call)]].put(call)
+            (self._reads if isinstance(call, Read) else self._changes).put(call)
+
+    def _relieve(self) -> None:
+        """Start the second thread that appends and beats, if a call has waited for the first one. This is asked at
+        every wish of the agent and after every read, so about once a second or more often."""
+        since = self._busy_since
+        is_late = since is not None and time.monotonic() - since >= _LATE_S
+        if not is_late or self._changes.empty() or self._second in self._threads:
+            return
+        try:
+            self._second.start()
+        except RuntimeError:
+            return  # the system has no thread to give: the first one goes on alone, and this is tried again
+        self._threads.append(self._second)
