@@ -19,6 +19,7 @@ from reknit.core.job.entries import (
     NodeId,
     Opened,
     RestartPolicy,
+    Succeeded,
     Terms,
 )
 from reknit.core.job.fold import fold_all
@@ -140,7 +141,9 @@ def test_what_is_lacking_is_told() -> None:
     few = running("abc", Left(node("a")), joined("b", 1), joined("c", 1), terms=three)
     assert lack(few) == TooFewNodes(2, 3)
     assert lack(fold_all(few, lost("b", by="c"))) == TooFewNodes(1, 3)
-    assert lack(running("abc", *lost("a", "b", by="c"), terms=three)) == NoMajority(1, 3)
+    assert lack(running("abc", *lost("a", "b", by="c"), joined("c", 1), terms=three)) == NoMajority(1, 3)
+    assert lack(running("abc", *lost("a", "b", by="c"), terms=three)) == NoMajority(0, 3), "c is expected"
+    assert lack(running("abc", failed("a"), *lost("b", by="c"), joined("a", 1), terms=three)) == NoMajority(1, 3)
 
 
 def test_what_was_said_for_a_sealed_round_is_over() -> None:
@@ -165,6 +168,16 @@ def test_who_has_joined_is_gone_in_the_next_journal() -> None:
     assert not base.farewells
 
 
+def test_what_was_said_before_counts_in_one_journal() -> None:
+    """b stands by as a renewed member, and c has said goodbye. Both may be counted in the journal before."""
+    job = running("abc", *lost("b", by="a"), joined("b", 1, incarnation=1, nonce="b"), Left(node("c")))
+    assert job.farewells == {node("c")}
+    assert moved(job).farewells == frozenset()
+    ended = running("abc", Succeeded(node("b"), 0), *lost("b", by="a"), joined("b", 1, incarnation=1, nonce="b"))
+    assert isinstance(ended.phase, Running)
+    assert sorted(moved(ended).live) == ["a", "c"]
+
+
 def test_other_jobs_move_as_they_are() -> None:
     """A round that runs has nobody who has joined the next one. Before the first round there is no majority."""
     one = evolve(TERMS, needs_majority=False)
@@ -172,3 +185,37 @@ def test_other_jobs_move_as_they_are() -> None:
         assert moved(job) is job
     gathering = running("abc", failed("a"), joined("b", 1), terms=one)
     assert moved(gathering) is gathering
+
+
+# ---- two journals from one ----
+
+
+def both_form(x: Job, y: Job) -> bool:
+    return isinstance(x.phase, Running) and isinstance(y.phase, Running)
+
+
+def test_a_goodbye_before_the_move_counts_in_one_journal() -> None:
+    """c has left, and a and b have read that. Then they cannot reach each other: each of them is one of three."""
+    job = running("abc", Leaving(node("c")), Left(node("c")))
+    x = fold_all(job, [joined("a", 1), *lost("b", by="a"), LastCall(1)])
+    y = fold_all(moved(job), [joined("b", 1), *lost("a", by="b"), LastCall(1)])
+    assert (isinstance(x.phase, Running), isinstance(y.phase, Running)) == (True, False)
+
+
+def test_a_standby_that_was_a_member_counts_in_one_journal() -> None:
+    """b has succeeded, was declared lost, and stands by when the journal moves. It says nothing afterwards."""
+    again = joined("b", 1, incarnation=1, nonce="b")
+    job = running("abc", Succeeded(node("b"), 0), *lost("b", by="a"), again)
+    x = fold_all(job, [failed("a"), joined("a", 1), *lost("c", by="a")])
+    y = fold_all(moved(job), [failed("c"), joined("c", 1), *lost("a", by="c")])
+    assert not both_form(x, y)
+
+
+def test_no_epoch_follows_on_the_word_of_nodes_that_are_only_expected() -> None:
+    """a gives up while b is expected. b then speaks in the other journal. A new epoch asks for no majority."""
+    three = evolve(TERMS, min_nodes=3)
+    job = running("abc", failed("a"), terms=three)
+    x = fold_all(job, [joined("a", 1), *lost("c", by="a"), GaveUp(1), Opened(three, "j", 1)])
+    x = fold_all(x, [*(joined(f"x{i}") for i in range(3)), LastCall(0, 1)])
+    y = fold_all(moved(job), [joined("b", 1), joined("c", 1), *lost("a", by="b"), joined("d", 1), LastCall(1)])
+    assert not both_form(x, y)

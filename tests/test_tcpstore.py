@@ -109,7 +109,7 @@ def test_a_connection_that_was_lost_is_made_again(store: JobStore) -> None:
     journal = store.journal()
     journal.append("1", Aborted("x"))
     journal.read(0, 0.0)
-    for client in journal._connections._clients.values():
+    for client in journal._connections._lines.clients.values():
         client.close()
     journal.append("2", Aborted("y"))
     assert journal.read(1, 0.0) == Batch(2, (Aborted("y"),))
@@ -202,7 +202,7 @@ def test_closing_ends_a_connection_that_is_being_made(is_full: bool) -> None:
 
         thread = threading.Thread(target=read, daemon=True)
         thread.start()
-        until(lambda: journal._connections._clients)
+        until(lambda: journal._connections._lines.clients)
         journal.close()
         thread.join(PATIENCE_S)
         assert found == [f"{HOST}:{port}: the connection was closed here"]

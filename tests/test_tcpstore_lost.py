@@ -55,8 +55,8 @@ def lost(port: int, other_port: int) -> Iterator[Lost]:
                 if is_remembered:
                     journal.remember(batch.position, folded([*batch.entries]))
             for journal in journals:
-                journal._connections._address = HOST, other_port
-                for client in journal._connections._clients.values():
+                journal._connections._lines.address = HOST, other_port
+                for client in journal._connections._lines.clients.values():
                     client.close()
             return JobStore(other_port, closing, store.job), journals
 

@@ -69,8 +69,8 @@ def test_the_keys_and_the_values_are_as_they_were(monkeypatch: pytest.MonkeyPatc
         journal.publish(2, fold_all(Job(), ENTRIES))
         journal.beat(ENTRIES[1].node, 3, ())
         lines += ["# the first life", *dump(clients[0], FIRST), ""]
-        journal._connections._address = HOST, ports[1]
-        for each in journal._connections._clients.values():
+        journal._connections._lines.address = HOST, ports[1]
+        for each in journal._connections._lines.clients.values():
             each.close()
         journal.read(2, 0.0)
         assert journal._connections._course is not None

@@ -75,7 +75,7 @@ def test_a_writer_that_has_become_slow_loses_one_slot(far: Far) -> None:
     far.far.append("0", Aborted("fast"))
     far.client.set(far.pace, b"0")
     far.far._connections.pace_ms = 0
-    far.far._connections._clients["writer"].round_trip_s = 0.0  # this machine may have been slow
+    far.far._connections._lines.clients["writer"].round_trip_s = 0.0  # this machine may have been slow
     far.link.delay_s = 0.2
     assert far.appended(Aborted("slow")) == [Aborted("fast"), Filler(), Aborted("slow")]
 
@@ -95,7 +95,7 @@ def test_a_limit_that_is_shorter_than_the_way_grows(far: Far) -> None:
 def test_a_beat_waits_for_no_append(far: Far, monkeypatch: pytest.MonkeyPatch) -> None:
     """They share a connection. Once an append has taken long, beats have a connection of their own."""
     far.far.beat(ME, 1, ())
-    assert set(far.far._connections._clients) == {"writer"}
+    assert set(far.far._connections._lines.clients) == {"writer"}
     reached, go_on = threading.Event(), threading.Event()
     real = Client.compare_set
 
@@ -114,4 +114,4 @@ def test_a_beat_waits_for_no_append(far: Far, monkeypatch: pytest.MonkeyPatch) -
     go_on.set()
     thread.join()
     far.far.beat(ME, 3, ())
-    assert set(far.far._connections._clients) == {"writer", "beater"}
+    assert set(far.far._connections._lines.clients) == {"writer", "beater"}

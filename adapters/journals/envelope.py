@@ -207,10 +207,12 @@ class Envelope:
         """Whether this is such a note."""
         return bool(self.unseal(header, "header").get("elsewhere"))
 
-    def number_of(self, header: bytes) -> int:
-        """`Life.number` of the journal with this header. -1: there is none that an agent of this job has written."""
+    def rank_of(self, header: bytes) -> tuple[int, str]:
+        """Number and name of the life with this header. The number is -1 if no agent of this job has written the
+        header, or if it is a note."""
         data = self.unseal(header, "header")
-        return _number(data) if data and not data.get("elsewhere") else -1
+        is_header = bool(data) and not data.get("elsewhere")
+        return (_number(data), str(data.get("life", ""))) if is_header else (-1, "")
 
     @property
     def journal(self) -> str:

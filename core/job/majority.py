@@ -7,8 +7,8 @@ next round. Rule 17 of docs/protocol.md says why this is enough for that.
    group rank 0 is among them.
 2. A member is there if its agent process has joined, whichever incarnation it speaks as. A new process on the same host
    is not the member: nobody knows what the old one has said in another journal.
-3. A member that said goodbye agrees with whatever follows. A member that was declared lost does not: it may be in the
-   other group.
+3. A member that said goodbye agrees with whatever follows in the journal in which it has said so. A member that was
+   declared lost does not: it may be in the other group.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from .entries import Joined, Node
-from .job import Gathering, Job, Unopened, Verdict, coming
+from .job import Gathering, Job, Unopened, Verdict, coming, ready
 from .reasons import AbortedByOperator, JobEnd, NoMajority, TooFewNodes
 
 
@@ -31,9 +31,11 @@ def can_seal(job: Job) -> bool:
 
 
 def lack(job: Job) -> JobEnd:
-    """What a job that has not enough nodes is given up for. No majority comes first, because it is final."""
-    if not has_majority(job):
-        return NoMajority(len(present(job)), len(job.members))
+    """What a job that has not enough nodes is given up for. No majority comes first, because it is final. A node that
+    is still expected has not agreed to anything: it may go on in the other group."""
+    nodes = agreeing(job, {joined.nonce for joined in ready(job)})
+    if job.terms.needs_majority and job.members and not is_majority(job.members, nodes):
+        return NoMajority(len(nodes), len(job.members))
     return TooFewNodes(coming(job), job.terms.min_nodes)
 
 

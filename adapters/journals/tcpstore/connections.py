@@ -10,9 +10,6 @@
    agent has no workers, and takes part in the other one.
 5. If the store may be at two endpoints, `Places` says where to look. The journal that is found there counts by the same
    rules.
-6. A call may take `timeout_s`, or four times as long as the store took to answer the greeting. The first connection,
-   and one after a connection that was not made in time, may take twice as long. So a round trip of 6 s does no harm,
-   with a limit of 5 s.
 """
 
 from __future__ import annotations
@@ -20,14 +17,14 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Sequence
-from functools import partial
 
 from reknit.adapters.journals.envelope import Envelope, Life, number
-from reknit.adapters.journals.tcpstore.client import Client, endpoint
+from reknit.adapters.journals.tcpstore.client import Client
 from reknit.adapters.journals.tcpstore.course import Course
 from reknit.adapters.journals.tcpstore.keys import OWNER, Keys
+from reknit.adapters.journals.tcpstore.lines import Lines
 from reknit.adapters.journals.tcpstore.places import Places
-from reknit.adapters.journals.tcpstore.rebirth import Election, Memory, first_fold, found_again
+from reknit.adapters.journals.tcpstore.rebirth import Election, Memory, await_majority, first_fold, found_again
 from reknit.adapters.journals.tcpstore.young import is_void_now
 from reknit.adapters.ports import Refused, Unavailable
 from reknit.core.job.job import Job
@@ -38,15 +35,12 @@ _ELDERS_S = 3.0
 _OFFERED_S = 6.0
 """How much longer such a host waits if an agent has offered to found the journal again by then. That agent may wait for
 others, one after another, and its way to the store may be long. Seconds."""
+_OFFERED_AGAIN_S = 15.0
+"""The same with two endpoints. Agents that find no majority offer again after this time at most, as long as they live.
+Seconds."""
 _VOID_S, _POLL_S = 1.0, 0.05
 """How long an agent that has read a void journal waits for another one, before it says that there is none yet, and the
 pause between two looks. Seconds."""
-_AWAY_S = 1.0
-"""Least bound on the connection to each of two endpoints, when the store could not be reached for long. Seconds."""
-_FIRST = 2
-"""The first connection, and one after a connection that took too long, may take so many times `timeout_s`."""
-_ROUND_TRIPS = 4
-"""A call may take so many times as long as the answer to the greeting."""
 
 
 class Connections:
@@ -67,28 +61,27 @@ class Connections:
     ) -> None:
         """The parameters are those of `TCPStoreJournal`."""
         self.places = places
-        self.where = endpoint(host, port)
+        self._lines = Lines(host, port, timeout_s)
         self.keys = Keys(envelope.job)
         self.pace_ms = 0
         """The longest round trip of any writer, as far as this agent knows. Milliseconds."""
-        self._address = host, port
         self._envelope = envelope
         self._exclusive = exclusive
         self._founds = founds
-        self._timeout_s = timeout_s
         self._has_elders = has_elders
         self._reads_only = reads_only
         self._owner = envelope.job.encode(errors="surrogatepass")
-        self._clients: dict[str, Client] = {}
-        self._limit_s = _FIRST * timeout_s
-        """How long the next connection may take. Any role's connection shows how far away the store is."""
         self._greeting = threading.Lock()
         self._course: Course | None = None
         self._memory: Memory | None = None
         self._void = b""
         """The header of a journal that has made way for another one. Empty: this agent has read none."""
         self._starts_over = False
-        self._is_closed = False
+
+    @property
+    def where(self) -> str:
+        """The endpoint, for messages."""
+        return self._lines.where
 
     def remember(self, position: int, job: Job) -> None:
         """The agent has folded everything before `position`."""
@@ -98,16 +91,14 @@ class Connections:
             self._memory = Memory(position, job, digest)
 
     def close(self) -> None:
-        self._is_closed = True
-        for client in list(self._clients.values()):
-            client.close()
+        self._lines.close()
 
     def client(self, role: str) -> tuple[Client, Course]:
         """The connection of one of the threads, and the life of the journal that it reaches."""
-        client, course = self._clients.get(role), self._course
+        client, course = self._lines.clients.get(role), self._course
         if client is not None and course is not None and not client.is_closed:
             return client, course
-        self._check_open()
+        self._lines.check_open()
         return self._opened(role) if self.places is None else self._moved(role, self.places)
 
     def is_current(self, course: Course) -> bool:
@@ -120,8 +111,8 @@ class Connections:
             places.check_pause()
             why: list[str] = []
             for place in self._order(places):
-                self._address = places.point(place)
-                self.where = endpoint(*self._address)
+                self._lines.check_open()
+                self._lines.address = places.point(place)
                 try:
                     found = self._opened(role)
                 except Unavailable as error:
@@ -136,45 +127,24 @@ class Connections:
             raise places.failed("; ".join(why))
 
     def _order(self, places: Places) -> Sequence[int]:
-        if self._course is None:
+        course = self._course
+        if course is None or (self._memory is None and course.starts_over):
             return (places.latest(self.keys, self._envelope).place,)
-        order = places.order(self._timeout_s, None if self._memory is None else self._memory.job)
+        order = places.order(self._lines.timeout_s, None if self._memory is None else self._memory.job)
         if len(order) > 1:
-            self._limit_s = max(_AWAY_S, _ROUND_TRIPS * 1e-3 * self.pace_ms)
+            self._lines.hurry(1e-3 * self.pace_ms)
         return order
 
     def _opened(self, role: str) -> tuple[Client, Course]:
-        client = self._connected(role)
+        client = self._lines.connected(role, (OWNER, self.keys.header, self.keys.offers, self.keys.pace))
         try:
             with self._greeting:
                 course = self._greeted(client)
-            self._check_open()
+            self._lines.check_open()
         except BaseException:
             client.close()
             raise
         return client, course
-
-    def _connected(self, role: str) -> Client:
-        limit_s, began = self._limit_s, time.monotonic()
-        keys = (OWNER, self.keys.header, self.keys.offers, self.keys.pace)
-        try:
-            client = Client(*self._address, limit_s, keys, partial(self._begun, role))
-        except Unavailable:
-            is_late = time.monotonic() - began >= limit_s
-            self._limit_s = max(self._limit_s, _FIRST * self._timeout_s) if is_late else self._timeout_s
-            raise
-        self._limit_s = max(self._timeout_s, _ROUND_TRIPS * client.round_trip_s)
-        client.limit(self._limit_s)
-        return client
-
-    def _begun(self, role: str, client: Client) -> None:
-        """This client is about to connect. From now on, `close` closes it."""
-        self._clients[role] = client
-        self._check_open()  # `close` may have been called before it could see this client
-
-    def _check_open(self) -> None:
-        if self._is_closed:
-            raise Unavailable(f"{self.where}: the journal was closed here")
 
     # ---- which journal is there ----
 
@@ -187,9 +157,6 @@ class Connections:
             return self._entered(client, header)
         if self._course is not None and not header:
             header = client.get(self.keys.header) or self._found_again(client, self._course)
-        if self.places is not None and self._course is not None and self._envelope.another().is_elsewhere(header):
-            if self._envelope.is_foreign(header):
-                raise Unavailable(f"{self.where}: another journal of job {self._envelope.job} begins elsewhere")
         if self._course is not None and header and self._is_over(header, self._course):
             header = self._found_again(client, self._course, header)
         if self._course is not None and header and self._envelope.is_foreign(header):
@@ -201,7 +168,9 @@ class Connections:
             owner, header = self._founded(client) if self._founds else self._awaited(client)
             self._check_owner(owner)
             if not header:
-                why = f"waited {self._timeout_s:g} s for its host to begin the journal of job {self._envelope.job}"
+                why = (
+                    f"waited {self._lines.timeout_s:g} s for its host to begin the journal of job {self._envelope.job}"
+                )
                 hint = "if no agent hosts this store, give --rdzv-conf=is_host=false"
                 raise Unavailable(f"{self.where}: {why} ({hint})")
         return self._entered(client, header)
@@ -226,17 +195,21 @@ class Connections:
         has_note = not header and self.places is not None and self.places.is_reserved(self.keys, self._envelope)
         if not header and (self._has_elders or offers or has_note):
             is_there = client.wait([self.keys.header], _ELDERS_S)
-            if not is_there and client.get(self.keys.offers):
-                is_there = client.wait([self.keys.header], _OFFERED_S)
-                if not is_there and self.places is not None:
+            if not is_there and (count := client.get(self.keys.offers)):
+                is_there = client.wait([self.keys.header], _OFFERED_S if self.places is None else _OFFERED_AGAIN_S)
+                if not is_there and self.places is not None and client.get(self.keys.offers) != count:
                     raise Unavailable(f"{self.where}: other agents remember the journal, but too few to found it again")
         return owner, header or self._begun_here(client)
 
     def _begun_here(self, client: Client) -> bytes:
         header = self._envelope.header()
-        if self.places is not None:
-            self.places.reserve(self.keys, self._envelope, header)
-        return client.compare_set(self.keys.header, b"", header)
+        if self.places is None:
+            return client.compare_set(self.keys.header, b"", header)
+        self.places.reserve(self.keys, self._envelope, header)
+        found = client.compare_set(self.keys.header, b"", header)
+        if found != header:
+            self.places.note_again(self.keys, self._envelope, header, found)
+        return found
 
     def _awaited(self, client: Client) -> tuple[bytes, bytes]:
         """Owner and header, which another agent writes. They are empty if it has not written them in time."""
@@ -248,7 +221,7 @@ class Connections:
             return owner, header
         # The host appends its first entry at once. This agent waits for that entry as well, which saves an empty read.
         keys = [self.keys.header, self.keys.of("").slot(0)]
-        client.wait([OWNER, *keys] if self._exclusive else keys, self._timeout_s)
+        client.wait([OWNER, *keys] if self._exclusive else keys, self._lines.timeout_s)
         owner, header = client.multi_get([OWNER, self.keys.header])
         return owner, header
 
@@ -261,30 +234,48 @@ class Connections:
             return False
         if self._envelope.is_elsewhere(header):
             return True
-        return header != course.header and 0 <= self._envelope.number_of(header) <= course.life.number
+        rank = self._envelope.rank_of(header)
+        return header != course.header and (0, "") <= rank <= (course.life.number, course.life.name)
 
     def _found_again(self, client: Client, course: Course, void: bytes = b"") -> bytes:
         """The header, after the store has lost everything. Empty: this agent cannot found the journal again. `void`: a
         header that makes way."""
         if self._exclusive:
             self._check_owner(client.compare_set(OWNER, b"", self._owner))
-        if self._memory is None:
+        memory = self._memory
+        if self.places is not None and (course.starts_over if memory is None else not memory.job.members):
+            # No round was formed, as far as this agent knows. Another agent may know better, and be elsewhere.
+            self.places.begin_anew()
+            self._start_over(client)
+            raise Unavailable(f"{self.where}: the store has lost the journal")
+        if memory is None:
             if course.prefix is not None and not course.prefix.position:
                 self._start_over(client)  # this agent has read nothing
             return b""
-        return self._founded_from(client, self._memory, void)
+        return self._founded_from(client, memory, void)
 
     def _founded_from(self, client: Client, memory: Memory, void: bytes) -> bytes:
         number = self._course.life.number + 1 if self._course is not None else 1
-        election = None if self.places is None else Election(self.places.joined)
-        return found_again(client, self.keys, self._envelope, memory, number, void, election)
+        if self.places is None:
+            return found_again(client, self.keys, self._envelope, memory, void, number)
+        if memory.job.outcome is not None:
+            raise Unavailable(f"{self.where}: the store has lost the journal, and the job is over")
+        election = Election(self.places.joined, self.where)
+        header = found_again(client, self.keys, self._envelope, memory, void, number, election)
+        if void:
+            self.places.note_again(self.keys, self._envelope, void, header)
+        return header
 
     def _at_another(self, client: Client, course: Course, header: bytes) -> bytes:
         """The header, after this agent has found that of another journal."""
         memory = self._memory
+        if self._envelope.another().is_elsewhere(header):
+            raise Unavailable(f"{self.where}: another journal of job {self._envelope.job} begins elsewhere")
         if memory is not None and memory.job.outcome is not None:
             return header  # it is refused: the job is over, and the other journal may be a new run of it
         if memory is not None and memory.job.members:
+            if self.places is not None:  # otherwise the new journal would be lost, and the old one not found again
+                await_majority(client, self.keys, self._envelope, memory, Election(self.places.joined, self.where))
             if not is_void_now(client, self.keys, header, self._envelope):
                 return header  # it is refused
             return self._founded_from(client, memory, header)
@@ -299,14 +290,14 @@ class Connections:
             self._starts_over = True
         self._envelope.forget()
         self._course = self._memory = None
-        self._close_all_but(client)
+        self._lines.close_all_but(client)
 
     def look_for_a_majority(self) -> None:
         """Raises `Unavailable` if the nodes of this journal have no majority, and a later one is at an endpoint."""
         memory, places, course = self._memory, self.places, self._course
         if memory is None or places is None or course is None:
             return
-        if found := places.later(self.keys, self._envelope, memory.job, course.life.number):
+        if found := places.later(self.keys, self._envelope, memory.job, (course.life.number, course.life.name)):
             with self._greeting:
                 places.begin_anew()
                 self._start_over(None)
@@ -333,11 +324,6 @@ class Connections:
             time.sleep(_POLL_S)
         return header
 
-    def _close_all_but(self, client: Client | None) -> None:
-        for other in list(self._clients.values()):
-            if other is not client:
-                other.close()
-
     def _entered(self, client: Client, header: bytes) -> Course:
         course = self._course
         if course is not None and course.header == header:
@@ -350,22 +336,32 @@ class Connections:
         if places is not None and course is not None and base is None:
             raise Unavailable(f"{self.where}: the fold with which the journal goes on cannot be read")
         # From now on the writer of this agent says nothing in the life before (`is_current`).
-        self._course = entered = Course(self.keys, life, header, starts_over=self._starts_over)
+        starts_over = self._starts_over or (course is not None and course.starts_over)
+        self._course = entered = Course(self.keys, life, header, starts_over=starts_over)
         self._starts_over = False
-        if places is not None and base is not None:
+        if places is not None and course is not None and base is not None:
             entered.has_other_base = True
             if places.has_to_begin_anew(base, None if memory is None else memory.job):
+                self._check_folded(course, memory)
                 places.begin_anew()
                 entered.starts_over, self._memory = True, None
         if course is not None:
             self._check_memory(course, entered)
-            self._close_all_but(client)  # the others lead to the store that was lost
+            self._lines.close_all_but(client)  # the others lead to the store that was lost
         return entered
 
     def _base(self, client: Client, life: Life) -> Job | None:
         """The fold with which this life begins, or a later one of the same life. None: it cannot be read."""
         found = self._envelope.open_fold(first_fold(client, self.keys.of(life.name))) if life.name else None
         return None if found is None else found[1]
+
+    def _check_folded(self, before: Course, memory: Memory | None) -> None:
+        """Raises `Unavailable` while the agent has yet to fold what was read. It may start workers because of that, and
+        an agent with workers does not begin anew."""
+        read_to = 0 if before.prefix is None else before.prefix.position
+        if before.prefix is None or read_to > (memory.position if memory is not None else before.life.position):
+            self._course = before
+            raise Unavailable(f"{self.where}: the journal has begun another life")
 
     def _check_memory(self, before: Course, entered: Course) -> None:
         """Raises `Refused` if this agent has read what is not in the life that it comes to."""

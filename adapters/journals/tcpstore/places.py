@@ -21,7 +21,7 @@ from reknit.adapters.journals.envelope import Envelope
 from reknit.adapters.journals.tcpstore.client import Client, endpoint
 from reknit.adapters.journals.tcpstore.keys import Keys
 from reknit.adapters.ports import Unavailable
-from reknit.core.job.entries import Entry, Joined, Left
+from reknit.core.job.entries import Entry, Joined, Left, Opened
 from reknit.core.job.job import Gathering, Job
 from reknit.core.job.majority import has_majority, is_over
 
@@ -44,8 +44,9 @@ class Found:
     """0: the first endpoint. 1: the second."""
     header: bytes
     """Empty: there is no journal of the job."""
-    number: int
-    """Which life of the journal it is (`Life.number`). -1: none."""
+    rank: tuple[int, str]
+    """Which life of the journal it is: its number and its name. Later lives have higher numbers. The name decides
+    between two lives that were founded from the same one. The number is -1 if there is none."""
 
 
 class Places:
@@ -73,6 +74,8 @@ class Places:
         """The last `Joined` that this agent has said. None: it has said none since it began as a new one."""
         self._retired = ""
         """The nonce under which this agent says nothing any more."""
+        self._is_silent = False
+        """This agent has begun as a new one, and has said nothing since."""
         self._has_left = False
 
     @property
@@ -83,14 +86,21 @@ class Places:
     # ---- what this agent has said ----
 
     def may_say(self, entry: Entry) -> bool:
-        """Note that this agent is about to say this. False: the agent has begun as a new one since it wanted to."""
+        """Note that this agent is about to say this. False: the agent has wanted it before it began as a new one."""
+        if self._is_old(entry):
+            return False
         if isinstance(entry, Joined):
-            if entry.nonce == self._retired:
-                return False
             self._joined = entry
         elif isinstance(entry, Left):
             self._has_left = True
         return True
+
+    def _is_old(self, entry: Entry) -> bool:
+        # What an agent wants is said in order. So everything before the first entry with its new nonce is old.
+        nonce = entry.nonce if isinstance(entry, Joined) else entry.journal if isinstance(entry, Opened) else ""
+        if self._is_silent and nonce not in ("", self._retired):
+            self._is_silent = False
+        return self._is_silent or (nonce != "" and nonce == self._retired)
 
     @property
     def joined(self) -> Joined | None:
@@ -106,8 +116,8 @@ class Places:
 
     def begin_anew(self) -> None:
         """What this agent wanted to say until now is not said any more."""
-        self._retired = "" if self._joined is None else self._joined.nonce
-        self._joined = None
+        self._retired = self._retired if self._joined is None else self._joined.nonce
+        self._is_silent, self._joined, self._has_left = True, None, False
 
     # ---- where to look ----
 
@@ -146,12 +156,12 @@ class Places:
 
     def latest(self, keys: Keys, envelope: Envelope) -> Found:
         """The later of the journals at the two endpoints. The first endpoint if there is none."""
-        found = [self._looked(place, keys, envelope) or Found(place, b"", -1) for place in (0, 1)]
-        return max(found, key=lambda each: (each.number, -each.place))
+        found = [self._looked(place, keys, envelope) or Found(place, b"", (-1, "")) for place in (0, 1)]
+        return max(found, key=lambda each: (each.rank, -each.place))
 
-    def later(self, keys: Keys, envelope: Envelope, job: Job, number: int) -> Found | None:
-        """A later journal than life `number`, if this agent waits for a majority in vain. None: there is none, or it is
-        not yet time to look again."""
+    def later(self, keys: Keys, envelope: Envelope, job: Job, rank: tuple[int, str]) -> Found | None:
+        """A later journal than the one with this rank, if this agent waits for a majority in vain. None: there is none,
+        or it is not yet time to look again."""
         joined, phase, now = self._joined, job.phase, time.monotonic()
         is_waiting = isinstance(phase, Gathering) and joined is not None and joined.node not in phase.expected
         if not is_waiting or has_majority(job):
@@ -162,7 +172,7 @@ class Places:
             return None
         self._strayed_at = now
         found = self.latest(keys, envelope)
-        return found if found.number > number else None
+        return found if found.rank > rank else None
 
     def name_of(self, found: Found) -> str:
         return endpoint(*self._endpoints[found.place])
@@ -175,11 +185,21 @@ class Places:
     def reserve(self, keys: Keys, envelope: Envelope, header: bytes) -> None:
         """Write at the second endpoint that a new journal with this header begins at the first one. Raises
         `Unavailable` if no new journal may begin, and `Refused`."""
-        before, note = self._second(keys, envelope), envelope.elsewhere(header)
+        if not self._noted(keys, self._second(keys, envelope), envelope.elsewhere(header)):
+            raise self.failed(f"another agent was faster at {endpoint(*self._endpoints[1])}")
+
+    def note_again(self, keys: Keys, envelope: Envelope, void: bytes, header: bytes) -> None:
+        """The journal with the header `void` has made way for another one. If there is a note of it, the note names the
+        other one from now on. Otherwise nobody could go to the second endpoint any more."""
+        try:
+            self._noted(keys, envelope.elsewhere(void), envelope.elsewhere(header))
+        except Unavailable:
+            pass  # the store at the second endpoint is lost, and the note with it
+
+    def _noted(self, keys: Keys, before: bytes, note: bytes) -> bool:
         client = Client(*self._endpoints[1], _LOOK_S)
         try:
-            if client.compare_set(keys.header, before, note) != note:
-                raise self.failed(f"another agent was faster at {endpoint(*self._endpoints[1])}")
+            return client.compare_set(keys.header, before, note) == note
         finally:
             client.close()
 
@@ -190,7 +210,7 @@ class Places:
             raise self.failed(
                 f"{where} does not answer: both endpoints are needed to begin, because the job may go on there"
             )
-        if found.number >= 0:
+        if found.rank[0] >= 0:
             raise self.failed(f"the job goes on at {where}")
         if found.header and not envelope.another().is_elsewhere(found.header):
             envelope.another().admit(found.header)  # it is refused
@@ -204,4 +224,4 @@ class Places:
             return None
         client.close()
         (header,) = client.greeting
-        return Found(place, header, envelope.another().number_of(header))
+        return Found(place, header, envelope.another().rank_of(header))

@@ -67,6 +67,8 @@ class Election:
 
     joined: Joined | None
     """The last `Joined` that the agent has said. None: it has said none."""
+    where: str
+    """The endpoint, for messages."""
 
 
 def found_again(
@@ -74,14 +76,14 @@ def found_again(
     keys: Keys,
     envelope: Envelope,
     memory: Memory,
-    number: int,
     void: bytes = b"",
+    number: int = 1,
     election: Election | None = None,
 ) -> bytes:
     """Found the journal again, or wait until another agent has. Returns the header.
 
-    `number`: of the new life (`Life.number`).
     `void`: the header of a journal that makes way for this one. Empty: the store has no header.
+    `number`: of the new life (`Life.number`).
     `election`: the store may be at two endpoints, so a majority is needed. None: there is one endpoint.
 
     Raises `Unavailable` if there is no majority."""
@@ -104,7 +106,7 @@ def found_again(
             count = _counted(client, keys, envelope, memory.job, offers, is_election=True)
             client.compare_set(keys.best, offer, b"")
             _vote(client, keys, envelope, election, is_withdrawn=True)
-            raise Unavailable(_too_few(count))
+            raise _too_few(election, count)
         if best != offer and waited_s >= 2 * _OFFERS_S:
             client.compare_set(keys.best, best, offer)  # the agent with that offer has died
             began, least_s = time.monotonic(), _OFFERS_S
@@ -113,6 +115,17 @@ def found_again(
             best = _offered(client, keys, envelope, offer)
             began, least_s = time.monotonic(), _OFFERS_S
     return header
+
+
+def await_majority(client: Client, keys: Keys, envelope: Envelope, memory: Memory, election: Election) -> None:
+    """Wait until there are agents enough to found the journal again. Raises `Unavailable` if there are not."""
+    give_up_at = time.monotonic() + _STAY_S
+    _vote(client, keys, envelope, election)
+    while not (count := _counted(client, keys, envelope, memory.job, 0, is_election=True)).is_majority:
+        if time.monotonic() >= give_up_at:
+            _vote(client, keys, envelope, election, is_withdrawn=True)
+            raise _too_few(election, count)
+        time.sleep(_POLL_S)
 
 
 def _founded(client: Client, keys: Keys, envelope: Envelope, memory: Memory, life: Life, void: bytes) -> bytes:
@@ -177,9 +190,9 @@ def _ballot(nonce: str) -> str:
     return f"offer of {nonce}"
 
 
-def _too_few(count: _Count) -> str:
-    came = f"{count.have} of the {count.all} nodes of the last round have come to go on"
-    return f"{came}, and more than half are needed"
+def _too_few(election: Election, count: _Count) -> Unavailable:
+    have = f"{count.have} of the {count.all} nodes of the last round can go on from here"
+    return Unavailable(f"{election.where}: {have}, and more than half are needed")
 
 
 def _offer(envelope: Envelope, life: Life, job: Job) -> bytes:
