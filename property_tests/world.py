@@ -9,12 +9,12 @@ from attrs import evolve
 
 from reknit.adapters.simulated import world
 from reknit.core.agent.agent import Agent, Spec
-from reknit.core.agent.commands import Command
+from reknit.core.agent.commands import Beat, Command
 from reknit.core.agent.events import Event
 from reknit.core.job.entries import Entry, Joined
 from reknit.core.job.job import Job, Outcome
 
-from . import as_text, checks, prompt
+from . import as_text, checks, later, prompt
 from .hosts import Proc, Traced
 from .oracle import Oracle
 from .script import NAMES, Setup, node_id
@@ -93,6 +93,8 @@ class World(world.World):
         if self.oracle is not None:
             witness = self.witnesses.setdefault(proc.number, Witness())
             witness.stepped(proc.name, before, event, proc.agent, commands)
+            if not self.steps % 16 or any(not isinstance(command, Beat) for command in commands):
+                later.goes_on_alike(proc.name, before, event, proc.agent, commands)
 
     def landed(self, entry: Entry, before: Job) -> None:
         self.story.append((self.now, "journal", entry, ()))
