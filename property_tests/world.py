@@ -93,7 +93,8 @@ class World(world.World):
         if self.oracle is not None:
             witness = self.witnesses.setdefault(proc.number, Witness())
             witness.stepped(proc.name, before, event, proc.agent, commands)
-            if not self.steps % 16 or any(not isinstance(command, Beat) for command in commands):
+            has_said = any(not isinstance(command, Beat) for command in commands)
+            if not self.steps % (2 if has_said else 32):
                 later.goes_on_alike(proc.name, before, event, proc.agent, commands)
 
     def landed(self, entry: Entry, before: Job) -> None:

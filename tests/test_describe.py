@@ -226,6 +226,12 @@ def test_a_run_that_takes_another_agents_place() -> None:
     assert not [line for line in told(agent(2, 2), *WITH_N1) if "already" in line]
 
 
+def test_a_run_whose_round_ends_when_this_node_is_done() -> None:
+    """No worker of this node is stopped, so no other line says why its work begins anew."""
+    lines = told(agent(2, 2, 2), *WITH_N1, exits(0), echo(), stopped(), echo(failed("n1", 0, failure(0, 3, rank=1))))
+    assert lines[-1] == "round 0 ended: rank 1 on node n1 failed: exit code 3"
+
+
 def test_a_run_whose_workers_start_in_an_outage() -> None:
     """The beat that was missing is answered, and the journal cannot be read. The workers run."""
     fenced = Agent(Spec(NodeId("n0"), "n0", Terms(2, 2, fence_s=2.5)))
