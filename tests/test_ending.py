@@ -423,6 +423,14 @@ def test_a_limit_counts_from_the_round_in_which_it_was_set() -> None:
     assert playbook >> exits(failure()) << ANY(StopWorkers) << ANY(Append) << Append(Leaving(ME))
 
 
+def test_a_limit_is_added_to_what_was_spent() -> None:
+    """A node that bears one more failure after the first bears two in all."""
+    playbook = playing("n0", Terms(restarts=RestartPolicy(max_restarts=9))) >> exits(failure()) << ANY(StopWorkers)
+    assert playbook << ANY(Append) >> stopped() >> echo() << ANY(Append) >> echo() << ANY(StartWorkers) >> up()
+    assert playbook >> limit(1)
+    assert playbook.agent.restarts_left == 1
+
+
 def test_a_limit_that_is_the_jobs_own_makes_nobody_leave() -> None:
     """The failure may be the echo of another node's death, and then nothing is spent."""
     terms = Terms(1, 2, RestartPolicy(max_restarts=0))

@@ -63,3 +63,13 @@ def test_a_missing_part_is_an_error() -> None:
     for part in SMALL:
         with pytest.raises(CodecError):
             thaw({name: value for name, value in SMALL.items() if name != part})
+
+
+def test_what_a_thousand_nodes_share_is_said_once() -> None:
+    """A reader that is far behind takes the fold, so its text must not grow with what all nodes have in common."""
+    few, many = (freeze(job_of(*(_equal(i) for i in range(10_000, 10_000 + size)))) for size in (2, 1002))
+    assert (len(many) - len(few)) / 1000 < 3 * len("10000, ")
+
+
+def _equal(i: int) -> Joined:
+    return Joined(Node(NodeId(str(i))), "x", 0, "an address that all of them have", 29500, "a role that all have")

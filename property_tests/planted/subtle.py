@@ -199,6 +199,15 @@ SUBTLE = (
         "setup nodes=2 formed=1 min=1\nblind b\nstart b\nwait 1",
     ),
     Bug(
+        "waits-for-ever-for-its-first-answer",
+        15,
+        "agent.watching.is_unanswered",
+        "acked_at is None or agent.at",
+        "acked_at is not None and agent.at",
+        "L1",
+        "setup nodes=2 formed=1 min=1\nstale b\nstart b\nwait 1",
+    ),
+    Bug(
         "hung-keeper-is-an-outage",
         15,
         "agent.watching.is_unanswered",
