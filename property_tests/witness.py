@@ -23,6 +23,7 @@ from reknit.core.agent.events import Counters, EntriesRead, Event, JournalFailed
 from reknit.core.agent.reasons import CutOff, DeclaredLost, StoreLost
 from reknit.core.agent.workers import StartWorkers
 from reknit.core.job.entries import Entry, Lost, Node, Terms
+from reknit.core.job.reasons import NodeGone, NodesAdmitted
 
 from .hosts import demand
 
@@ -201,6 +202,10 @@ class Witness:
                 demand(is_told or is_out or at >= falls_at, "fence", f"{name} kills its workers before {falls_at:.2f}")
             if isinstance(command, StopWorkers) and isinstance(command.why, CutOff):
                 demand(at >= falls_at, "fence", f"{name} stops its workers for a fence that falls at {falls_at:.2f}")
+            if isinstance(command, StopWorkers) and isinstance(command.why, NodeGone | NodesAdmitted):
+                node = agent.workers.node
+                is_gone = node is not None and agent.job.is_gone(node)
+                demand(not is_gone, "fence", f"{name} stops its workers for {command.why}, though {node} is gone")
         if not agent.workers.alive or not before.workers.alive or not _beats(agent, before):
             return
         is_killed = agent.workers.stopping is not None and agent.workers.kill_at <= at
