@@ -369,6 +369,7 @@ def _is_late(world: World, other: Proc, epoch: int) -> bool:
     opener = next(p for p in world.procs if p.agent.nonce == opened.journal)
     waits_s = (opener.spec.grace_s + opener.spec.terms.silence_s) / opener.rate
     could_not_know = other.was_cut or other.was_suspended or other.refused or not other.up
+    could_not_know = could_not_know or other.host in world.hung  # its keeper ends no workers
     return could_not_know or other.spec.grace_s / other.rate > waits_s - 1.0
 
 

@@ -39,7 +39,6 @@ KINDS: tuple[tuple[str, ...], ...] = (
     ("suspend", "lag", "resume", "crash", "start"),
     ("abort", "start"),
     ("freeze", "freeze", "fail"),
-    ("outage", "restore", "stop", "crash"),
 )
 assert {m for kind in KINDS for m in kind} >= set(NODE_MOVES), "a move that no weather makes is never made"
 

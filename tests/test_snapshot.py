@@ -58,6 +58,13 @@ def test_nothing_else_is_a_job(part: str, wrong: Any) -> None:
     assert thaw(json.loads(freeze(job))) == job
 
 
+@pytest.mark.parametrize("wrong", [[1, 2, 3, 4], ["n0", None, "n2", "n3"], "n0"])
+def test_names_are_a_list_of_texts(wrong: Any) -> None:
+    """A number in the place of a name would be a node that nobody has."""
+    with pytest.raises(CodecError, match="is no column of str"):
+        thaw({**SMALL, "ids": wrong})
+
+
 def test_a_missing_part_is_an_error() -> None:
     """So a half-written record is none."""
     for part in SMALL:
