@@ -94,7 +94,7 @@ class World(world.World):
             witness = self.witnesses.setdefault(proc.number, Witness())
             witness.stepped(proc.name, before, event, proc.agent, commands)
             has_said = any(not isinstance(command, Beat) for command in commands)
-            if not self.steps % (2 if has_said else 32):
+            if not self.steps % (8 if has_said else 64):
                 later.goes_on_alike(proc.name, before, event, proc.agent, commands)
 
     def landed(self, entry: Entry, before: Job) -> None:
