@@ -17,7 +17,8 @@ sequel     what an agent answers before the end of a round is judged holds after
 silence    a node is declared lost only if it was silent, and only in the step of a fresh read
 stage      an agent's stage, epoch, renewal and workers fit together (the table in `Stage`)
 step       a step starts or stops workers at most once
-stop       an agent stops only workers that exist, with the grace that it must give, and says if any survive
+stop       an agent stops only workers that exist, with the grace that it must give, and says if any survive;
+           each request to stop shortens that grace as it must
 terms      an agent with other terms than the job's disturbs no other agent
 wake       no deadline is in the past, and an event without news changes nothing
 """
@@ -373,6 +374,7 @@ def _is_late(world: World, other: Proc, epoch: int) -> bool:
     opener = next(p for p in world.procs if p.agent.nonce == opened.journal)
     waits_s = (opener.spec.grace_s + opener.spec.terms.silence_s) / opener.rate
     could_not_know = other.was_cut or other.was_suspended or other.refused or not other.up
+    could_not_know = could_not_know or other.host in world.hung  # its keeper ends no workers
     return could_not_know or other.spec.grace_s / other.rate > waits_s - 1.0
 
 

@@ -32,7 +32,7 @@ ENDS_S = 60.0
 
 
 def endure(world: World) -> None:
-    lasting = world.deaf | world.blind | world.mute | world.hung
+    lasting = world.deaf | world.blind | world.mute | world.hung | world.stale
     if not (lasting or world.stalls) or (world.outage and not world.stalls):
         return
     world.story.append((world.now, "endure", "", ()))

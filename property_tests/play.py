@@ -24,6 +24,7 @@ from .script import Move, Script
 from .story import tell
 from .world import World
 
+SIGINT = 2
 SETTLE_S = 15.0
 REST_S = 160.0
 """Two rounds given up, an outage borne, and everybody found lost one after another."""
@@ -179,6 +180,7 @@ MOVES: dict[str, Callable[[World, int], None]] = {
     "empty": _each(lambda _, proc: faults.empty(proc)),
     "refuse": _each(store.refuse),
     "stop": _each(_told(SIGTERM)),
+    "interrupt": _each(_told(SIGINT)),
     "halt": _each(_told(SIGKILL)),
     "twin": _twin,
     "other": lambda world, host: _start(world, host, other=True),

@@ -14,7 +14,21 @@ from .hosts import Proc, demand
 if TYPE_CHECKING:
     from .world import World
 
-CALM = ("wait", "settle", "start", "crash", "fail", "freeze", "succeed", "part", "slow", "stop", "twin", "finish")
+CALM = (
+    "wait",
+    "settle",
+    "start",
+    "crash",
+    "fail",
+    "freeze",
+    "succeed",
+    "part",
+    "slow",
+    "stop",
+    "interrupt",
+    "twin",
+    "finish",
+)
 """Moves after which the next dead node is noticed as soon as ever."""
 
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from math import inf
 from typing import TYPE_CHECKING
 
-from reknit.core.agent.commands import Beat
-from reknit.core.agent.events import EntriesRead, Event, Woken
+from reknit.core.agent.commands import SIGKILL, Beat
+from reknit.core.agent.events import EntriesRead, Event, StopRequested, Woken
 from reknit.core.agent.reasons import CutOff, StopReason
 from reknit.core.job.entries import Node
 from reknit.core.job.job import Gathering, Job
@@ -17,6 +18,10 @@ if TYPE_CHECKING:
     from .world import World
 
 SLACK = 1e-6
+REPEAT_S = 0.5
+"""The same signal again within this time is the same request."""
+HURRY_S = 5.0
+"""What a second request leaves of the grace."""
 MOST_SAID = 12
 """Entries that one agent waits to see at once."""
 MOST_TIMERS = 9
@@ -32,7 +37,25 @@ def keeps(world: World, proc: Proc, event: Event) -> None:
             apart_s = world.now - proc.woken[0]
             demand(apart_s >= WOKEN_S, "L3", f"{proc.name} was woken {MOST_WOKEN} times in {apart_s:.2f} s")
         proc.woken.append(world.now)
+    if isinstance(event, StopRequested):
+        _is_hurried(proc)
     _is_fenced_in_time(world, proc)
+
+
+def _is_hurried(proc: Proc) -> None:
+    """The first request leaves the grace, the second 5 s, and each later one nothing. None makes the grace longer."""
+    kill_at, requests = inf, list[StopRequested]()
+    for event in (traced.event for traced in proc.trace):
+        if not isinstance(event, StopRequested):
+            continue
+        if requests and event.signal == requests[-1].signal and event.at - requests[-1].at < REPEAT_S:
+            continue
+        left_s = 0.0 if event.signal == SIGKILL else [proc.spec.grace_s, HURRY_S, 0.0][min(len(requests), 2)]
+        kill_at = min(kill_at, event.at + left_s)
+        requests.append(event)
+    request = proc.agent.leaving
+    ok = request is not None and (request.count, request.kill_at) == (len(requests), kill_at)
+    demand(ok, "stop", f"{proc.name} was asked {requests}, and makes of it {request}")
 
 
 def beats(world: World, proc: Proc, event: Event, beat: Beat) -> None:

@@ -123,6 +123,7 @@ NODE_MOVES = (
     "empty",
     "refuse",  # its link finds another journal than it knew
     "stop",  # somebody asks the node to leave
+    "interrupt",  # with Ctrl-C
     "halt",  # and at once
     "twin",  # another host with the same id
     "other",  # an agent with other terms, on a host that has none

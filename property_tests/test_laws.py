@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import datetime
-from collections.abc import Mapping
 from functools import reduce
-from typing import Any
 from unittest import mock
 
 import pytest
-from attrs import evolve, fields, has
+from attrs import evolve
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -31,6 +29,7 @@ from reknit.core.job.workers import Assignment, WorkerFailure, WorkerRanks
 
 from . import meaning, oracle
 from .journals import PLAUSIBLE
+from .later import later
 
 NODES = st.builds(Node, st.sampled_from([NodeId("a"), NodeId("b"), NodeId("c")]), st.integers(0, 2))
 ROUNDS = st.integers(0, 3)
@@ -94,26 +93,16 @@ def test_batches_do_not_matter(journal: list[Entry], cut: int) -> None:
     assert repr(fold_all(Job(), journal)) == repr(whole)
 
 
-def _later(value: Any) -> Any:
-    """The same with all rounds and epochs greater by 1000."""
-    if has(type(value)):
-        changed = {a.name: _later(getattr(value, a.name)) for a in fields(type(value))}
-        return evolve(value, **{k: v + 1000 if k in ("round", "epoch") else v for k, v in changed.items()})
-    if isinstance(value, Mapping):
-        return {key: _later(item) for key, item in value.items()}
-    return type(value)(map(_later, value)) if isinstance(value, tuple | frozenset) else value
-
-
 @settings(max_examples=100)
 @given(PLAUSIBLE, st.integers(1, 31))
 def test_rounds_and_epochs_are_only_counted(journal: list[Entry], cut: int) -> None:
     """A job in its thousandth round goes on like a job in its first."""
     job = fold_all(Job(), journal[:cut])
-    later = _later(job)
+    other = later(job)
     for entry in journal[cut:]:
         if not isinstance(entry, said.Opened):  # it begins again with round 0
-            job, later = fold(job, entry), fold(later, _later(entry))
-            assert later == _later(job)
+            job, other = fold(job, entry), fold(other, later(entry))
+            assert other == later(job)
 
 
 NEW = st.builds(Node, st.sampled_from("abcdef").map(NodeId))

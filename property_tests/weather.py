@@ -24,7 +24,7 @@ KINDS: tuple[tuple[str, ...], ...] = (
     ("full", "empty", "succeed"),
     ("refuse", "start"),
     ("stop", "start", "fail"),
-    ("stop", "halt"),
+    ("stop", "interrupt", "halt"),
     ("twin",),
     ("other",),
     ("slow",),

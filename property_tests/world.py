@@ -9,15 +9,16 @@ from attrs import evolve
 
 from reknit.adapters.simulated import world
 from reknit.core.agent.agent import Agent, Spec
-from reknit.core.agent.commands import Command
+from reknit.core.agent.commands import Beat, Command
 from reknit.core.agent.events import Event
 from reknit.core.job.entries import Entry, Joined
 from reknit.core.job.job import Job, Outcome
 
-from . import as_text, checks, prompt
+from . import as_text, checks, later, prompt
 from .hosts import Proc, Traced
 from .oracle import Oracle
 from .script import NAMES, Setup, node_id
+from .witness import Witness
 
 MOST_PROCS = 9
 
@@ -32,7 +33,9 @@ class World(world.World):
         self.watchers.append(self)
         self.setup = setup
         self.oracle = oracle
-        """Asked after every entry, if there is one."""
+        """Asked after every entry, if there is one. The witnesses are asked then as well."""
+        self.witnesses: dict[int, Witness] = {}
+        """Of each agent, by the number of its process."""
         self.sealed: dict[tuple[int, int], tuple[Joined, ...]] = {}
         """Members of every round, by epoch and round."""
         self.steady_round = 0
@@ -87,6 +90,12 @@ class World(world.World):
         proc.trace.append(Traced(self.now, event, tuple(commands), proc.agent.wakes_at))
         self.story.append((self.now, proc.name, event, commands))
         checks.after_step(self, proc, before, event, commands)
+        if self.oracle is not None:
+            witness = self.witnesses.setdefault(proc.number, Witness())
+            witness.stepped(proc.name, before, event, proc.agent, commands)
+            has_said = any(not isinstance(command, Beat) for command in commands)
+            if not self.steps % (8 if has_said else 64):
+                later.goes_on_alike(proc.name, before, event, proc.agent, commands)
 
     def landed(self, entry: Entry, before: Job) -> None:
         self.story.append((self.now, "journal", entry, ()))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from attrs import evolve
 
-from reknit.core.agent.alive import late_s, takes_part
+from reknit.core.agent.alive import is_entry_late, is_read_late, late_s, takes_part
 from reknit.core.agent.commands import Append, Beat, StopWorkers
 from reknit.core.agent.reasons import StoreLost
 from reknit.core.job.entries import Joined, LastCall, Lost, Terms
@@ -204,3 +204,12 @@ def test_what_is_late_is_a_sum() -> None:
     """Three silence limits, a journal's waits, and the turn of each live node."""
     assert late_s(folded(PAIR, joined("n0"), joined("n1"))) == pytest.approx(LATE_S)
     assert late_s(Job()) == pytest.approx(3 * Job().terms.silence_s + 3)
+
+
+def test_late_is_more_than_that_sum() -> None:
+    """Rule 6 says so, and what is read back in the last moment was in time."""
+    agent = evolve(pair().agent, unread={failed("n0"): 0.0})
+    limit_s = late_s(agent.job)
+    for late, at in ((False, limit_s), (True, limit_s + 0.01)):
+        asked = evolve(agent, at=at, pulse=evolve(agent.pulse, read_at=0.0))
+        assert (is_entry_late(asked), is_read_late(asked)) == (late, late)

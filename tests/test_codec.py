@@ -8,7 +8,7 @@ from contextlib import suppress
 from enum import Enum
 from functools import cache
 from types import NoneType, UnionType
-from typing import Any, Union, get_args, get_origin, get_type_hints
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 import pytest
 from hypothesis import Phase, assume, find, given, settings
@@ -34,7 +34,7 @@ from reknit.core.job.entries import (
     Terms,
 )
 from reknit.core.text import codec
-from reknit.core.text.codec import CodecError, dumps, loads
+from reknit.core.text.codec import CodecError, decode, dumps, loads
 
 MODULES = (entries, events, commands, workers, own_workers, reasons, own_reasons, job, agent)
 CLASSES = sorted(
@@ -256,6 +256,21 @@ def test_a_corrupt_entry_says_what_is_wrong(text: str | bytes, message: str) -> 
     """A journal is written by other machines, and `fold` trusts what it is given."""
     with pytest.raises(CodecError, match=message):
         loads(text, Entry)
+
+
+@pytest.mark.parametrize("value", ["b", 0, True, None, [], "1"])
+def test_a_literal_is_one_of_its_values(value: object) -> None:
+    """A value of the same type is not enough, and neither is an equal value of another type."""
+    hint = Literal["a", 1]
+    assert (decode("a", hint), decode(1, hint)) == ("a", 1)
+    with pytest.raises(CodecError, match="is none of 'a', 1"):
+        decode(value, hint)
+
+
+def test_a_list_is_told_from_a_plain_value() -> None:
+    """A field may be either."""
+    assert decode([1, 2], str | tuple[int, ...]) == (1, 2)
+    assert decode("a", str | tuple[int, ...]) == "a"
 
 
 def test_a_number_that_no_float_can_hold() -> None:

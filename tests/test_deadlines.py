@@ -117,6 +117,13 @@ def test_deadlines_that_any_agent_may_announce_are_staggered(others: int) -> Non
     assert playbook >> after(10 + stagger - 0.01) >> after(0.02) << Append(LastCall(0))
 
 
+def test_giving_up_is_staggered_too() -> None:
+    """Nobody gives a round up before its time, and usually one agent says so."""
+    terms = evolve(TRIO, min_nodes=4, max_nodes=9, join_timeout_s=20.0)
+    playbook = gathering(terms, joined("n1"), joined("n2"))
+    assert playbook >> after(20.39) >> after(0.02) << Append(GaveUp(0))
+
+
 def test_an_admission_has_no_timer_unless_it_is_to_be_soon() -> None:
     """At a failure, or never, means: not by the clock."""
     for admission, expected in (

@@ -225,6 +225,49 @@ def test_a_run_that_takes_another_agents_place() -> None:
     assert not [line for line in told(agent(2, 2), *WITH_N1) if "already" in line]
 
 
+def test_a_run_whose_round_ends_when_this_node_is_done() -> None:
+    """No worker of this node is stopped, so no other line says why its work begins anew."""
+    lines = told(agent(2, 2, 2), *WITH_N1, exits(0), echo(), stopped(), echo(failed("n1", 0, failure(0, 3, rank=1))))
+    assert lines[-1] == "round 0 ended: rank 1 on node n1 failed: exit code 3"
+
+
+def test_a_run_whose_workers_start_in_an_outage() -> None:
+    """The beat that was missing is answered, and the journal cannot be read. The workers run."""
+    fenced = Agent(Spec(NodeId("n0"), "n0", Terms(2, 2, fence_s=2.5)))
+    waits = (
+        start(),
+        read(),
+        echo(),
+        ack(),
+        echo(),
+        ack(),
+        after(3),
+        echo(joined("n1")),
+        cut_off("refused"),
+        ack(),
+        up(),
+    )
+    lines = told(fenced, *waits)
+    assert lines[-1] == "the store cannot be reached; reknit tries again for 300 s: refused"
+
+
+def test_a_latecomer_with_other_terms_takes_nobodys_place() -> None:
+    """It ends, and the agent that has its id works on."""
+    lines = told(agent(2, 2), start(), read(Opened(Terms(2, 3), "j"), joined("n0", nonce="other"), joined("n1")))
+    assert not [line for line in lines if "takes its place" in line]
+
+
+@pytest.mark.parametrize(
+    ("asks", "which"), [((ask_to_leave(),), "another"), ((), "a")], ids=["told to leave", "with stuck processes"]
+)
+def test_a_host_says_which_signal_ends_it(asks: tuple[Builder, ...], which: str) -> None:
+    """The first is told how to leave; the second, that it has been told once."""
+    host = Agent(Spec(NodeId("n0"), "n0", Terms(1, 2), hosts_journal=True))
+    ends = (*asks, echo(failed("n1")), stopped(stuck=() if asks else (7,)), echo(joined("n1", 1)))
+    lines = told(host, *WITH_N1, *ends)
+    assert f"ended; {which} signal ends it at once" in "\n".join(lines)
+
+
 def test_a_run_whose_workers_end_in_an_outage() -> None:
     """Nobody must believe that they run on, as the line before said."""
     lines = told(agent(2, 2), *WITH_N1, cut_off("refused"), exits(1), stopped())

@@ -2,13 +2,27 @@
 
 from __future__ import annotations
 
+import pytest
+
 from reknit.core.agent.agent import Spec
 from reknit.core.agent.commands import Append, Finish, Result, StopWorkers
 from reknit.core.agent.ending import sequel
 from reknit.core.agent.reasons import JournalRefused, SignalReceived, TermsDiffer
 from reknit.core.agent.states import WorkerState
 from reknit.core.agent.workers import StartWorkers
-from reknit.core.job.entries import Aborted, Failed, Joined, Leaving, Left, Opened, RestartPolicy, Succeeded, Terms
+from reknit.core.job.entries import (
+    Aborted,
+    Failed,
+    Joined,
+    LastCall,
+    Leaving,
+    Left,
+    Opened,
+    RestartPolicy,
+    Succeeded,
+    Terms,
+)
+from reknit.core.job.job import Running
 from reknit.core.job.reasons import AbortedByOperator, AllSucceeded, BudgetSpent, Refusal, TooFewNodes, WorkerFailed
 from reknit.core.job.restart import Sequel
 from reknit.core.job.workers import Assignment, WorkerRanks
@@ -248,9 +262,9 @@ def test_a_latecomer_of_a_finished_job_has_succeeded() -> None:
 # ---- the host of the journal -----------------------------------------------------------------------------------------
 
 
-def told_host() -> Playbook:
+def told_host(signal: int = 15) -> Playbook:
     """n0 hosts the journal, was told to leave, and has said goodbye: n1 and n2 go on without it."""
-    playbook = playing("n0", Terms(1, 3), joined("n1"), joined("n2"), hosts_journal=True) >> ask_to_leave()
+    playbook = playing("n0", Terms(1, 3), joined("n1"), joined("n2"), hosts_journal=True) >> ask_to_leave(signal)
     playbook = playbook << ANY(StopWorkers) << Append(Leaving(ME)) >> stopped() << Append(Left(ME))
     assert playbook >> echo(joined("n1", 1), joined("n2", 1))
     return playbook
@@ -261,6 +275,14 @@ def test_a_host_that_is_told_to_leave_serves_the_others_until_they_end() -> None
     playbook = told_host() >> after(1) >> ack(n1=1, n2=1) >> after(400) >> ack(n1=2, n2=2) >> read()
     assert playbook >> ack(n1=3, n2=3) >> read(Aborted("x")) >> read(Left(N1))
     assert finishing(playbook >> read(Left(node("n2")))).why == SignalReceived(15)
+
+
+@pytest.mark.parametrize("signal", [1, 2, 15])
+def test_a_host_that_is_told_by_any_signal_but_sigkill_serves_the_others(signal: int) -> None:
+    """Ctrl-C and a lost terminal have smaller numbers than SIGKILL. The others need the journal all the same."""
+    playbook = told_host(signal) >> after(1) >> ack(n1=1, n2=1)
+    assert playbook
+    assert playbook.agent.result is None
 
 
 def test_a_host_that_is_told_twice_ends_at_once() -> None:
@@ -337,6 +359,16 @@ def test_a_stop_by_a_request_is_the_end() -> None:
     assert sequel(playbook.agent) is Sequel.END
 
 
+def test_what_follows_is_unknown_to_an_agent_that_had_no_workers_yet() -> None:
+    """Its round is none of the job's. The others may succeed without it."""
+    terms = Terms(1, 2, RestartPolicy(max_restarts=3))
+    journal = (Opened(terms, "x"), joined("n1"), LastCall(0), Failed(N1, 0, (failure(),)), joined("n1", 1))
+    playbook = Playbook(an_agent(terms=terms)) >> start() >> read(*journal)
+    assert playbook << ANY(Append)
+    assert playbook.agent.job.phase == Running(1)
+    assert sequel(playbook.agent) is Sequel.UNKNOWN
+
+
 def test_a_failure_that_spends_a_restart_is_followed_by_a_round() -> None:
     """If the last restart is spent, it is not known: the other node may be dead, which excuses the failure."""
     for max_restarts, answer in ((1, Sequel.ROUND), (0, Sequel.UNKNOWN)):
@@ -391,6 +423,14 @@ def test_a_limit_counts_from_the_round_in_which_it_was_set() -> None:
     )
     assert (playbook.agent.job.spent, playbook.agent.restarts_left) == (1, 0)
     assert playbook >> exits(failure()) << ANY(StopWorkers) << ANY(Append) << Append(Leaving(ME))
+
+
+def test_a_limit_is_added_to_what_was_spent() -> None:
+    """A node that bears one more failure after the first bears two in all."""
+    playbook = playing("n0", Terms(restarts=RestartPolicy(max_restarts=9))) >> exits(failure()) << ANY(StopWorkers)
+    assert playbook << ANY(Append) >> stopped() >> echo() << ANY(Append) >> echo() << ANY(StartWorkers) >> up()
+    assert playbook >> limit(1)
+    assert playbook.agent.restarts_left == 1
 
 
 def test_a_limit_that_is_the_jobs_own_makes_nobody_leave() -> None:

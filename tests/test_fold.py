@@ -296,3 +296,9 @@ def test_the_fold_does_not_change_its_argument() -> None:
     fold_all(job, [lost("n0", by="n1"), joined("n1", 1), joined("n5", 1), joined("n1", 1, incarnation=1)])
     assert (job.live, job.seats, job.gone) == (live, seats, gone)
     assert isinstance(Job().phase, Unopened)
+
+
+def test_a_batch_of_any_size_is_folded_to_its_end() -> None:
+    """The first read of a late node brings thousands of entries."""
+    job = fold_all(Job(), [Opened(Terms(1, 1), "j"), *[Filler()] * 998, joined("n0")])
+    assert job.phase == Running(0)

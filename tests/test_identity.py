@@ -105,6 +105,13 @@ def test_a_leaving_node_does_not_come_back() -> None:
     assert playbook >> read(lost("n0", by="n1")) >> stopped() << Placeholder(Finish)
 
 
+def test_a_node_that_leaves_and_was_replaced_stays_who_it_is() -> None:
+    """A new number would be one more than its successor's, and the two would be told apart no more."""
+    playbook = playing("n0", TRIO, joined("n1")) >> ask_to_leave() << Placeholder(StopWorkers) << Placeholder(Append)
+    assert playbook >> read(joined("n0", 1, incarnation=1, nonce="twin"))
+    assert playbook.agent.me == ME
+
+
 def test_an_agent_that_sees_another_in_its_place_ends() -> None:
     """Two agents with one id would throw each other out for ever; the newer has it."""
     newer = joined("n0", 1, incarnation=1)

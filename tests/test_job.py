@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 from attrs import evolve
 
-from reknit.core.job.entries import Aborted, Admission, Leaving, Opened, Succeeded, Terms
+from reknit.core.job.entries import Aborted, Admission, Leaving, Opened, RestartPolicy, Succeeded, Terms
 from reknit.core.job.fold import fold, fold_all
-from reknit.core.job.job import Job, admissible, coming, ready, room
+from reknit.core.job.job import Job, admissible, coming, lacking, ready, room
 from reknit.core.job.majority import can_seal
 from reknit.core.job.reasons import AbortedByOperator
 
@@ -80,3 +80,11 @@ def test_nobody_is_admissible_once_a_member_has_succeeded() -> None:
     assert admissible(job) == (node("n2"),)
     assert admissible(evolve(job, succeeded=frozenset({node("n0")}))) == ()
     assert admissible(running(2, Terms(1, 4), Succeeded(node("n0"), 0), joined("n2", 1))) == ()
+
+
+def test_what_is_lacking_is_the_least_that_can_change_anything() -> None:
+    """A journal may hold back fewer entries than this, so too high a number makes a round late."""
+    terms = Terms(3, 6)
+    assert [lacking(folded(terms, *map(joined, names))) for names in ("", "a", "ab", "abc", "abcd")] == [3, 2, 1, 1, 1]
+    gathering = running(3, Terms(1, 3, RestartPolicy(1)), failed("n0"))
+    assert lacking(gathering) == 3

@@ -136,6 +136,29 @@ def test_what_follows_is_known_as_soon_as_nothing_can_change_it(
     assert sequel(running(3, terms, *entries), 0) is answer
 
 
+RENEWED = Terms(1, 3, RestartPolicy(max_restarts=1, max_unspent=0, renews=True))
+
+
+@pytest.mark.parametrize(
+    ("entries", "answer"),
+    [((), Sequel.UNKNOWN), ((Steady(1),), Sequel.UNKNOWN), ((failed("n0", 1),), Sequel.END)],
+)
+def test_a_round_that_runs_may_yet_give_restarts_back(entries: tuple[Entry, ...], answer: Sequel) -> None:
+    """Its end is far, and may cost nothing then. A round that has ended gives nothing back."""
+    job = running(3, RENEWED, failed("n0"), *BACK, *entries)
+    assert sequel(job, 1) is answer
+
+
+def test_what_follows_is_known_of_every_round() -> None:
+    """Of an odd round as well as of an even one."""
+    job = running(3, Terms(1, 3, RestartPolicy(max_restarts=9)))
+    for round in range(4):
+        assert sequel(job, round) is Sequel.ROUND
+        ended = fold_all(job, [failed("n0", round)])
+        assert sequel(ended, round) is Sequel.ROUND
+        job = fold_all(ended, [joined(name, round + 1) for name in ("n0", "n1", "n2")])
+
+
 def test_what_follows_for_a_node_that_a_judgement_has_passed_over_is_unknown() -> None:
     """The others went on without it. They may succeed before it is taken in again."""
     job = running(3, TERMS, lost("n2", by="n0"), *BACK[:2])

@@ -58,8 +58,25 @@ def test_nothing_else_is_a_job(part: str, wrong: Any) -> None:
     assert thaw(json.loads(freeze(job))) == job
 
 
+@pytest.mark.parametrize("wrong", [[1, 2, 3, 4], ["n0", None, "n2", "n3"], "n0"])
+def test_names_are_a_list_of_texts(wrong: Any) -> None:
+    """A number in the place of a name would be a node that nobody has."""
+    with pytest.raises(CodecError, match="is no column of str"):
+        thaw({**SMALL, "ids": wrong})
+
+
 def test_a_missing_part_is_an_error() -> None:
     """So a half-written record is none."""
     for part in SMALL:
         with pytest.raises(CodecError):
             thaw({name: value for name, value in SMALL.items() if name != part})
+
+
+def test_what_a_thousand_nodes_share_is_said_once() -> None:
+    """A reader that is far behind takes the fold, so its text must not grow with what all nodes have in common."""
+    few, many = (freeze(job_of(*(_equal(i) for i in range(10_000, 10_000 + size)))) for size in (2, 1002))
+    assert (len(many) - len(few)) / 1000 < 3 * len("10000, ")
+
+
+def _equal(i: int) -> Joined:
+    return Joined(Node(NodeId(str(i))), "x", 0, "an address that all of them have", 29500, "a role that all have")

@@ -179,6 +179,13 @@ def test_sigkill_as_a_wish_leaves_no_grace() -> None:
     assert leaving() >> after(1) >> ask_to_leave(9) << request(15, 0.0)
 
 
+@pytest.mark.parametrize("signal", [1, 2, 15])
+def test_every_other_wish_leaves_the_grace(signal: int) -> None:
+    """Ctrl-C has a smaller number than SIGKILL, and workers may write a checkpoint all the same."""
+    stop = StopWorkers(0, signal, 30.0, SignalReceived(signal))
+    assert at_work() >> ask_to_leave(signal) << stop << Append(Leaving(ME))
+
+
 # ---- the journal's failures ------------------------------------------------------------------------------------------
 
 

@@ -162,6 +162,14 @@ def test_no_report_is_owed_once_the_job_has_moved_on() -> None:
     assert owed(playbook.agent) is None
 
 
+def test_no_report_of_an_earlier_round_is_owed() -> None:
+    """Round 1 was sealed and ended in one batch, so this node has no workers of it. Its failure in round 0 is known."""
+    playbook = playing("n0", PAIR, joined("n1")) >> exits(failure()) << Placeholder(StopWorkers) << Append(failed("n0"))
+    assert playbook >> stopped() >> ack() >> echo() << joining(1)
+    assert playbook >> echo(joined("n1", 1), failed("n1", 1)) << Placeholder(ReservePort)
+    assert owed(playbook.agent) is None
+
+
 def test_a_leaving_node_says_so_before_its_workers_are_gone() -> None:
     """Its peers crash on its workers' going, and would spend a restart."""
     playbook = playing("n0", PAIR, joined("n1")) >> ask_to_leave() << Placeholder(StopWorkers) << Append(Leaving(ME))

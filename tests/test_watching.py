@@ -8,7 +8,7 @@ from attrs import evolve
 from reknit.core.agent.agent import Stage
 from reknit.core.agent.commands import Append, Beat, StopWorkers
 from reknit.core.agent.events import Counters
-from reknit.core.agent.watching import RETURN_S, is_beating, is_fresh, spare_s, watched
+from reknit.core.agent.watching import RETURN_S, is_beating, is_fresh, is_unanswered, spare_s, watched
 from reknit.core.agent.workers import ReservePort, StartWorkers
 from reknit.core.job.entries import Joined, LastCall, Lost, Node, Terms
 
@@ -259,6 +259,15 @@ def test_a_beat_within_the_limit_leaves_no_gap() -> None:
         Playbook(an_agent(terms=TRIO)) >> start() >> read() << Placeholder(Append) >> echo() << Placeholder(Append)
     )
     assert playbook >> echo() >> ack() >> after(4.0) >> read(LastCall(0)) << Placeholder(StartWorkers)
+
+
+def test_a_beat_that_is_answered_within_the_limit_is_no_outage() -> None:
+    """Rule 15: the wait for the store begins when the others may have noticed."""
+    agent = pair().agent
+    acked_at = agent.pulse.acked_at or 0.0
+    within, after_it = (evolve(agent, at=acked_at + silence_s) for silence_s in (4.0, 4.01))
+    assert not is_unanswered(within)
+    assert is_unanswered(after_it)
 
 
 def test_a_gap_ends_with_an_acknowledged_beat_and_then_a_read() -> None:

@@ -67,7 +67,7 @@ LATE = (
         "_renewed(agent) if known is not None and known.node == me else agent",
         "agent",
         "L1",
-        "setup budget=0 host=yes\nstale a\nwait 4.5\nstop a\ntwin a",
+        "setup host=yes\nstale a\nwait 4.5\nstop a\ntwin a\nstale a",
     ),
     Bug(
         "host-leaves-first",
