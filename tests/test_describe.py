@@ -192,7 +192,7 @@ def test_a_run_through_an_outage() -> None:
         "the store cannot be reached, workers keep running; reknit tries again for 300 s: refused",
         "the store can be reached again",
     ]
-    assert told(agent(2, 2), *WITH_N1, cut_off("refused"), after(301))[3:] == [
+    assert told(agent(2, 2), *WITH_N1, cut_off("refused"), after(301), after(13))[3:] == [
         f"the store cannot be reached: refused; {STOPPING}"
     ]
 
