@@ -16,10 +16,11 @@ from reknit.core.job.entries import Node
 from reknit.core.job.fold import fold_all
 from reknit.core.job.job import Closed, Running, Unopened, Verdict
 from reknit.core.job.majority import can_open
+from reknit.core.job.reasons import Refusal
 
 from .agent import Agent, Pulse, Stage, Timer
 from .events import EntriesRead
-from .reasons import AlreadyFinished, Replaced, TermsDiffer
+from .reasons import AlreadyFinished, JournalRefused, Replaced, TermsDiffer
 from .situation import owed
 from .states import WorkerState
 from .watching import spare_s
@@ -28,6 +29,9 @@ from .watching import spare_s
 def read(agent: Agent, event: EntriesRead) -> Agent:
     """Take in a fresh read of the journal: fold the whole batch, then see where this agent stands in it."""
     if event.base is not None and event.base.journal != agent.job.journal != "":
+        if agent.workers.alive:
+            why = "another journal has taken the place of the one in which this node's workers were started"
+            return evolve(agent, end=JournalRefused(Refusal.IDENTITY, why))
         agent = _begun_anew(agent)
     job, me = fold_all(agent.job if event.base is None else event.base, event.entries), agent.me
     stage = agent.stage

@@ -25,7 +25,7 @@ from reknit.adapters.journals.tcpstore.keys import OWNER, Keys
 from reknit.adapters.journals.tcpstore.lines import Lines
 from reknit.adapters.journals.tcpstore.places import Places
 from reknit.adapters.journals.tcpstore.rebirth import Election, Memory, await_majority, first_fold, found_again
-from reknit.adapters.journals.tcpstore.young import is_void_now
+from reknit.adapters.journals.tcpstore.young import has_sealed, is_void_now
 from reknit.adapters.ports import Refused, Unavailable
 from reknit.core.job.job import Job
 from reknit.core.job.reasons import Refusal
@@ -35,9 +35,9 @@ _ELDERS_S = 3.0
 _OFFERED_S = 6.0
 """How much longer such a host waits if an agent has offered to found the journal again by then. That agent may wait for
 others, one after another, and its way to the store may be long. Seconds."""
-_OFFERED_AGAIN_S = 15.0
-"""The same with two endpoints. Agents that find no majority offer again after this time at most, as long as they live.
-Seconds."""
+_OFFERED_AGAIN_S = 25.0
+"""The same with two endpoints. An agent that finds no majority waits for it at each endpoint (`rebirth`), and is back
+after this time at most. Seconds."""
 _VOID_S, _POLL_S = 1.0, 0.05
 """How long an agent that has read a void journal waits for another one, before it says that there is none yet, and the
 pause between two looks. Seconds."""
@@ -86,6 +86,8 @@ class Connections:
     def remember(self, position: int, job: Job) -> None:
         """The agent has folded everything before `position`."""
         course = self._course
+        if course is not None:
+            course.taken_in()
         digest = course.prefix.at(position) if course is not None and course.prefix is not None else ""
         if digest:
             self._memory = Memory(position, job, digest)
@@ -195,11 +197,19 @@ class Connections:
         has_note = not header and self.places is not None and self.places.is_reserved(self.keys, self._envelope)
         if not header and (self._has_elders or offers or has_note):
             is_there = client.wait([self.keys.header], _ELDERS_S)
-            if not is_there and (count := client.get(self.keys.offers)):
-                is_there = client.wait([self.keys.header], _OFFERED_S if self.places is None else _OFFERED_AGAIN_S)
-                if not is_there and self.places is not None and client.get(self.keys.offers) != count:
-                    raise Unavailable(f"{self.where}: other agents remember the journal, but too few to found it again")
+            if self.places is not None:
+                self._wait_for_elders(client, is_there=is_there)
+            elif not is_there and client.get(self.keys.offers):
+                client.wait([self.keys.header], _OFFERED_S)
         return owner, header or self._begun_here(client)
+
+    def _wait_for_elders(self, client: Client, *, is_there: bool) -> None:
+        """At one of two endpoints: raises `Unavailable` while agents live that remember the journal."""
+        count, give_up_at = client.get(self.keys.offers), time.monotonic() + _OFFERED_AGAIN_S
+        while not is_there and time.monotonic() < give_up_at:
+            is_there = client.wait([self.keys.header], _POLL_S)
+            if client.get(self.keys.offers) != count:
+                raise Unavailable(f"{self.where}: other agents remember the journal, and wait for more of them")
 
     def _begun_here(self, client: Client) -> bytes:
         header = self._envelope.header()
@@ -243,7 +253,9 @@ class Connections:
         if self._exclusive:
             self._check_owner(client.compare_set(OWNER, b"", self._owner))
         memory = self._memory
-        if self.places is not None and (course.starts_over if memory is None else not memory.job.members):
+        if self.places is not None and (
+            course.starts_over or self.places.is_silent if memory is None else not memory.job.members
+        ):
             # No round was formed, as far as this agent knows. Another agent may know better, and be elsewhere.
             self.places.begin_anew()
             self._start_over(client)
@@ -254,13 +266,17 @@ class Connections:
             return b""
         return self._founded_from(client, memory, void)
 
+    def _election(self, places: Places) -> Election:
+        number = self._course.life.number + 1 if self._course is not None else 1
+        return Election(places.joined, number, self.where)
+
     def _founded_from(self, client: Client, memory: Memory, void: bytes) -> bytes:
         number = self._course.life.number + 1 if self._course is not None else 1
         if self.places is None:
             return found_again(client, self.keys, self._envelope, memory, void, number)
         if memory.job.outcome is not None:
             raise Unavailable(f"{self.where}: the store has lost the journal, and the job is over")
-        election = Election(self.places.joined, self.where)
+        election = self._election(self.places)
         header = found_again(client, self.keys, self._envelope, memory, void, number, election)
         if void:
             self.places.note_again(self.keys, self._envelope, void, header)
@@ -274,8 +290,11 @@ class Connections:
         if memory is not None and memory.job.outcome is not None:
             return header  # it is refused: the job is over, and the other journal may be a new run of it
         if memory is not None and memory.job.members:
-            if self.places is not None:  # otherwise the new journal would be lost, and the old one not found again
-                await_majority(client, self.keys, self._envelope, memory, Election(self.places.joined, self.where))
+            if self.places is not None:
+                if has_sealed(client, self.keys, header, self._envelope):
+                    return header  # it is refused
+                # Without a majority the new journal would be lost, and the old one not found again.
+                await_majority(client, self.keys, self._envelope, memory, self._election(self.places))
             if not is_void_now(client, self.keys, header, self._envelope):
                 return header  # it is refused
             return self._founded_from(client, memory, header)
@@ -341,8 +360,10 @@ class Connections:
         self._starts_over = False
         if places is not None and course is not None and base is not None:
             entered.has_other_base = True
+            if memory is not None and places.is_elsewhere(base, memory.job):
+                self._course = course
+                raise self.left_behind()
             if places.has_to_begin_anew(base, None if memory is None else memory.job):
-                self._check_folded(course, memory)
                 places.begin_anew()
                 entered.starts_over, self._memory = True, None
         if course is not None:
@@ -354,14 +375,6 @@ class Connections:
         """The fold with which this life begins, or a later one of the same life. None: it cannot be read."""
         found = self._envelope.open_fold(first_fold(client, self.keys.of(life.name))) if life.name else None
         return None if found is None else found[1]
-
-    def _check_folded(self, before: Course, memory: Memory | None) -> None:
-        """Raises `Unavailable` while the agent has yet to fold what was read. It may start workers because of that, and
-        an agent with workers does not begin anew."""
-        read_to = 0 if before.prefix is None else before.prefix.position
-        if before.prefix is None or read_to > (memory.position if memory is not None else before.life.position):
-            self._course = before
-            raise Unavailable(f"{self.where}: the journal has begun another life")
 
     def _check_memory(self, before: Course, entered: Course) -> None:
         """Raises `Refused` if this agent has read what is not in the life that it comes to."""

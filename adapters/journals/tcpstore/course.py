@@ -16,6 +16,8 @@ class Course:
         """This agent has read another journal before, and the next read must tell it to begin anew."""
         self.has_other_base = False
         """This life may begin with another fold than the one before ended with. So the next read must tell the fold."""
+        self.is_telling = False
+        """The reader has read what these two ask for. The agent has yet to fold it."""
         self.keys = keys.of(life.name)
         self.prefix: Prefix | None = Prefix(life.position, life.digest)
         """What was read. None: reading began in the middle, so there is no digest."""
@@ -37,3 +39,9 @@ class Course:
         self.taken: tuple[str, int, bytes] | None = None
         """A token, the slot that was taken for it and may not be filled yet, and the record that fills it. None: there
         is no such slot."""
+
+    def taken_in(self) -> None:
+        """The agent has folded what was read last. A link may drop what was read before, and read it again."""
+        if self.is_telling:
+            self.has_other_base = self.has_other_base and self.starts_over
+            self.starts_over = self.is_telling = False

@@ -204,10 +204,10 @@ class TCPStoreJournal:
             # makes it begin anew. What this one holds follows with the next read.
             is_told_twice = self._places is not None or not course.life.name
             batch = Batch(0, base=Job()) if is_told_twice else self._base(client, course)
-            course.starts_over = course.has_other_base = False
+            course.is_telling = course.starts_over = self._places is not None
         elif course.has_other_base:
             batch = self._base(client, course)
-            course.has_other_base = False
+            course.is_telling = True
         else:
             if not course.is_entered and course.life.name and after > course.life.position:
                 raise self._connections.left_behind()

@@ -103,6 +103,11 @@ class Places:
         return self._is_silent or (nonce != "" and nonce == self._retired)
 
     @property
+    def is_silent(self) -> bool:
+        """This agent has begun as a new one, and has said nothing since."""
+        return self._is_silent
+
+    @property
     def joined(self) -> Joined | None:
         return self._joined
 
@@ -113,6 +118,13 @@ class Places:
         if joined is None or self._has_left:
             return self._has_left
         return base.live.get(joined.node.id) != joined and (read is None or not is_over(joined, read))
+
+    def is_elsewhere(self, base: Job, read: Job) -> bool:
+        """Whether this agent may have workers of a round that a journal with the fold `base` has formed otherwise."""
+        joined = self._joined
+        if joined is None or base.live.get(joined.node.id) == joined or not is_over(joined, read):
+            return False
+        return base.members != read.members and any(member.nonce == joined.nonce for member in base.members)
 
     def begin_anew(self) -> None:
         """What this agent wanted to say until now is not said any more."""

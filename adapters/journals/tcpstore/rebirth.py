@@ -67,6 +67,8 @@ class Election:
 
     joined: Joined | None
     """The last `Joined` that the agent has said. None: it has said none."""
+    number: int
+    """Of the life that is to be founded. Offers for another one do not count: they are old."""
     where: str
     """The endpoint, for messages."""
 
@@ -99,11 +101,11 @@ def found_again(
     while not (header := _awaited(client, keys, void)):
         waited_s = time.monotonic() - began - client.round_trip_s
         if best == offer and waited_s >= least_s:
-            count = _counted(client, keys, envelope, memory.job, offers, is_election=election is not None)
+            count = _counted(client, keys, envelope, memory.job, offers, election)
             if count.is_enough(waited_s):
                 return _founded(client, keys, envelope, memory, life, void)
         if election is not None and time.monotonic() - entered >= _STAY_S:
-            count = _counted(client, keys, envelope, memory.job, offers, is_election=True)
+            count = _counted(client, keys, envelope, memory.job, offers, election)
             client.compare_set(keys.best, offer, b"")
             _vote(client, keys, envelope, election, is_withdrawn=True)
             raise _too_few(election, count)
@@ -121,7 +123,7 @@ def await_majority(client: Client, keys: Keys, envelope: Envelope, memory: Memor
     """Wait until there are agents enough to found the journal again. Raises `Unavailable` if there are not."""
     give_up_at = time.monotonic() + _STAY_S
     _vote(client, keys, envelope, election)
-    while not (count := _counted(client, keys, envelope, memory.job, 0, is_election=True)).is_majority:
+    while not (count := _counted(client, keys, envelope, memory.job, 0, election)).is_majority:
         if time.monotonic() >= give_up_at:
             _vote(client, keys, envelope, election, is_withdrawn=True)
             raise _too_few(election, count)
@@ -161,29 +163,36 @@ def _vote(
     if election is None or election.joined is None:
         return
     joined = election.joined
-    value = b"" if is_withdrawn else envelope.seal({"joined": encode(joined)}, _ballot(joined.nonce))
+    value = (
+        b""
+        if is_withdrawn
+        else envelope.seal({"joined": encode(joined), "number": election.number}, _ballot(joined.nonce))
+    )
     client.set(keys.offer(joined.nonce), value)
 
 
-def _counted(client: Client, keys: Keys, envelope: Envelope, job: Job, offers: int, *, is_election: bool) -> _Count:
+def _counted(
+    client: Client, keys: Keys, envelope: Envelope, job: Job, offers: int, election: Election | None
+) -> _Count:
     """`offers`: how many agents have offered here."""
-    if not is_election or not job.members:
+    if election is None or not job.members:
         return _Count(offers, len(job.live))
     base = moved(job)
     found = client.multi_get([keys.offer(member.nonce) for member in job.members])
-    nonces = {m.nonce for m, value in zip(job.members, found, strict=True) if _goes_on(envelope, base, m.nonce, value)}
+    voters = zip((member.nonce for member in job.members), found, strict=True)
+    nonces = {nonce for nonce, value in voters if _goes_on(envelope, base, nonce, value, election.number)}
     nodes = agreeing(base, nonces)
     return _Count(len(nodes), len(job.members), is_majority(job.members, nodes))
 
 
-def _goes_on(envelope: Envelope, base: Job, nonce: str, value: bytes) -> bool:
+def _goes_on(envelope: Envelope, base: Job, nonce: str, value: bytes, number: int) -> bool:
     """Whether the agent with this offer can go on from this fold, with what it has said (`Places`)."""
-    data = envelope.unseal(value, _ballot(nonce)).get("joined")
+    data = envelope.unseal(value, _ballot(nonce))
     try:
-        joined = decode(data, Joined)
+        joined = decode(data.get("joined"), Joined)
     except CodecError:
         return False  # there is no offer
-    return base.live.get(joined.node.id) == joined or is_over(joined, base)
+    return data.get("number") == number and (base.live.get(joined.node.id) == joined or is_over(joined, base))
 
 
 def _ballot(nonce: str) -> str:

@@ -46,6 +46,15 @@ def is_void_now(client: Client, keys: Keys, header: bytes, envelope: Envelope) -
     return is_void
 
 
+def has_sealed(client: Client, keys: Keys, header: bytes, envelope: Envelope) -> bool:
+    """Whether a round was sealed in the journal with this header, so that it stays. Raises `Refused` like
+    `is_void_now`."""
+    found = envelope.another()
+    life = found.admit(header)
+    slots = keys.of(life.name)
+    return judged(client, slots, found, life, client.add(slots.head, 0)) is False
+
+
 def is_veto(envelope: Envelope, record: bytes, life: Life, slot: int) -> bool:
     return bool(envelope.unseal(record, _place(life, slot)))
 
