@@ -79,14 +79,24 @@ def judged(parsed: Parsed, environ: Mapping[str, str], nodes: tuple[int, int], r
     )
 
 
+_CALL_S = 5.0
+"""How long an agent waits for one answer of a store that is not far away. Seconds."""
+
+
 def _check_second(parsed: Parsed, conf: _Conf, terms: Terms) -> None:
     """Raises `UsageError` for what cannot be had with two endpoints (rule 17)."""
     if terms.max_nodes < 3:
         raise UsageError(f"{parsed.spelled('rdzv-endpoint')}: a second endpoint needs a job of three nodes or more")
     if terms.fence_s is not None:
-        raise UsageError(f"{parsed.spelled('fence-after')}: a fence cannot hold with two endpoints")
+        raise UsageError(
+            f"{parsed.spelled('fence-after')}: a fence cannot be kept with two endpoints: give one of the two options"
+        )
+    store_timeout_s, needed_s = parsed["store-timeout"], _CALL_S + 2 * terms.silence_s
+    if store_timeout_s <= needed_s:
+        what = f"more than {needed_s:g} s expected: agents go to the second endpoint after that time"
+        raise UsageError(f"{parsed.spelled('store-timeout')}: {what}")
     if "is_host" in conf.values:
-        raise UsageError(f"{conf.spelled('is_host')}: this cannot be given with two endpoints")
+        raise UsageError(f"{conf.spelled('is_host')}: this cannot be given with two endpoints: leave it out")
 
 
 def kept(parsed: Parsed, environ: Mapping[str, str]) -> Meeting:

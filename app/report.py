@@ -183,6 +183,7 @@ _TERMS = {
     "settle_s": "settle",
     "beat_s": "heartbeat (its beat)",
     "silence_s": "heartbeat (its silence)",
+    "needs_majority": "a second endpoint in --rdzv-endpoint",
 }
 """By term: the option or the key of --rdzv-conf that sets it."""
 

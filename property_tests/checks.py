@@ -180,6 +180,7 @@ def note(world: World, proc: Proc, before: Agent, event: Event) -> None:
         proc.heard_at = world.now
     is_out = proc.host in world.deaf | world.blind | world.mute | world.stale
     proc.was_out = proc.was_out or is_out
+    proc.was_full = proc.was_full or proc.full
     if is_out or proc.cut or proc.full or proc.refused or world.outage or world.stalls or world.store_dead:
         proc.out_at = world.now
     if agent.end is not None and before.end is None:
@@ -266,6 +267,8 @@ def _is_returning(world: World, proc: Proc, node: Node) -> bool:
     """It is silent for no other reason than that its link has yet to find out that the store is back."""
     if world.outage_at - world.moved.get(node, -1e9) > 2 * world.setup.terms.beat_s:
         return False  # it was silent before
+    if proc.felt(1.0) > 1.0:
+        return False  # a fast clock may count a short outage, which is no pause, and the beats before and after it
     return any(
         p.agent.me == node
         and p.up

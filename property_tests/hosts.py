@@ -47,6 +47,8 @@ class Proc(hosts.Proc):
     heard_at: float = 0.0
     """When a new count of its beats was acknowledged last."""
     was_out: bool = False
+    was_full: bool = False
+    """It could read and say nothing for some time."""
     """Round trips of its host to the store have failed at some time, although other hosts could reach it."""
     was_late: bool = False
     """Before the last step, an entry of this agent was late. So its wait for the store goes on, although the store may

@@ -299,11 +299,15 @@ def test_the_master_of_another_backend_is_said_to_do_nothing() -> None:
         ),
         (
             "--rdzv-backend=c10d --rdzv-endpoint=a,b --fence-after=2",
-            "--fence-after=2: a fence cannot hold with two endpoints",
+            "--fence-after=2: a fence cannot be kept with two endpoints: give one of the two options",
+        ),
+        (
+            "--rdzv-backend=c10d --rdzv-endpoint=a,b --store-timeout=12",
+            "--store-timeout=12: more than 12 s expected: agents go to the second endpoint after that time",
         ),
         (
             "--rdzv-backend=c10d --rdzv-endpoint=a,b --rdzv-conf=is_host=true",
-            "--rdzv-conf: is_host=true: this cannot be given with two endpoints",
+            "--rdzv-conf: is_host=true: this cannot be given with two endpoints: leave it out",
         ),
         ("--rdzv-endpoint=::1", "--rdzv-endpoint=::1: HOST:PORT expected"),
         ("--rdzv-endpoint=fe80::1", "--rdzv-endpoint=fe80::1: HOST:PORT expected, an IPv6 address in brackets"),

@@ -10,6 +10,7 @@ from functools import partial
 import pytest
 from attrs import evolve
 
+from reknit.adapters.journals.tcpstore import connections as connections_module
 from reknit.adapters.journals.tcpstore import places as places_module
 from reknit.adapters.journals.tcpstore import rebirth as rebirth_module
 from reknit.adapters.journals.tcpstore.journal import TCPStoreJournal
@@ -105,6 +106,13 @@ def is_in_vain(call: Callable[[], object], why: str) -> None:
     """The call finds no journal. A pause after the call before is no answer."""
     with pytest.raises(Unavailable, match=why):
         call()
+
+
+@pytest.fixture(autouse=True)
+def no_long_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In these tests everybody who remembers a journal is there at once."""
+    monkeypatch.setattr(connections_module, "_OFFERED_AGAIN_S", 0.3)
+    monkeypatch.setattr(connections_module, "_ELDERS_S", 0.3)
 
 
 @pytest.fixture
@@ -222,7 +230,7 @@ def test_a_host_begins_nothing_while_the_second_endpoint_does_not_answer(stores:
     host = Agent("a", stores, founds=True)
     second = host.places._endpoints[1]
     host.places._endpoints = [host.places._endpoints[0], (HOST, free_port())]
-    is_in_vain(host.read, "does not answer: both endpoints are needed to begin")
+    is_in_vain(host.read, "no store answers at .*: the job begins when the hosts of both endpoints are there")
     assert stores[0].client.get(stores[0].key("header")) == b""
     host.places._endpoints = [host.places._endpoints[0], second]
     assert stubborn(host.read) == Batch(0)

@@ -174,6 +174,8 @@ class Connections:
                     f"waited {self._lines.timeout_s:g} s for its host to begin the journal of job {self._envelope.job}"
                 )
                 hint = "if no agent hosts this store, give --rdzv-conf=is_host=false"
+                if self.places is not None:
+                    hint = "it begins when the hosts of both endpoints are there"
                 raise Unavailable(f"{self.where}: {why} ({hint})")
         return self._entered(client, header)
 

@@ -219,9 +219,7 @@ class Places:
         """What stands in the place of the header at the second endpoint: a note, or nothing."""
         found, where = self._looked(1, keys, envelope), endpoint(*self._endpoints[1])
         if found is None:
-            raise self.failed(
-                f"{where} does not answer: both endpoints are needed to begin, because the job may go on there"
-            )
+            raise self.failed(f"no store answers at {where}: the job begins when the hosts of both endpoints are there")
         if found.rank[0] >= 0:
             raise self.failed(f"the job goes on at {where}")
         if found.header and not envelope.another().is_elsewhere(found.header):
