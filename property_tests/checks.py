@@ -43,7 +43,7 @@ from reknit.core.agent.states import WorkerState
 from reknit.core.agent.step import Step, step
 from reknit.core.agent.workers import StartWorkers, WorkerExit, WorkersExited, WorkersStarted, WorkersStopped
 from reknit.core.agent.working import QUICK_S
-from reknit.core.job.entries import Admit, Entry, Failed, Joined, Leaving, Left, Lost, Node, Opened, Steady
+from reknit.core.job.entries import Admit, Entry, Failed, GaveUp, Joined, Leaving, Left, Lost, Node, Opened, Steady
 from reknit.core.job.job import Closed, Gathering, Job, Running, Unopened, Verdict
 from reknit.core.job.reasons import BudgetSpent, Unstable, WorkerFailed
 from reknit.core.job.restart import Sequel
@@ -216,6 +216,8 @@ def may_say(world: World, proc: Proc, entry: Entry) -> None:
     in_time = at is None or proc.felt(world.now - at) >= resay_s - SLACK
     # One that comes back and is not heard wants nothing said meanwhile, and forgets that it has.
     in_time = in_time or (isinstance(entry, Joined) and proc.agent.is_renewed and proc.was_cut)
+    # A new incarnation forgets what the old one has said of the job.
+    in_time = in_time or (isinstance(entry, GaveUp) and proc.agent.is_renewed)
     demand(in_time, "L3", f"{proc.name} says {entry} again too soon")
     proc.said[entry] = world.now
     if isinstance(entry, Joined):
@@ -437,6 +439,7 @@ def after_landing(world: World, entry: Entry, before: Job) -> None:
     demand(job.round - world.steady_round <= most, "S4", f"round {job.round} is one too many")
     if isinstance(entry, Lost) and before.is_live(entry.node):
         world.excess += MOST_LANDED  # the work of a fault, and it may come back
+    world.excess += isinstance(entry, Steady)  # the ends of many rounds may be forgiven in one
     if isinstance(entry, Joined) and world.stalls and _replaces(entry, before):
         world.excess += MOST_LANDED  # a stall made a gap in its beats, and it is another incarnation
     key = job.epoch, job.round
