@@ -79,10 +79,6 @@ def judged(parsed: Parsed, environ: Mapping[str, str], nodes: tuple[int, int], r
     )
 
 
-_CALL_S = 5.0
-"""How long an agent waits for one answer of a store that is not far away. Seconds."""
-
-
 def _check_second(parsed: Parsed, conf: _Conf, terms: Terms) -> None:
     """Raises `UsageError` for what cannot be had with two endpoints (rule 17)."""
     if terms.max_nodes < 3:
@@ -91,8 +87,11 @@ def _check_second(parsed: Parsed, conf: _Conf, terms: Terms) -> None:
         raise UsageError(
             f"{parsed.spelled('fence-after')}: a fence cannot be kept with two endpoints: give one of the two options"
         )
-    store_timeout_s, needed_s = parsed["store-timeout"], _CALL_S + 2 * terms.silence_s
-    if store_timeout_s <= needed_s:
+    from reknit.adapters.journals.tcpstore.lines import TIMEOUT_S
+    from reknit.adapters.journals.tcpstore.places import away_s
+
+    needed_s = away_s(TIMEOUT_S, terms.silence_s)
+    if parsed["store-timeout"] <= needed_s:
         what = f"more than {needed_s:g} s expected: agents go to the second endpoint after that time"
         raise UsageError(f"{parsed.spelled('store-timeout')}: {what}")
     if "is_host" in conf.values:

@@ -217,7 +217,7 @@ class Oracle:
     def _count(self) -> int:
         return sum(1 for j in self.live.values() if j.node not in self.leaving)
 
-    def has_majority(self, but: set[Node] = frozenset()) -> bool:  # type: ignore[assignment]  # nothing changes it
+    def has_majority(self, but: frozenset[Node] = frozenset()) -> bool:
         """More than half of the agents of the last round, where a half with the first of them is more than half. `but`:
         nodes that do not count."""
         last = self.sealed.get((self.epoch, self.last_sealed), [])
@@ -238,7 +238,7 @@ class Oracle:
 
     def _gaveup(self, entry: GaveUp) -> None:
         if self.phase == "gathering" and entry.round == self.round and not self._is_enough():
-            self.is_final = not self.has_majority(but=self.expected)
+            self.is_final = not self.has_majority(but=frozenset(self.expected))
             self._close("failed")
 
     def _lastcall(self, entry: LastCall) -> None:

@@ -201,7 +201,7 @@ class Envelope:
 
     def elsewhere(self, header: bytes) -> bytes:
         """A note in the place of a header: the journal with this header begins at another endpoint."""
-        return self.seal({**self.another().unseal(header, "header"), "elsewhere": True}, "header")
+        return self.seal({**self.unseal(header, "header"), "elsewhere": True}, "header")
 
     def is_elsewhere(self, header: bytes) -> bool:
         """Whether this is such a note."""

@@ -31,10 +31,10 @@ def can_seal(job: Job) -> bool:
 
 
 def lack(job: Job) -> JobEnd:
-    """What a job that has not enough nodes is given up for. No majority comes first, because it is final. A node that
-    is still expected has not agreed to anything: it may go on in the other group."""
+    """Why a job without enough nodes is given up. If there is no majority either, that is the reason, because no epoch
+    follows then. A node that is still expected has not agreed to anything: it may go on in the other group."""
     nodes = agreeing(job, {joined.nonce for joined in ready(job)})
-    if job.terms.needs_majority and job.members and not is_majority(job.members, nodes):
+    if asks_for_majority(job) and not is_majority(job.members, nodes):
         return NoMajority(len(nodes), len(job.members))
     return TooFewNodes(coming(job), job.terms.min_nodes)
 
@@ -53,12 +53,15 @@ def can_open(job: Job, epoch: int) -> bool:
     return epoch == job.epoch + 1 and not is_final
 
 
+def asks_for_majority(job: Job) -> bool:
+    """The next round needs a majority: the terms say so, and a round was sealed."""
+    return job.terms.needs_majority and bool(job.members)
+
+
 def has_majority(job: Job) -> bool:
-    """Enough members of the last sealed round are there, or will be: live, and not leaving. True in a job whose journal
-    is at one place, and before the first round."""
-    if not job.terms.needs_majority or not job.members:
-        return True
-    return is_majority(job.members, present(job))
+    """Enough members of the last sealed round are there, or will be: live, and not leaving. True if none are asked
+    for."""
+    return not asks_for_majority(job) or is_majority(job.members, present(job))
 
 
 def present(job: Job) -> frozenset[Node]:

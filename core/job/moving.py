@@ -14,12 +14,13 @@ from attrs import evolve
 
 from .fold import departed
 from .job import Gathering, Job
+from .majority import asks_for_majority
 from .reasons import Departure, NodeGone
 
 
 def moved(job: Job) -> Job:
     """The fold with which the other journal begins."""
-    if not job.terms.needs_majority or not job.members:
+    if not asks_for_majority(job):
         return job
     phase, nonces = job.phase, {member.nonce for member in job.members}
     for joined in job.live.values():

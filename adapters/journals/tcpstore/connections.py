@@ -18,13 +18,13 @@ import threading
 import time
 from collections.abc import Sequence
 
-from reknit.adapters.journals.envelope import Envelope, Life, number
+from reknit.adapters.journals.envelope import Envelope, number
 from reknit.adapters.journals.tcpstore.client import Client
 from reknit.adapters.journals.tcpstore.course import Course
 from reknit.adapters.journals.tcpstore.keys import OWNER, Keys
 from reknit.adapters.journals.tcpstore.lines import Lines
 from reknit.adapters.journals.tcpstore.places import Places
-from reknit.adapters.journals.tcpstore.rebirth import Election, Memory, await_majority, first_fold, found_again
+from reknit.adapters.journals.tcpstore.rebirth import Election, Memory, await_majority, base_of, found_again
 from reknit.adapters.journals.tcpstore.young import has_sealed, is_void_now
 from reknit.adapters.ports import Refused, Unavailable
 from reknit.core.job.job import Job
@@ -266,19 +266,18 @@ class Connections:
             if course.prefix is not None and not course.prefix.position:
                 self._start_over(client)  # this agent has read nothing
             return b""
-        return self._founded_from(client, memory, void)
+        return self._founded_from(client, course, memory, void)
 
-    def _election(self, places: Places) -> Election:
-        number = self._course.life.number + 1 if self._course is not None else 1
-        return Election(places.joined, number, self.where)
+    def _election(self, course: Course, places: Places) -> Election:
+        return Election(places.joined, course.life.number + 1, self.where)
 
-    def _founded_from(self, client: Client, memory: Memory, void: bytes) -> bytes:
-        number = self._course.life.number + 1 if self._course is not None else 1
+    def _founded_from(self, client: Client, course: Course, memory: Memory, void: bytes) -> bytes:
+        number = course.life.number + 1
         if self.places is None:
             return found_again(client, self.keys, self._envelope, memory, void, number)
         if memory.job.outcome is not None:
             raise Unavailable(f"{self.where}: the store has lost the journal, and the job is over")
-        election = self._election(self.places)
+        election = self._election(course, self.places)
         header = found_again(client, self.keys, self._envelope, memory, void, number, election)
         if void:
             self.places.note_again(self.keys, self._envelope, void, header)
@@ -287,7 +286,7 @@ class Connections:
     def _at_another(self, client: Client, course: Course, header: bytes) -> bytes:
         """The header, after this agent has found that of another journal."""
         memory = self._memory
-        if self._envelope.another().is_elsewhere(header):
+        if self._envelope.is_elsewhere(header):
             raise Unavailable(f"{self.where}: another journal of job {self._envelope.job} begins elsewhere")
         if memory is not None and memory.job.outcome is not None:
             return header  # it is refused: the job is over, and the other journal may be a new run of it
@@ -295,11 +294,11 @@ class Connections:
             if self.places is not None:
                 if has_sealed(client, self.keys, header, self._envelope):
                     return header  # it is refused
-                # Without a majority the new journal would be lost, and the old one not found again.
-                await_majority(client, self.keys, self._envelope, memory, self._election(self.places))
+                # A minority could make the new journal void, and could not found the old one again.
+                await_majority(client, self.keys, self._envelope, memory, self._election(course, self.places))
             if not is_void_now(client, self.keys, header, self._envelope):
                 return header  # it is refused
-            return self._founded_from(client, memory, header)
+            return self._founded_from(client, course, memory, header)
         if memory is not None or (course.prefix is not None and not course.prefix.position):
             self._start_over(client)
         return header
@@ -353,9 +352,9 @@ class Connections:
         if course is not None and course.life.name == life.name:
             return course
         memory, places = self._memory, self.places
-        base = None if places is None or course is None else self._base(client, life)
-        if places is not None and course is not None and base is None:
-            raise Unavailable(f"{self.where}: the fold with which the journal goes on cannot be read")
+        base = None
+        if places is not None and course is not None:
+            _, base = base_of(client, self.keys.of(life.name), self._envelope)
         # From now on the writer of this agent says nothing in the life before (`is_current`).
         starts_over = self._starts_over or (course is not None and course.starts_over)
         self._course = entered = Course(self.keys, life, header, starts_over=starts_over)
@@ -372,11 +371,6 @@ class Connections:
             self._check_memory(course, entered)
             self._lines.close_all_but(client)  # the others lead to the store that was lost
         return entered
-
-    def _base(self, client: Client, life: Life) -> Job | None:
-        """The fold with which this life begins, or a later one of the same life. None: it cannot be read."""
-        found = self._envelope.open_fold(first_fold(client, self.keys.of(life.name))) if life.name else None
-        return None if found is None else found[1]
 
     def _check_memory(self, before: Course, entered: Course) -> None:
         """Raises `Refused` if this agent has read what is not in the life that it comes to."""

@@ -27,6 +27,7 @@ from reknit.adapters.journals.folds import MANY, Unpublished
 from reknit.adapters.journals.tcpstore.client import Client
 from reknit.adapters.journals.tcpstore.connections import Connections
 from reknit.adapters.journals.tcpstore.course import Course
+from reknit.adapters.journals.tcpstore.lines import TIMEOUT_S
 from reknit.adapters.journals.tcpstore.places import Places
 from reknit.adapters.journals.tcpstore.rebirth import LARGEST, first_fold
 from reknit.adapters.journals.tcpstore.young import is_veto, judged
@@ -72,7 +73,7 @@ class TCPStoreJournal:
         founds: bool = True,
         has_elders: bool = False,
         reads_only: bool = False,
-        timeout_s: float = 5.0,
+        timeout_s: float = TIMEOUT_S,
         places: Places | None = None,
         on_slow: Callable[[float], None] = lambda _: None,
     ) -> None:

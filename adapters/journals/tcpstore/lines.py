@@ -14,6 +14,8 @@ from functools import partial
 from reknit.adapters.journals.tcpstore.client import Client, endpoint
 from reknit.adapters.ports import Unavailable
 
+TIMEOUT_S = 5.0
+"""Usual upper bound on the wait for one answer of a store that is not far away. Seconds."""
 _FIRST = 2
 """The first connection, and one after a connection that took too long, may take so many times `timeout_s`."""
 _ROUND_TRIPS = 4

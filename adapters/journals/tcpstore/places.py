@@ -36,6 +36,12 @@ _STRAYED_S = 2.0
 """How often an agent looks for a later journal while its own one has no majority. Seconds."""
 
 
+def away_s(timeout_s: float, silence_s: float) -> float:
+    """After how many seconds without the store an agent tries the other endpoint. `timeout_s`: how long a call may
+    take."""
+    return timeout_s + _SILENCES * silence_s
+
+
 @frozen
 class Found:
     """What is at an endpoint."""
@@ -112,8 +118,9 @@ class Places:
         return self._joined
 
     def has_to_begin_anew(self, base: Job, read: Job | None) -> bool:
-        """Whether this agent must begin as a new one in a journal that begins with the fold `base`: it may be counted
-        in the journal before. `read`: what it has read there. An agent that may have workers never begins anew."""
+        """Whether this agent must begin as a new one in the journal to which it comes, because it may be counted in the
+        journal before. `base`: the fold with which the journal begins to which it comes. `read`: what the agent has
+        read before. An agent that may have workers never begins anew."""
         joined = self._joined
         if joined is None or self._has_left:
             return self._has_left
@@ -145,8 +152,8 @@ class Places:
         """The endpoints that an agent tries that has read the journal. Without a sealed round there is no majority."""
         if job is None or not job.members or self._has_left:
             return (self.home,)
-        away_s = timeout_s + _SILENCES * job.terms.silence_s
-        return (self.home, 1 - self.home) if time.monotonic() - self._reached_at >= away_s else (self.home,)
+        is_away = time.monotonic() - self._reached_at >= away_s(timeout_s, job.terms.silence_s)
+        return (self.home, 1 - self.home) if is_away else (self.home,)
 
     def point(self, place: int) -> tuple[str, int]:
         self._place = place
@@ -222,7 +229,7 @@ class Places:
             raise self.failed(f"no store answers at {where}: the job begins when the hosts of both endpoints are there")
         if found.rank[0] >= 0:
             raise self.failed(f"the job goes on at {where}")
-        if found.header and not envelope.another().is_elsewhere(found.header):
+        if found.header and not envelope.is_elsewhere(found.header):
             envelope.another().admit(found.header)  # it is refused
         return found.header
 
@@ -234,4 +241,4 @@ class Places:
             return None
         client.close()
         (header,) = client.greeting
-        return Found(place, header, envelope.another().rank_of(header))
+        return Found(place, header, envelope.rank_of(header))

@@ -107,7 +107,7 @@ def found_again(
         if election is not None and time.monotonic() - entered >= _STAY_S:
             count = _counted(client, keys, envelope, memory.job, offers, election)
             client.compare_set(keys.best, offer, b"")
-            _vote(client, keys, envelope, election, is_withdrawn=True)
+            _withdraw(client, keys, election)
             raise _too_few(election, count)
         if best != offer and waited_s >= 2 * _OFFERS_S:
             client.compare_set(keys.best, best, offer)  # the agent with that offer has died
@@ -125,7 +125,7 @@ def await_majority(client: Client, keys: Keys, envelope: Envelope, memory: Memor
     _vote(client, keys, envelope, election)
     while not (count := _counted(client, keys, envelope, memory.job, 0, election)).is_majority:
         if time.monotonic() >= give_up_at:
-            _vote(client, keys, envelope, election, is_withdrawn=True)
+            _withdraw(client, keys, election)
             raise _too_few(election, count)
         time.sleep(_POLL_S)
 
@@ -157,18 +157,16 @@ class _Count:
         return self.have >= self.all or waited_s >= _OFFERS_S
 
 
-def _vote(
-    client: Client, keys: Keys, envelope: Envelope, election: Election | None, *, is_withdrawn: bool = False
-) -> None:
-    if election is None or election.joined is None:
-        return
-    joined = election.joined
-    value = (
-        b""
-        if is_withdrawn
-        else envelope.seal({"joined": encode(joined), "number": election.number}, _ballot(joined.nonce))
-    )
-    client.set(keys.offer(joined.nonce), value)
+def _vote(client: Client, keys: Keys, envelope: Envelope, election: Election | None) -> None:
+    if election is not None and election.joined is not None:
+        joined = election.joined
+        fields = {"joined": encode(joined), "number": election.number}
+        client.set(keys.offer(joined.nonce), envelope.seal(fields, _ballot(joined.nonce)))
+
+
+def _withdraw(client: Client, keys: Keys, election: Election) -> None:
+    if election.joined is not None:
+        client.set(keys.offer(election.joined.nonce), b"")
 
 
 def _counted(
@@ -232,6 +230,16 @@ def first_fold(client: Client, keys: LifeKeys) -> bytes:
     while len(fold) == number * LARGEST and (part := client.get(keys.part(number))):
         fold, number = fold + part, number + 1
     return fold
+
+
+def base_of(client: Client, keys: LifeKeys, envelope: Envelope) -> tuple[int, Job]:
+    """The position and the fold with which this life begins. A later fold if a reader has published one since. No
+    reader reads past a veto that counts (`young`), so all agents judge alike. Raises `Unavailable`."""
+    found = envelope.open_fold(first_fold(client, keys))
+    if found is None:
+        raise Unavailable(f"the fold with which the journal of job {envelope.job} goes on is damaged")
+    position, job, _ = found
+    return position, job
 
 
 def _offered(client: Client, keys: Keys, envelope: Envelope, offer: bytes) -> bytes:

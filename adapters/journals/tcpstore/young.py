@@ -17,8 +17,7 @@ from __future__ import annotations
 from reknit.adapters.journals.envelope import Envelope, Life, number
 from reknit.adapters.journals.tcpstore.client import Client
 from reknit.adapters.journals.tcpstore.keys import Keys, LifeKeys
-from reknit.adapters.journals.tcpstore.rebirth import first_fold
-from reknit.adapters.ports import Unavailable
+from reknit.adapters.journals.tcpstore.rebirth import base_of
 from reknit.core.job.entries import Filler
 from reknit.core.job.fold import fold
 from reknit.core.job.job import Job
@@ -64,7 +63,7 @@ def judged(
 ) -> bool | None:
     """Whether the journal is void, by its records before position `end`. `slots`: the keys of its life. `hole_s`: how
     many seconds a slot may stay taken and not filled. Then it is filled here. None: nothing has decided yet."""
-    slot, job = _base(client, slots, envelope) if life.name else (0, Job())
+    slot, job = base_of(client, slots, envelope) if life.name else (0, Job())
     if _has_sealed(job):
         return False
     while slot < end:
@@ -82,16 +81,6 @@ def judged(
                 return False
             slot += 1
     return None
-
-
-def _base(client: Client, slots: LifeKeys, envelope: Envelope) -> tuple[int, Job]:
-    """The fold with which this life begins, and its position. It may be a later fold that a reader has published since.
-    No reader reads past a veto that counts, so both judge alike."""
-    found = envelope.open_fold(first_fold(client, slots))
-    if found is None:
-        raise Unavailable(f"the fold with which the journal of job {envelope.job} goes on is damaged")
-    position, job, _ = found
-    return position, job
 
 
 def _has_sealed(job: Job) -> bool:
