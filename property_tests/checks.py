@@ -49,7 +49,7 @@ from reknit.core.job.reasons import BudgetSpent, Unstable, WorkerFailed
 from reknit.core.job.restart import Sequel
 from reknit.core.job.workers import WorkerFailure
 
-from . import ends, meaning, prompt, results, rhythm
+from . import ends, lasting, meaning, prompt, results, rhythm
 from .hosts import Proc, Violation, demand
 from .oracle import ranks
 
@@ -178,11 +178,9 @@ def note(world: World, proc: Proc, before: Agent, event: Event) -> None:
             proc.ended_at = world.now
     if agent.pulse.count > before.pulse.count:
         proc.heard_at = world.now
-    is_out = proc.host in world.deaf | world.blind | world.mute | world.stale
-    proc.was_out = proc.was_out or is_out
+    proc.was_out = proc.was_out or lasting.is_faulty(world, proc)
     proc.was_full = proc.was_full or proc.full
-    if is_out or proc.cut or proc.full or proc.refused or world.outage or world.stalls or world.store_dead:
-        proc.out_at = world.now
+    lasting.note_out(world, proc)
     if agent.end is not None and before.end is None:
         proc.bore_s = _bore_s(world, proc)
         out_s = proc.felt(world.now - max(proc.out_at, proc.returns_at))

@@ -31,6 +31,19 @@ ENDS_S = 60.0
 """An entry or a read is late, and the silence limit and the store timeout follow. An entry may be wanted only then."""
 
 
+def is_faulty(world: World, proc: Proc) -> bool:
+    """Its messages to the store, or the answers, go one way only."""
+    return proc.host in world.deaf | world.blind | world.mute | world.stale
+
+
+def note_out(world: World, proc: Proc) -> None:
+    """Remember when this agent was last without the store. It is asked before each move, because an agent that is
+    suspended makes no step, and moves end the faults."""
+    is_out = is_faulty(world, proc) or proc.cut or proc.full or proc.refused
+    if is_out or world.outage or world.stalls or world.store_dead:
+        proc.out_at = world.now
+
+
 def endure(world: World) -> None:
     lasting = world.deaf | world.blind | world.mute | world.hung | world.stale
     if not (lasting or world.stalls) or (world.outage and not world.stalls):

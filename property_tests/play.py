@@ -18,7 +18,7 @@ from reknit.core.job.restart import is_strained
 
 from . import ends, prompt, rhythm
 from .hosts import Proc, Violation, demand
-from .lasting import endure
+from .lasting import endure, note_out
 from .oracle import Oracle
 from .script import Move, Script
 from .story import tell
@@ -67,11 +67,17 @@ def _played(script: Script, world: World, *, is_ending: bool) -> World:
 
 def make(world: World, move: Move) -> None:
     world.story.append((world.now, str(move), "", ()))
+    _note_out(world)
     world.was_troubled = world.was_troubled or move.name not in prompt.CALM
     if move.name == "wait":
         world.run_for(move.number)
     else:
         MOVES[move.name](world, min(move.who, world.setup.nodes - 1))
+
+
+def _note_out(world: World) -> None:
+    for proc in world.procs:
+        note_out(world, proc)
 
 
 # ---- moves -----------------------------------------------------------------------------------------------------------
@@ -203,6 +209,7 @@ MOVES: dict[str, Callable[[World, int], None]] = {
 def heal(world: World) -> None:
     """No more faults: then the job runs or ends, and whoever died is noticed."""
     world.story.append((world.now, "heal", "", ()))
+    _note_out(world)
     world.calm = True
     faults.end_stalls(world)
     faults.end_outage(world)
