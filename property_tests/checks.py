@@ -43,7 +43,7 @@ from reknit.core.agent.states import WorkerState
 from reknit.core.agent.step import Step, step
 from reknit.core.agent.workers import StartWorkers, WorkerExit, WorkersExited, WorkersStarted, WorkersStopped
 from reknit.core.agent.working import QUICK_S
-from reknit.core.job.entries import Admit, Entry, Failed, GaveUp, Joined, Leaving, Left, Lost, Node, Opened, Steady
+from reknit.core.job.entries import Admit, Entry, Failed, Joined, Leaving, Left, Lost, Node, Opened, Steady
 from reknit.core.job.job import Closed, Gathering, Job, Running, Unopened, Verdict
 from reknit.core.job.reasons import BudgetSpent, Unstable, WorkerFailed
 from reknit.core.job.restart import Sequel
@@ -208,16 +208,16 @@ def may_say(world: World, proc: Proc, entry: Entry) -> None:
     """L3, and what an entry promises to the others."""
     is_new = proc.agent.unread.get(entry, proc.agent.at) == proc.agent.at
     demand(not (proc.agent.pulse.gap and is_new), "fresh", f"{proc.name} says {entry} in a gap")
-    at = proc.said.get(entry)
+    # A new incarnation forgets what the one before has said, also entries that name no node.
+    said = (proc.agent.me, entry)
+    at = proc.said.get(said)
     resay_s = proc.spec.resay_s
     # An accusation is forgotten between two fresh reads, so it is said with each: once per beat and watcher.
     in_time = at is None or proc.felt(world.now - at) >= resay_s - SLACK
     # One that comes back and is not heard wants nothing said meanwhile, and forgets that it has.
     in_time = in_time or (isinstance(entry, Joined) and proc.agent.is_renewed and proc.was_cut)
-    # A new incarnation forgets what the old one has said of the job.
-    in_time = in_time or (isinstance(entry, GaveUp) and proc.agent.is_renewed)
     demand(in_time, "L3", f"{proc.name} says {entry} again too soon")
-    proc.said[entry] = world.now
+    proc.said[said] = world.now
     if isinstance(entry, Joined):
         offer = entry.node, entry.round
         first = proc.offers.setdefault(entry.port, offer)
@@ -245,7 +245,9 @@ def may_say(world: World, proc: Proc, entry: Entry) -> None:
         stuck = group is not None and group.is_stuck and entry.stuck
         demand(not _alive(group) or stuck, "S2", f"{proc.name} says Left with workers alive")
         told = proc.agent.leaving is not None and proc.agent.outcome is None and job.is_live(entry.node)
-        demand(not told or Leaving(entry.node) in proc.said, "order", f"{proc.name} says Left before Leaving")
+        demand(
+            not told or (entry.node, Leaving(entry.node)) in proc.said, "order", f"{proc.name} says Left before Leaving"
+        )
     elif isinstance(entry, Lost):
         quiet = proc.felt(proc.quiet.get(entry.node, 1e9))
         terms = proc.spec.terms

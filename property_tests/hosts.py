@@ -63,8 +63,8 @@ class Proc(hosts.Proc):
     """When it learned how the job ended. None: it has not."""
     offers: dict[int, tuple[Node, int]] = field(factory=dict)
     """Per bootstrap port the incarnation and round that it was offered for."""
-    said: dict[Entry, float] = field(factory=dict)
-    """When each entry was said last."""
+    said: dict[tuple[Node, Entry], float] = field(factory=dict)
+    """When each incarnation said each entry last."""
     per_round: dict[tuple[int, int, Node], set[Entry]] = field(factory=dict)
     """The different entries that it has said, per epoch, round and incarnation."""
     beat: tuple[Node | None, float] = (None, 0.0)
