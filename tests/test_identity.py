@@ -168,12 +168,12 @@ def test_the_node_that_set_the_terms_is_named() -> None:
 
 
 def test_terms_that_differ_are_shown_as_the_user_writes_them() -> None:
-    """`--admission` takes `never`. `Admission.NEVER` cannot be typed there."""
-    ours = an_agent("n0", evolve(PAIR, admission=Admission.NEVER))
+    """`--admission` takes `never`. `Admission.NEVER` cannot be typed there. Nor can True be typed for two endpoints."""
+    ours = an_agent("n0", evolve(PAIR, admission=Admission.NEVER, needs_majority=True))
     playbook = Playbook(ours) >> start() >> read(Opened(PAIR, "x"))
     finish = Placeholder(Finish)
     assert playbook << finish
-    assert finish().result.why == TermsDiffer((("admission", "soon", "never"),))
+    assert finish().result.why == TermsDiffer((("admission", "soon", "never"), ("needs_majority", "no", "yes")))
 
 
 def test_an_agent_knows_its_own_joining_by_the_text_of_its_nonce() -> None:

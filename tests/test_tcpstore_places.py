@@ -306,6 +306,22 @@ def test_a_void_journal_leaves_no_note(stores: list[JobStore]) -> None:
     assert b.places.home == 1
 
 
+def test_an_agent_that_makes_way_corrects_the_note(stores: list[JobStore]) -> None:
+    """The agent that has founded the old journal again may have died before it did this."""
+    _, b, c = at_work(stores, "a", "b", "c")
+    with hosted() as (_, port):
+        host = Agent("a", stores, founds=True)
+        for agent in (host, b, c):
+            agent.places._endpoints = [(HOST, port), agent.places._endpoints[1]]
+        stubborn(host.read)
+        note = stores[1].client.get(stores[1].key("header"))
+        reconnect(b, c)
+        at_once(b.read, c.read)
+        stores[1].client.set(stores[1].key("header"), note)
+        stubborn(host.read)
+        assert stores[1].client.get(stores[1].key("header")) != note
+
+
 def test_a_minority_makes_no_journal_void(stores: list[JobStore]) -> None:
     """It cannot found the old journal again. Then neither journal goes on, and all nodes wait in vain."""
     (b,) = at_work(stores, "b")

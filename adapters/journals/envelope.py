@@ -265,7 +265,9 @@ class Envelope:
             raise Refused(Refusal.OTHER_JOB, f"the place of {what} holds the journal of job {header.get('job')}")
         if header.get("elsewhere"):
             raise Refused(
-                Refusal.SETUP, f"{what} begins at another endpoint: give all nodes the same --rdzv-endpoint=HOST,HOST"
+                Refusal.SETUP,
+                f"{what} begins at another endpoint: give all nodes the same --rdzv-endpoint=HOST,HOST, with the "
+                "addresses of two different hosts",
             )
         if self._key.checked(record, "header") is None:
             if not is_signed:

@@ -103,6 +103,8 @@ def _differences(agent: Agent) -> tuple[tuple[str, str, str], ...]:
 
 def _text(value: object) -> str:
     """A term as the user writes it: `soon`, not `Admission.SOON`."""
+    if isinstance(value, bool):
+        return "yes" if value else "no"
     return str(value.value if isinstance(value, Enum) else value)
 
 

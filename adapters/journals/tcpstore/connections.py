@@ -27,6 +27,7 @@ from reknit.adapters.journals.tcpstore.places import Places
 from reknit.adapters.journals.tcpstore.rebirth import Election, Memory, await_majority, base_of, found_again
 from reknit.adapters.journals.tcpstore.young import has_sealed, is_void_now
 from reknit.adapters.ports import Refused, Unavailable
+from reknit.core.job.entries import Entry
 from reknit.core.job.job import Job
 from reknit.core.job.reasons import Refusal
 
@@ -36,11 +37,9 @@ _OFFERED_S = 6.0
 """How much longer such a host waits if an agent has offered to found the journal again by then. That agent may wait for
 others, one after another, and its way to the store may be long. Seconds."""
 _OFFERED_AGAIN_S = 25.0
-"""The same with two endpoints. An agent that finds no majority waits for it at each endpoint (`rebirth`), and is back
-after this time at most. Seconds."""
+"""The same with two endpoints. An agent that finds no majority at either is back after this time at most. Seconds."""
 _VOID_S, _POLL_S = 1.0, 0.05
-"""How long an agent that has read a void journal waits for another one, before it says that there is none yet, and the
-pause between two looks. Seconds."""
+"""How long an agent that has read a void journal waits for another one, and the pause between two looks. Seconds."""
 
 
 class Connections:
@@ -72,6 +71,8 @@ class Connections:
         self._reads_only = reads_only
         self._owner = envelope.job.encode(errors="surrogatepass")
         self._greeting = threading.Lock()
+        self._saying = threading.Lock()
+        """Held while it is noted what this agent says in which life."""
         self._course: Course | None = None
         self._memory: Memory | None = None
         self._void = b""
@@ -103,9 +104,15 @@ class Connections:
         self._lines.check_open()
         return self._opened(role) if self.places is None else self._moved(role, self.places)
 
-    def is_current(self, course: Course) -> bool:
-        """Whether the agent is still in this life of the journal."""
-        return self._course is course
+    def may_say(self, entry: Entry, course: Course) -> bool:
+        """Whether this agent still wants to say this. Raises `Unavailable` if it has come to another life of the
+        journal than that of `course` meanwhile: what is appended there would count in the life before."""
+        if self.places is None:
+            return True
+        with self._saying:
+            if self._course is not course:
+                raise Unavailable(f"{self.where}: the journal has begun another life")
+            return self.places.may_say(entry)
 
     def _moved(self, role: str, places: Places) -> tuple[Client, Course]:
         """A connection to the endpoint at which the journal is."""
@@ -170,13 +177,11 @@ class Connections:
             owner, header = self._founded(client) if self._founds else self._awaited(client)
             self._check_owner(owner)
             if not header:
-                why = (
-                    f"waited {self._lines.timeout_s:g} s for its host to begin the journal of job {self._envelope.job}"
-                )
-                hint = "if no agent hosts this store, give --rdzv-conf=is_host=false"
+                job, hint = self._envelope.job, "if no agent hosts this store, give --rdzv-conf=is_host=false"
                 if self.places is not None:
                     hint = "it begins when the hosts of both endpoints are there"
-                raise Unavailable(f"{self.where}: {why} ({hint})")
+                why = f"waited {self._lines.timeout_s:g} s for its host to begin the journal of job {job} ({hint})"
+                raise Unavailable(f"{self.where}: {why}")
         return self._entered(client, header)
 
     def _check_owner(self, owner: bytes) -> None:
@@ -349,15 +354,18 @@ class Connections:
         if course is not None and course.header == header:
             return course
         life = self._envelope.admit(header)
+        if self._void and self.places is not None:
+            # The agent that has founded the journal again may have died before it did this.
+            self.places.note_again(self.keys, self._envelope, self._void, header)
+            self._void = b""
         if course is not None and course.life.name == life.name:
             return course
         memory, places = self._memory, self.places
-        base = None
-        if places is not None and course is not None:
-            _, base = base_of(client, self.keys.of(life.name), self._envelope)
-        # From now on the writer of this agent says nothing in the life before (`is_current`).
+        keys, is_moving = self.keys.of(life.name), places is not None and course is not None
+        base = base_of(client, keys, self._envelope)[1] if is_moving else None
         starts_over = self._starts_over or (course is not None and course.starts_over)
-        self._course = entered = Course(self.keys, life, header, starts_over=starts_over)
+        with self._saying:  # from now on the writer of this agent says nothing in the life before
+            self._course = entered = Course(self.keys, life, header, starts_over=starts_over)
         self._starts_over = False
         if places is not None and course is not None and base is not None:
             entered.has_other_base = True

@@ -31,7 +31,7 @@ from reknit.adapters.journals.tcpstore.lines import TIMEOUT_S
 from reknit.adapters.journals.tcpstore.places import Places
 from reknit.adapters.journals.tcpstore.rebirth import LARGEST, first_fold
 from reknit.adapters.journals.tcpstore.young import is_veto, judged
-from reknit.adapters.ports import Batch, Refused, Unavailable
+from reknit.adapters.ports import Batch, Refused
 from reknit.core.job.entries import Entry, Filler, Node
 from reknit.core.job.job import Job
 from reknit.core.job.reasons import Refusal
@@ -118,7 +118,7 @@ class TCPStoreJournal:
 
     def _append(self, token: str, entry: Entry) -> None:
         client, course = self._changing("writer")
-        if not self._may_say(entry, course):
+        if not self._connections.may_say(entry, course):
             return
         while True:
             if course.taken is None or course.taken[0] != token:
@@ -131,14 +131,6 @@ class TCPStoreJournal:
                 return
             took_s = time.monotonic() - began
             self._say_pace(client, max(took_s, 2 * _SLOW_S, 2e-3 * self._connections.pace_ms))
-
-    def _may_say(self, entry: Entry, course: Course) -> bool:
-        if self._places is None:
-            return True
-        is_wanted = self._places.may_say(entry)
-        if not self._connections.is_current(course):
-            raise Unavailable(f"{self._connections.where}: the journal has begun another life")
-        return is_wanted
 
     def _taken(self, client: Client, course: Course, token: str, entry: Entry) -> tuple[str, int, bytes]:
         self._say_pace(client, client.round_trip_s)
