@@ -216,6 +216,8 @@ def may_say(world: World, proc: Proc, entry: Entry) -> None:
     in_time = at is None or proc.felt(world.now - at) >= resay_s - SLACK
     # One that comes back and is not heard wants nothing said meanwhile, and forgets that it has.
     in_time = in_time or (isinstance(entry, Joined) and proc.agent.is_renewed and proc.was_cut)
+    # So does a host whose goodbye has not landed, and that serves others after the job has closed.
+    in_time = in_time or (isinstance(entry, Left) and proc.spec.hosts_journal and proc.learned_at is not None)
     demand(in_time, "L3", f"{proc.name} says {entry} again too soon")
     proc.said[said] = world.now
     if isinstance(entry, Joined):

@@ -39,6 +39,8 @@ def host_ends(world: World, proc: Proc) -> None:
             continue
         if proc.agent.epoch != other.agent.epoch or world.jobs[-1].is_gone(other.agent.me):
             continue
+        if proc.was_suspended and not proc.agent.job.is_live(other.agent.me):
+            continue  # who came while it was suspended, it has not read yet
         demand(other.agent.outcome is not None, "host", f"{proc.name} takes the journal away from {other.name}")
 
 
