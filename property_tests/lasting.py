@@ -106,11 +106,9 @@ def _patient(world: World) -> str | None:
     for proc in world.procs:
         if proc.agent.end is not None:
             continue  # it has no part in the job, and stays only because it hosts the store of others (rule 12)
-        is_cut_off = proc.host in world.deaf | world.blind | world.stale or (
-            proc.host in world.mute and proc.agent.unread
-        )
-        # The host of the journal whose own part is over serves the others, whatever it can reach itself.
-        is_over = proc.agent.end is not None and proc.spec.hosts_journal
-        if is_cut_off and proc.up and not (proc.suspended or is_over or proc.host in world.hung):
+        # Stalls make gaps in the beats. After each gap it is a new incarnation, and its wait for entries begins anew.
+        is_waiting = proc.agent.unread and not (world.stalls and proc.agent.is_renewed)
+        is_cut_off = proc.host in world.deaf | world.blind | world.stale or (proc.host in world.mute and is_waiting)
+        if is_cut_off and proc.up and not (proc.suspended or proc.host in world.hung):
             return proc.name
     return None
