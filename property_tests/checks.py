@@ -247,18 +247,20 @@ def may_say(world: World, proc: Proc, entry: Entry) -> None:
         stuck = group is not None and group.is_stuck and entry.stuck
         demand(not _alive(group) or stuck, "S2", f"{proc.name} says Left with workers alive")
         told = proc.agent.leaving is not None and proc.agent.outcome is None and job.is_live(entry.node)
-        demand(
-            not told or (entry.node, Leaving(entry.node)) in proc.said, "order", f"{proc.name} says Left before Leaving"
-        )
+        has_told = (entry.node, Leaving(entry.node)) in proc.said
+        demand(not told or has_told, "order", f"{proc.name} says Left before Leaving")
     elif isinstance(entry, Lost):
         quiet = proc.felt(proc.quiet.get(entry.node, 1e9))
         terms = proc.spec.terms
         demand(entry.node != proc.agent.me, "silence", f"{proc.name} accuses itself")
         demand(job.is_live(entry.by) and job.is_live(entry.node), "silence", f"{entry} is by or about the gone")
         limit = terms.silence_s - SOONER_S
-        # An agent that was started again has beaten under the old incarnation, and takes another one soon.
-        before = proc.agent.pulse.heard.get(entry.node)
-        is_set_back = before is not None and proc.counts.get(entry.node, 0) < before.count
+        # An agent that was started again has beaten under the old incarnation, and takes another one soon. Its first
+        # counts are not greater than those of the agent before, so they are no news.
+        before, count = proc.agent.pulse.heard.get(entry.node), proc.counts.get(entry.node, 0)
+        beater = world.beaten_by.get(entry.node)
+        is_other = beater is not None and world.now - beater.started_at < limit
+        is_set_back = before is not None and (count < before.count or (count == before.count and is_other))
         demand(quiet >= limit or is_set_back, "silence", f"{proc.name} accuses {entry.node}, silent for {quiet:.2f} s")
         demand(
             not _is_returning(world, proc, entry.node),
