@@ -279,7 +279,7 @@ class Oracle:
             self.seats += [j.node.id for j in new]
         else:
             self.seats = _by_hint(new)
-            self.first_size = len(new)
+            self.first_size = self.first_size or len(new)  # all seats may have been forgotten since the first round
         chosen.sort(key=lambda j: self.seats.index(j.node.id))
         self.members, self.done, self.phase = {j.node for j in chosen}, set(), "running"
         self.farewells = set()
