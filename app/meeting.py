@@ -88,11 +88,11 @@ def _check_second(parsed: Parsed, conf: _Conf, terms: Terms) -> None:
             f"{parsed.spelled('fence-after')}: a fence cannot be kept with two endpoints: give one of the two options"
         )
     from reknit.adapters.journals.tcpstore.lines import TIMEOUT_S
-    from reknit.adapters.journals.tcpstore.places import away_s
+    from reknit.adapters.journals.tcpstore.places import elsewhere_s
 
-    needed_s = away_s(TIMEOUT_S, terms.silence_s)
+    needed_s = elsewhere_s(TIMEOUT_S, terms.silence_s)
     if parsed["store-timeout"] <= needed_s:
-        what = f"more than {needed_s:g} s expected: agents go to the second endpoint after that time"
+        what = f"more than {needed_s:g} s expected: agents may need that time to reach the second endpoint"
         raise UsageError(f"{parsed.spelled('store-timeout')}: {what}")
     if "is_host" in conf.values:
         raise UsageError(f"{conf.spelled('is_host')}: this cannot be given with two endpoints: leave it out")

@@ -91,7 +91,7 @@ def wire_several(settings: Settings, meeting: Meeting, world: World, nonce: str)
             if hosted == 0:
                 lock.note(_HOSTS)
             notes += _complaints(meeting, settings.run_id)
-            places = _places(meeting, hosted, world.say)
+            places = _places(meeting, hosted, world.say, settings.terms.silence_s)
             journal = open_journal(
                 meeting,
                 settings.run_id,
@@ -152,12 +152,12 @@ def _hosted(meeting: Meeting, env: Mapping[str, str]) -> tuple[Host | None, int 
     return None, None
 
 
-def _places(meeting: Meeting, hosted: int | None, say: Callable[[str], None]) -> Places | None:
+def _places(meeting: Meeting, hosted: int | None, say: Callable[[str], None], silence_s: float) -> Places | None:
     if not meeting.has_second:
         return None
     from reknit.adapters.journals.tcpstore.places import Places
 
-    return Places(meeting.endpoints, hosted, partial(_tell_of_move, say))
+    return Places(meeting.endpoints, hosted, partial(_tell_of_move, say), silence_s, exclusive=True)
 
 
 def _tell_of_move(say: Callable[[str], None], where: str) -> None:

@@ -11,7 +11,7 @@ from typing import TypeVar
 import pytest
 
 from reknit.adapters.journals.envelope import Envelope
-from reknit.adapters.journals.tcpstore import connections as connections_module
+from reknit.adapters.journals.tcpstore import beginning as beginning_module
 from reknit.adapters.journals.tcpstore import rebirth as rebirth_module
 from reknit.adapters.journals.tcpstore import young as young_module
 from reknit.adapters.journals.tcpstore.client import Client
@@ -133,7 +133,7 @@ def test_a_host_that_has_lost_its_store_does_not_wait_for_ever(
     store: JobStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """All the others may have died with it."""
-    monkeypatch.setattr(connections_module, "_ELDERS_S", 0.05)
+    monkeypatch.setattr(beginning_module, "_ELDERS_S", 0.05)
     assert store.journal(has_elders=True).read(0, 0.0) == Batch(0)
 
 
@@ -174,7 +174,7 @@ def test_a_host_that_has_lost_its_store_waits_longer_for_those_who_have_offered(
     lost: Lost, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Several agents are dead, so the only one that remembers waits for them, and its way is long."""
-    monkeypatch.setattr(connections_module, "_ELDERS_S", 0.3)
+    monkeypatch.setattr(beginning_module, "_ELDERS_S", 0.3)
     monkeypatch.setattr(rebirth_module, "_ONE_MISSING_S", 1.0)
     store, (_, guest) = lost()
     host = store.journal(has_elders=True)
@@ -291,7 +291,7 @@ def test_who_comes_to_a_journal_that_makes_way_waits_for_the_other_one(
     lost: Lost, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The agents that remember have made it void, and have not founded theirs yet."""
-    monkeypatch.setattr(connections_module, "_VOID_S", 0.05)
+    monkeypatch.setattr(beginning_module, "_VOID_S", 0.05)
     store, (elder, _) = lost(entries=SEALED)
     host = store.journal()
     say(host, opened("new", "a"))

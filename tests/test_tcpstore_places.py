@@ -10,7 +10,7 @@ from functools import partial
 import pytest
 from attrs import evolve
 
-from reknit.adapters.journals.tcpstore import connections as connections_module
+from reknit.adapters.journals.tcpstore import beginning as beginning_module
 from reknit.adapters.journals.tcpstore import places as places_module
 from reknit.adapters.journals.tcpstore import rebirth as rebirth_module
 from reknit.adapters.journals.tcpstore.journal import TCPStoreJournal
@@ -111,14 +111,14 @@ def is_in_vain(call: Callable[[], object], why: str) -> None:
 @pytest.fixture(autouse=True)
 def no_long_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     """In these tests everybody who remembers a journal is there at once."""
-    monkeypatch.setattr(connections_module, "_OFFERED_AGAIN_S", 0.3)
-    monkeypatch.setattr(connections_module, "_ELDERS_S", 0.3)
+    monkeypatch.setattr(Places, "elders_s", lambda places, timeout_s: 0.3)
+    monkeypatch.setattr(beginning_module, "_ELDERS_S", 0.3)
 
 
 @pytest.fixture
 def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
     """Agents do not stay long where they find no majority."""
-    monkeypatch.setattr(rebirth_module, "_STAY_S", 0.1)
+    monkeypatch.setattr(rebirth_module, "_STAY_S", (0.1, 0.1))
     monkeypatch.setattr(places_module, "_PAUSE_S", 0.0)
 
 
@@ -141,7 +141,7 @@ def test_less_than_a_majority_does_not(stores: list[JobStore], hasty: None) -> N
     cut_off(b)
     for _ in range(2):
         is_in_vain(b.read, "1 of the 3 nodes of the last round can go on from here, and more than half are needed")
-    assert stores[1].client.get(stores[1].key("offer/b")) == b"", "an agent that has gone elsewhere does not count"
+    assert stores[1].client.get(stores[1].key("vote/b")) == b"", "an agent that has gone elsewhere does not count"
     assert stores[1].client.get(stores[1].key("best")) == b""
 
 
@@ -230,7 +230,7 @@ def test_a_host_begins_nothing_while_the_second_endpoint_does_not_answer(stores:
     host = Agent("a", stores, founds=True)
     second = host.places._endpoints[1]
     host.places._endpoints = [host.places._endpoints[0], (HOST, free_port())]
-    is_in_vain(host.read, "no store answers at .*: the job begins when the hosts of both endpoints are there")
+    is_in_vain(host.read, "no store answers at the second endpoint .*: this host waits for it")
     assert stores[0].client.get(stores[0].key("header")) == b""
     host.places._endpoints = [host.places._endpoints[0], second]
     assert stubborn(host.read) == Batch(0)

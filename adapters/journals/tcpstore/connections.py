@@ -15,10 +15,10 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Sequence
 
 from reknit.adapters.journals.envelope import Envelope, number
+from reknit.adapters.journals.tcpstore.beginning import Beginning, makes_way
 from reknit.adapters.journals.tcpstore.client import Client
 from reknit.adapters.journals.tcpstore.course import Course
 from reknit.adapters.journals.tcpstore.keys import OWNER, Keys
@@ -28,18 +28,8 @@ from reknit.adapters.journals.tcpstore.rebirth import Election, Memory, await_ma
 from reknit.adapters.journals.tcpstore.young import has_sealed, is_void_now
 from reknit.adapters.ports import Refused, Unavailable
 from reknit.core.job.entries import Entry
-from reknit.core.job.job import Job
+from reknit.core.job.job import Job, Running
 from reknit.core.job.reasons import Refusal
-
-_ELDERS_S = 3.0
-"""How long a host that has lost its store waits for agents that remember the journal. They try again every second."""
-_OFFERED_S = 6.0
-"""How much longer such a host waits if an agent has offered to found the journal again by then. That agent may wait for
-others, one after another, and its way to the store may be long. Seconds."""
-_OFFERED_AGAIN_S = 25.0
-"""The same with two endpoints. An agent that finds no majority at either is back after this time at most. Seconds."""
-_VOID_S, _POLL_S = 1.0, 0.05
-"""How long an agent that has read a void journal waits for another one, and the pause between two looks. Seconds."""
 
 
 class Connections:
@@ -67,16 +57,17 @@ class Connections:
         self._envelope = envelope
         self._exclusive = exclusive
         self._founds = founds
-        self._has_elders = has_elders
+        self._beginning = Beginning(
+            self._lines, self.keys, envelope, places, exclusive=exclusive, has_elders=has_elders
+        )
         self._reads_only = reads_only
-        self._owner = envelope.job.encode(errors="surrogatepass")
         self._greeting = threading.Lock()
         self._saying = threading.Lock()
         """Held while it is noted what this agent says in which life."""
         self._course: Course | None = None
         self._memory: Memory | None = None
-        self._void = b""
-        """The header of a journal that has made way for another one. Empty: this agent has read none."""
+        self._has_folded = False
+        """The agent has folded something of the journal, though perhaps without a digest."""
         self._starts_over = False
 
     @property
@@ -86,7 +77,7 @@ class Connections:
 
     def remember(self, position: int, job: Job) -> None:
         """The agent has folded everything before `position`."""
-        course = self._course
+        course, self._has_folded = self._course, True
         if course is not None:
             course.taken_in()
         digest = course.prefix.at(position) if course is not None and course.prefix is not None else ""
@@ -174,8 +165,8 @@ class Connections:
             if self._envelope.is_foreign(header):
                 header = self._at_another(client, self._course, header)
         if self._course is None:
-            owner, header = self._founded(client) if self._founds else self._awaited(client)
-            self._check_owner(owner)
+            owner, header = self._beginning.begun(client) if self._founds else self._beginning.awaited(client)
+            self._beginning.check_owner(owner)
             if not header:
                 job, hint = self._envelope.job, "if no agent hosts this store, give --rdzv-conf=is_host=false"
                 if self.places is not None:
@@ -183,64 +174,6 @@ class Connections:
                 why = f"waited {self._lines.timeout_s:g} s for its host to begin the journal of job {job} ({hint})"
                 raise Unavailable(f"{self.where}: {why}")
         return self._entered(client, header)
-
-    def _check_owner(self, owner: bytes) -> None:
-        if self._exclusive and owner not in (b"", self._owner):
-            job = owner.decode(errors="replace")
-            raise Refused(
-                Refusal.OTHER_JOB, f"{self.where} serves job {job}, not {self._envelope.job}; choose another endpoint"
-            )
-
-    def _founded(self, client: Client) -> tuple[bytes, bytes]:
-        """Owner and header. This agent writes them if they are missing. It writes no header into the store of another
-        job."""
-        owner, header, offers, _ = client.greeting
-        if header and header == self._void:
-            header = self._replaced(client)
-        if self._exclusive:
-            owner = owner or client.compare_set(OWNER, b"", self._owner)
-            if owner != self._owner:
-                return owner, b""
-        has_note = not header and self.places is not None and self.places.is_reserved(self.keys, self._envelope)
-        if not header and (self._has_elders or offers or has_note):
-            is_there = client.wait([self.keys.header], _ELDERS_S)
-            if self.places is not None:
-                self._wait_for_elders(client, is_there=is_there)
-            elif not is_there and client.get(self.keys.offers):
-                client.wait([self.keys.header], _OFFERED_S)
-        return owner, header or self._begun_here(client)
-
-    def _wait_for_elders(self, client: Client, *, is_there: bool) -> None:
-        """At one of two endpoints: raises `Unavailable` while agents live that remember the journal."""
-        count, give_up_at = client.get(self.keys.offers), time.monotonic() + _OFFERED_AGAIN_S
-        while not is_there and time.monotonic() < give_up_at:
-            is_there = client.wait([self.keys.header], _POLL_S)
-            if client.get(self.keys.offers) != count:
-                raise Unavailable(f"{self.where}: other agents remember the journal, and wait for more of them")
-
-    def _begun_here(self, client: Client) -> bytes:
-        header = self._envelope.header()
-        if self.places is None:
-            return client.compare_set(self.keys.header, b"", header)
-        self.places.reserve(self.keys, self._envelope, header)
-        found = client.compare_set(self.keys.header, b"", header)
-        if found != header:
-            self.places.note_again(self.keys, self._envelope, header, found)
-        return found
-
-    def _awaited(self, client: Client) -> tuple[bytes, bytes]:
-        """Owner and header, which another agent writes. They are empty if it has not written them in time."""
-        owner, header, _, _ = client.greeting
-        if header and header == self._void:
-            header = self._replaced(client)
-        is_begun = header and (owner or not self._exclusive)
-        if is_begun or (self._exclusive and owner not in (b"", self._owner)):
-            return owner, header
-        # The host appends its first entry at once. This agent waits for that entry as well, which saves an empty read.
-        keys = [self.keys.header, self.keys.of("").slot(0)]
-        client.wait([OWNER, *keys] if self._exclusive else keys, self._lines.timeout_s)
-        owner, header = client.multi_get([OWNER, self.keys.header])
-        return owner, header
 
     # ---- a store that was lost ----
 
@@ -258,7 +191,7 @@ class Connections:
         """The header, after the store has lost everything. Empty: this agent cannot found the journal again. `void`: a
         header that makes way."""
         if self._exclusive:
-            self._check_owner(client.compare_set(OWNER, b"", self._owner))
+            self._beginning.claim(client)
         memory = self._memory
         if self.places is not None and (
             course.starts_over or self.places.is_silent if memory is None else not memory.job.members
@@ -268,13 +201,13 @@ class Connections:
             self._start_over(client)
             raise Unavailable(f"{self.where}: the store has lost the journal")
         if memory is None:
-            if course.prefix is not None and not course.prefix.position:
-                self._start_over(client)  # this agent has read nothing
+            if self._has_read_nothing(course):
+                self._start_over(client)
             return b""
         return self._founded_from(client, course, memory, void)
 
-    def _election(self, course: Course, places: Places) -> Election:
-        return Election(places.joined, course.life.number + 1, self.where)
+    def _election(self, places: Places) -> Election:
+        return Election(places.joined, self.where)
 
     def _founded_from(self, client: Client, course: Course, memory: Memory, void: bytes) -> bytes:
         number = course.life.number + 1
@@ -282,16 +215,17 @@ class Connections:
             return found_again(client, self.keys, self._envelope, memory, void, number)
         if memory.job.outcome is not None:
             raise Unavailable(f"{self.where}: the store has lost the journal, and the job is over")
-        election = self._election(course, self.places)
+        election = self._election(self.places)
         header = found_again(client, self.keys, self._envelope, memory, void, number, election)
-        if void:
-            self.places.note_again(self.keys, self._envelope, void, header)
+        self.places.note_again(self.keys, self._envelope, header)
         return header
 
     def _at_another(self, client: Client, course: Course, header: bytes) -> bytes:
         """The header, after this agent has found that of another journal."""
         memory = self._memory
         if self._envelope.is_elsewhere(header):
+            if self.places is not None:
+                self.places.look_elsewhere()  # a majority may be in time to make that journal void
             raise Unavailable(f"{self.where}: another journal of job {self._envelope.job} begins elsewhere")
         if memory is not None and memory.job.outcome is not None:
             return header  # it is refused: the job is over, and the other journal may be a new run of it
@@ -300,13 +234,18 @@ class Connections:
                 if has_sealed(client, self.keys, header, self._envelope):
                     return header  # it is refused
                 # A minority could make the new journal void, and could not found the old one again.
-                await_majority(client, self.keys, self._envelope, memory, self._election(course, self.places))
+                await_majority(client, self.keys, self._envelope, memory, header, self._election(self.places))
             if not is_void_now(client, self.keys, header, self._envelope):
                 return header  # it is refused
             return self._founded_from(client, course, memory, header)
-        if memory is not None or (course.prefix is not None and not course.prefix.position):
+        if memory is not None or self._has_read_nothing(course):
             self._start_over(client)
         return header
+
+    def _has_read_nothing(self, course: Course) -> bool:
+        if self.places is not None:
+            return not self._has_folded  # a link may drop what was read
+        return course.prefix is not None and not course.prefix.position
 
     def _start_over(self, client: Client | None) -> None:
         """Take part in any journal, as if this agent had read nothing. It has no workers."""
@@ -322,42 +261,36 @@ class Connections:
         memory, places, course = self._memory, self.places, self._course
         if memory is None or places is None or course is None:
             return
-        if found := places.later(self.keys, self._envelope, memory.job, (course.life.number, course.life.name)):
+        if found := places.later(
+            self.keys, self._envelope, memory.job, (course.life.number, course.life.name), 1e-3 * self.pace_ms
+        ):
             with self._greeting:
-                places.begin_anew()
-                self._start_over(None)
+                if isinstance(memory.job.phase, Running):
+                    places.look_elsewhere()  # it may have workers, and goes there with what it has read
+                    self._lines.close_all_but(None)
+                else:
+                    places.begin_anew()
+                    self._start_over(None)
             raise Unavailable(f"the job goes on in a later journal at {places.name_of(found)}")
 
     def made_way(self, client: Client, course: Course) -> Unavailable:
         """The error for an agent that has read that this journal is void."""
         with self._greeting:
             if self._course is course:
-                self._void = course.header
+                self._beginning.void = course.header
                 self._start_over(client)
         client.close()
-        return Unavailable(f"{self.where}: {self._makes_way()}")
-
-    def _makes_way(self) -> str:
-        return f"the new journal of job {self._envelope.job} makes way for the one that other agents remember"
-
-    def _replaced(self, client: Client) -> bytes:
-        """The header of the journal that has taken the place of the void one."""
-        give_up_at = time.monotonic() + _VOID_S
-        while (header := client.get(self.keys.header)) == self._void:
-            if time.monotonic() >= give_up_at:
-                raise Unavailable(f"{self.where}: {self._makes_way()}")
-            time.sleep(_POLL_S)
-        return header
+        return Unavailable(f"{self.where}: {makes_way(self._envelope.job)}")
 
     def _entered(self, client: Client, header: bytes) -> Course:
         course = self._course
         if course is not None and course.header == header:
             return course
         life = self._envelope.admit(header)
-        if self._void and self.places is not None:
+        if self._beginning.void and self.places is not None:
             # The agent that has founded the journal again may have died before it did this.
-            self.places.note_again(self.keys, self._envelope, self._void, header)
-            self._void = b""
+            self.places.note_again(self.keys, self._envelope, header)
+            self._beginning.void = b""
         if course is not None and course.life.name == life.name:
             return course
         memory, places = self._memory, self.places

@@ -5,8 +5,9 @@
     /reknit/<job>/pace              the longest round trip of any writer, in milliseconds
     /reknit/<job>/offers            how often agents have offered to found a journal again
     /reknit/<job>/offers/<journal>  how often agents have offered to found this journal again
-    /reknit/<job>/offer/<nonce>     the offer of one agent, if the store may be at two endpoints
     /reknit/<job>/best              the best of these offers
+    /reknit/<job>/vote/<nonce>      for which offer an agent votes, if the store may be at two endpoints
+    /reknit/<job>/objection/<nonce> which journal an agent wants to make way, if the store may be at two endpoints
 
 The following keys exist once in each life of the journal (`envelope.Life`). In the first life, <life> is left out.
 
@@ -39,8 +40,11 @@ class Keys:
         self.offers = self.root + "offers"
         self.best = self.root + "best"
 
-    def offer(self, nonce: str) -> str:
-        return f"{self.root}offer/{nonce}"
+    def vote(self, nonce: str) -> str:
+        return f"{self.root}vote/{nonce}"
+
+    def objection(self, nonce: str) -> str:
+        return f"{self.root}objection/{nonce}"
 
     def offers_of(self, journal: str) -> str:
         return f"{self.offers}/{journal}"

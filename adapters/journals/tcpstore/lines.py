@@ -16,9 +16,9 @@ from reknit.adapters.ports import Unavailable
 
 TIMEOUT_S = 5.0
 """Usual upper bound on the wait for one answer of a store that is not far away. Seconds."""
-_FIRST = 2
+FIRST = 2
 """The first connection, and one after a connection that took too long, may take so many times `timeout_s`."""
-_ROUND_TRIPS = 4
+ROUND_TRIPS = 4
 """A call may take so many times as long as the answer to the greeting."""
 _AWAY_S = 1.0
 """Least bound on the connection to each of two endpoints, when the store could not be reached for long. Seconds."""
@@ -31,7 +31,7 @@ class Lines:
         self.address = host, port
         self.timeout_s = timeout_s
         self.clients: dict[str, Client] = {}
-        self._limit_s = _FIRST * timeout_s
+        self._limit_s = FIRST * timeout_s
         """How long the next connection may take. Any thread's connection shows how far away the store is."""
         self._is_closed = False
 
@@ -54,7 +54,7 @@ class Lines:
 
     def hurry(self, round_trip_s: float) -> None:
         """The next connection is one of several tries. `round_trip_s`: the longest of any agent."""
-        self._limit_s = max(_AWAY_S, _ROUND_TRIPS * round_trip_s)
+        self._limit_s = max(_AWAY_S, ROUND_TRIPS * round_trip_s)
 
     def connected(self, role: str, keys: Sequence[str]) -> Client:
         """A new client for this thread. `keys`: what the greeting asks for."""
@@ -63,9 +63,9 @@ class Lines:
             client = Client(*self.address, limit_s, keys, partial(self._begun, role))
         except Unavailable:
             is_late = time.monotonic() - began >= limit_s
-            self._limit_s = max(self._limit_s, _FIRST * self.timeout_s) if is_late else self.timeout_s
+            self._limit_s = max(self._limit_s, FIRST * self.timeout_s) if is_late else self.timeout_s
             raise
-        self._limit_s = max(self.timeout_s, _ROUND_TRIPS * client.round_trip_s)
+        self._limit_s = max(self.timeout_s, ROUND_TRIPS * client.round_trip_s)
         client.limit(self._limit_s)
         return client
 

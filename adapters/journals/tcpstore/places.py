@@ -19,14 +19,19 @@ from attrs import frozen
 
 from reknit.adapters.journals.envelope import Envelope
 from reknit.adapters.journals.tcpstore.client import Client, endpoint
-from reknit.adapters.journals.tcpstore.keys import Keys
-from reknit.adapters.ports import Unavailable
-from reknit.core.job.entries import Entry, Joined, Left, Opened
-from reknit.core.job.job import Gathering, Job
+from reknit.adapters.journals.tcpstore.keys import OWNER, Keys
+from reknit.adapters.journals.tcpstore.lines import FIRST, ROUND_TRIPS, TIMEOUT_S
+from reknit.adapters.journals.tcpstore.rebirth import LONGEST_STAY_S
+from reknit.adapters.ports import Refused, Unavailable
+from reknit.core.job.entries import Entry, Joined, Left, Opened, Terms
+from reknit.core.job.job import Gathering, Job, Running
 from reknit.core.job.majority import has_majority, is_over
+from reknit.core.job.reasons import Refusal
 
-_LOOK_S = 1.0
+LOOK_S = FIRST * TIMEOUT_S
 """How long an agent waits for the answer of an endpoint that may have the journal. Seconds."""
+_BRIEF_LOOK_S = 1.0
+"""The same for an agent that has more to do meanwhile, if no store of the job is far away. Seconds."""
 _PAUSE_S = 0.5
 """After both endpoints were tried in vain, no thread of the agent tries again for so long. Seconds."""
 _SILENCES = 2
@@ -42,6 +47,11 @@ def away_s(timeout_s: float, silence_s: float) -> float:
     return timeout_s + _SILENCES * silence_s
 
 
+def elsewhere_s(timeout_s: float, silence_s: float) -> float:
+    """After how many seconds at most the agent has asked there. The last call to the first endpoint may hang."""
+    return away_s(timeout_s, silence_s) + FIRST * timeout_s
+
+
 @frozen
 class Found:
     """What is at an endpoint."""
@@ -53,6 +63,8 @@ class Found:
     rank: tuple[int, str]
     """Which life of the journal it is: its number and its name. Later lives have higher numbers. The name decides
     between two lives that were founded from the same one. The number is -1 if there is none."""
+    owner: bytes = b""
+    """The job that the store serves. Empty: none yet."""
 
 
 class Places:
@@ -63,17 +75,23 @@ class Places:
         endpoints: Sequence[tuple[str, int]],
         hosted: int | None = None,
         on_move: Callable[[str], object] = lambda _: None,
+        silence_s: float = Terms().silence_s,
+        exclusive: bool = False,
     ) -> None:
         """`endpoints`: two. `hosted`: the one whose store this agent hosts, 0 or 1. None: it hosts none. `on_move`:
-        called with the endpoint when the journal was found at another one than before."""
+        called with the endpoint when the journal was found at another one than before. `silence_s`: of the terms of
+        this agent, in seconds. `exclusive`: each of the two stores serves one job only."""
         self.moving = threading.Lock()
         """Held while a connection is made."""
         self.home = 0
         self._endpoints = endpoints
         self._hosted = hosted
         self._on_move = on_move
+        self._silence_s = silence_s
+        self._exclusive = exclusive
         self._place = 0
         self._reached_at = time.monotonic()
+        self._looks_elsewhere = False
         self._failed_at, self._why = float("-inf"), ""
         self._strayed_at = float("inf")
         self._joined: Joined | None = None
@@ -152,6 +170,8 @@ class Places:
         """The endpoints that an agent tries that has read the journal. Without a sealed round there is no majority."""
         if job is None or not job.members or self._has_left:
             return (self.home,)
+        if self._looks_elsewhere:
+            return (1 - self.home, self.home)
         is_away = time.monotonic() - self._reached_at >= away_s(timeout_s, job.terms.silence_s)
         return (self.home, 1 - self.home) if is_away else (self.home,)
 
@@ -164,8 +184,17 @@ class Places:
         if self.home != self._place:
             self.home = self._place
             self._on_move(endpoint(*self._endpoints[self.home]))
-        self._failed_at = float("-inf")
+        self._failed_at, self._looks_elsewhere = float("-inf"), False
         self.reached()
+
+    def look_elsewhere(self) -> None:
+        """Try the other endpoint first, when the next connection is made."""
+        self._looks_elsewhere = True
+
+    def elders_s(self, timeout_s: float) -> float:
+        """How many seconds a host waits for agents that remember the journal: until they have been at both endpoints,
+        and had time to find a majority at the second one."""
+        return elsewhere_s(timeout_s, self._silence_s) + LONGEST_STAY_S
 
     def failed(self, why: str) -> Unavailable:
         self._failed_at, self._why = time.monotonic(), why
@@ -173,24 +202,28 @@ class Places:
 
     # ---- what is there ----
 
-    def latest(self, keys: Keys, envelope: Envelope) -> Found:
-        """The later of the journals at the two endpoints. The first endpoint if there is none."""
-        found = [self._looked(place, keys, envelope) or Found(place, b"", (-1, "")) for place in (0, 1)]
+    def latest(self, keys: Keys, envelope: Envelope, timeout_s: float = LOOK_S) -> Found:
+        """The later of the journals at the two endpoints. The first endpoint if there is none. `timeout_s`: how long
+        each endpoint may take to answer."""
+        found = [self._looked(place, keys, envelope, timeout_s) or Found(place, b"", (-1, "")) for place in (0, 1)]
         return max(found, key=lambda each: (each.rank, -each.place))
 
-    def later(self, keys: Keys, envelope: Envelope, job: Job, rank: tuple[int, str]) -> Found | None:
-        """A later journal than the one with this rank, if this agent waits for a majority in vain. None: there is none,
-        or it is not yet time to look again."""
+    def later(
+        self, keys: Keys, envelope: Envelope, job: Job, rank: tuple[int, str], round_trip_s: float
+    ) -> Found | None:
+        """A later journal than the one with this rank, if this agent waits for a majority in vain, or works without
+        one: the nodes that have succeeded may be lost, and then the round goes on. None: there is none, or it is not
+        yet time to look again."""
         joined, phase, now = self._joined, job.phase, time.monotonic()
         is_waiting = isinstance(phase, Gathering) and joined is not None and joined.node not in phase.expected
-        if not is_waiting or has_majority(job):
+        if not (is_waiting or isinstance(phase, Running)) or has_majority(job) or self._has_left:
             self._strayed_at = float("inf")
             return None
         self._strayed_at = min(self._strayed_at, now)
         if now - self._strayed_at < _STRAYED_S:
             return None
         self._strayed_at = now
-        found = self.latest(keys, envelope)
+        found = self.latest(keys, envelope, max(_BRIEF_LOOK_S, ROUND_TRIPS * round_trip_s))
         return found if found.rank > rank else None
 
     def name_of(self, found: Found) -> str:
@@ -204,41 +237,58 @@ class Places:
     def reserve(self, keys: Keys, envelope: Envelope, header: bytes) -> None:
         """Write at the second endpoint that a new journal with this header begins at the first one. Raises
         `Unavailable` if no new journal may begin, and `Refused`."""
-        if not self._noted(keys, self._second(keys, envelope), envelope.elsewhere(header)):
+        before, note = self._second(keys, envelope), envelope.elsewhere(header)
+        owner, found = self._noted(keys, before, note, envelope.job)
+        self._check_owner(owner, envelope.job)
+        if found != note:
             raise self.failed(f"another agent was faster at {endpoint(*self._endpoints[1])}")
 
-    def note_again(self, keys: Keys, envelope: Envelope, void: bytes, header: bytes) -> None:
-        """The journal with the header `void` has made way for another one. If there is a note of it, the note names the
-        other one from now on. Otherwise nobody could go to the second endpoint any more."""
+    def note_again(self, keys: Keys, envelope: Envelope, header: bytes) -> None:
+        """The journal with this header has been founded at the first endpoint, or another one has made way for it. A
+        note of another journal names this one from now on. Otherwise nobody could go to the second endpoint any
+        more."""
         try:
-            self._noted(keys, envelope.elsewhere(void), envelope.elsewhere(header))
+            found = self._looked(1, keys, envelope, _BRIEF_LOOK_S)
+            if self._place == 0 and found is not None and found.header and envelope.is_elsewhere(found.header):
+                self._noted(keys, found.header, envelope.elsewhere(header), envelope.job)
         except Unavailable:
             pass  # the store at the second endpoint is lost, and the note with it
 
-    def _noted(self, keys: Keys, before: bytes, note: bytes) -> bool:
-        client = Client(*self._endpoints[1], _LOOK_S)
+    def _noted(self, keys: Keys, before: bytes, note: bytes, job: str) -> tuple[bytes, bytes]:
+        """Put the note in the place of `before`. Returns the owner of the store, and what stands there now."""
+        client, name = Client(*self._endpoints[1], LOOK_S), job.encode(errors="surrogatepass")
         try:
-            return client.compare_set(keys.header, before, note) == note
+            owner = client.compare_set(OWNER, b"", name) if self._exclusive else name
+            return owner, client.compare_set(keys.header, before, note) if owner == name else b""
         finally:
             client.close()
 
+    def _check_owner(self, owner: bytes, job: str) -> None:
+        if self._exclusive and owner not in (b"", job.encode(errors="surrogatepass")):
+            where, other = endpoint(*self._endpoints[1]), owner.decode(errors="replace")
+            raise Refused(Refusal.OTHER_JOB, f"{where} serves job {other}, not {job}; choose another endpoint")
+
     def _second(self, keys: Keys, envelope: Envelope) -> bytes:
         """What stands in the place of the header at the second endpoint: a note, or nothing."""
-        found, where = self._looked(1, keys, envelope), endpoint(*self._endpoints[1])
+        found, where = self._looked(1, keys, envelope, LOOK_S), endpoint(*self._endpoints[1])
         if found is None:
-            raise self.failed(f"no store answers at {where}: the job begins when the hosts of both endpoints are there")
+            raise self.failed(
+                f"no store answers at the second endpoint {where}: this host waits for it, because a job begins only "
+                "when both are there, and may have begun there before"
+            )
+        self._check_owner(found.owner, envelope.job)
         if found.rank[0] >= 0:
             raise self.failed(f"the job goes on at {where}")
         if found.header and not envelope.is_elsewhere(found.header):
             envelope.another().admit(found.header)  # it is refused
         return found.header
 
-    def _looked(self, place: int, keys: Keys, envelope: Envelope) -> Found | None:
+    def _looked(self, place: int, keys: Keys, envelope: Envelope, timeout_s: float) -> Found | None:
         """None: the endpoint does not answer."""
         try:
-            client = Client(*self._endpoints[place], _LOOK_S, (keys.header,))
+            client = Client(*self._endpoints[place], timeout_s, (OWNER, keys.header))
         except Unavailable:
             return None
         client.close()
-        (header,) = client.greeting
-        return Found(place, header, envelope.rank_of(header))
+        owner, header = client.greeting
+        return Found(place, header, envelope.rank_of(header), owner)

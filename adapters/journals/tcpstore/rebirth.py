@@ -5,31 +5,37 @@ the whole fold.
 
 1. Each agent that finds no header offers what it has: its position, and the digest of all records before it. An agent
    that finds a young journal offers in the same way when it has made that journal void (`young`). The key `best` holds
-   the best offer: the highest position, and among equals the smallest name.
+   the best offer: the latest life, in it the highest position, and among equals the smallest name.
 2. The agent with the best offer waits for the others: until as many agents have offered as nodes are live, or for
    `_OFFERS_S`. If one is missing, it is probably the host, and the wait is short. Only offers of the same journal are
    counted.
 3. Then this agent writes its fold and the position into the keys of a new life, which nobody else writes to. At last it
    writes the header, with `compare_set`. The header names the journal, the life, the position and the digest.
-4. If the agent with the best offer dies, another agent puts its own offer in its place. Then it waits again, because a
-   third agent may have a better offer, which the dead one has hidden.
+4. The agent with the best offer renews it every second. An offer that stands still is that of a dead agent, and another
+   agent puts its own in its place. Then it waits again, because a third agent may have a better offer, which the dead
+   one has hidden.
 5. Whoever writes the header first has decided: it puts the header where there was none, or in the place of the void
    one. Every agent checks the header against what it has read itself.
 6. Agents may remember different journals: a store may be lost while a young journal is in it. Then an offer of a
    journal in which workers run is better than any other.
-7. If the store may be at two endpoints, each agent also offers the last `Joined` that it has said. The agent with the
-   best offer waits for a majority of the agents that can go on from its fold (rule 17). An agent that waits in vain for
-   `_STAY_S` takes its offers back, and looks at the other endpoint.
+7. If the store may be at two endpoints, each agent also votes for the best offer, with the last `Joined` that it has
+   said. The agent with the best offer waits for the votes of a majority that can go on from its fold (rule 17). Only
+   votes for this very offer count, so the vote of an agent that has died counts for no later one. An agent that waits
+   in vain takes its offer and its vote back, and looks at the other endpoint. How long it waits is drawn by lot.
+   Otherwise two agents that are never at the same endpoint together would stay so for ever.
 """
 
 from __future__ import annotations
 
 import os
 import time
+from collections.abc import Callable
+from math import inf
+from random import uniform
 
 from attrs import frozen
 
-from reknit.adapters.journals.envelope import Envelope, Life
+from reknit.adapters.journals.envelope import Envelope, Life, chained
 from reknit.adapters.journals.tcpstore.client import Client
 from reknit.adapters.journals.tcpstore.keys import Keys, LifeKeys
 from reknit.adapters.ports import Unavailable
@@ -39,13 +45,17 @@ from reknit.core.job.majority import agreeing, is_majority, is_over
 from reknit.core.job.moving import moved
 from reknit.core.text.codec import CodecError, decode, encode
 
+LONGEST_STAY_S = 10.0
 _OFFERS_S = 1.5
 """How long the agent with the best offer waits for others. An agent that lost its store tries again every second."""
 _ONE_MISSING_S = 0.3
-_STAY_S = 7.0
-"""How long an agent waits at one of two endpoints for a majority. Meanwhile it can take the place of a dead agent with
-a better offer, and wait for others. Seconds."""
+_RENEW_S = 1.0
+"""How often the best offer is renewed. One that stands still for `2 * _OFFERS_S` is that of a dead agent."""
+_STAY_S = (5.0, LONGEST_STAY_S)
+"""How long an agent waits at one of two endpoints for a majority, at least and at most. Meanwhile it can take the place
+of a dead agent with a better offer, and wait for others. Seconds."""
 _POLL_S = 0.05
+_KeyOf = Callable[[str], str]
 LARGEST = 4 << 20
 """Upper bound on a value in the store, in bytes. torch's server closes the connection at a value of 8 MiB. A larger
 fold is published only where a life of the journal begins, in several values."""
@@ -67,8 +77,6 @@ class Election:
 
     joined: Joined | None
     """The last `Joined` that the agent has said. None: it has said none."""
-    number: int
-    """Of the life that is to be founded. Offers for another one do not count: they are old."""
     where: str
     """The endpoint, for messages."""
 
@@ -89,45 +97,127 @@ def found_again(
     `election`: the store may be at two endpoints, so a majority is needed. None: there is one endpoint.
 
     Raises `Unavailable` if there is no majority."""
-    life = Life(os.urandom(8).hex(), memory.position, memory.digest, number)
-    offer = _offer(envelope, life, memory.job)
-    entered = began = time.monotonic()
-    least_s = 0.0
-    best = _offered(client, keys, envelope, offer)
-    _vote(client, keys, envelope, election)
-    client.add(keys.offers, 1)
-    offered = keys.offers_of(envelope.journal)
-    offers = client.add(offered, 1)  # only now: whoever counts this offer must find it
+    candidate = _Candidate(client, keys, envelope, memory, number, election)
+    give_up_at = inf if election is None else time.monotonic() + uniform(*_STAY_S)
+    candidate.come()
     while not (header := _awaited(client, keys, void)):
-        waited_s = time.monotonic() - began - client.round_trip_s
-        if best == offer and waited_s >= least_s:
-            count = _counted(client, keys, envelope, memory.job, offers, election)
-            if count.is_enough(waited_s):
-                return _founded(client, keys, envelope, memory, life, void)
-        if election is not None and time.monotonic() - entered >= _STAY_S:
-            count = _counted(client, keys, envelope, memory.job, offers, election)
-            client.compare_set(keys.best, offer, b"")
-            _withdraw(client, keys, election)
-            raise _too_few(election, count)
-        if best != offer and waited_s >= 2 * _OFFERS_S:
-            client.compare_set(keys.best, best, offer)  # the agent with that offer has died
-            began, least_s = time.monotonic(), _OFFERS_S
-        offers, (best,) = client.add_and_get(offered, 0, [keys.best])
-        if _rank(envelope, offer) < _rank(envelope, best):
-            best = _offered(client, keys, envelope, offer)
-            began, least_s = time.monotonic(), _OFFERS_S
+        if candidate.is_chosen():
+            return _founded(client, keys, envelope, memory, candidate.life, void)
+        if election is not None and time.monotonic() >= give_up_at:
+            error = _too_few(election, candidate.count())
+            candidate.withdraw()
+            raise error
+        candidate.look()
     return header
 
 
-def await_majority(client: Client, keys: Keys, envelope: Envelope, memory: Memory, election: Election) -> None:
-    """Wait until there are agents enough to found the journal again. Raises `Unavailable` if there are not."""
-    give_up_at = time.monotonic() + _STAY_S
-    _vote(client, keys, envelope, election)
-    while not (count := _counted(client, keys, envelope, memory.job, 0, election)).is_majority:
+def await_majority(
+    client: Client, keys: Keys, envelope: Envelope, memory: Memory, header: bytes, election: Election
+) -> None:
+    """Wait until there are agents enough to found the journal again, in the place of the one with this header. Raises
+    `Unavailable` if there are not."""
+    give_up_at, choice = time.monotonic() + uniform(*_STAY_S), chained("", header)
+    _vote(client, keys.objection, envelope, election, choice)
+    while not (count := _voters(client, keys.objection, envelope, memory.job, choice)).is_majority:
         if time.monotonic() >= give_up_at:
-            _withdraw(client, keys, election)
+            _withdraw(client, keys.objection, election)
             raise _too_few(election, count)
         time.sleep(_POLL_S)
+
+
+class _Candidate:
+    """An agent that offers to found the journal again."""
+
+    def __init__(
+        self,
+        client: Client,
+        keys: Keys,
+        envelope: Envelope,
+        memory: Memory,
+        number: int,
+        election: Election | None,
+    ) -> None:
+        self.life = Life(os.urandom(8).hex(), memory.position, memory.digest, number)
+        self._client, self._keys, self._envelope = client, keys, envelope
+        self._job = memory.job
+        self._election = election
+        self._renewals = 0
+        self._offer = self._made()
+        self._offers = 0
+        """How many agents have offered here."""
+        self._best = b""
+        self._best_at = 0.0
+        """When this agent's offer has become the best, or when another agent's best offer has last been seen to change.
+        Monotonic time."""
+        self._renewed_at = 0.0
+        self._least_s = 0.0
+
+    def come(self) -> None:
+        self._see(_offered(self._client, self._keys, self._envelope, self._offer))
+        self._client.add(self._keys.offers, 1)
+        # Only now: whoever counts this offer must find it.
+        self._offers = self._client.add(self._keys.offers_of(self._envelope.journal), 1)
+
+    def look(self) -> None:
+        """See which offer is the best now. Keep it, renew it, or put this agent's own in its place."""
+        client, keys = self._client, self._keys
+        self._offers, (best,) = client.add_and_get(keys.offers_of(self._envelope.journal), 0, [keys.best])
+        is_dead = best == self._best != self._offer and self._waited_s() >= 2 * _OFFERS_S
+        if is_dead:
+            best = client.compare_set(keys.best, best, self._offer)
+        is_better = _rank(self._envelope, self._offer) < _rank(self._envelope, best)
+        if is_better:
+            best = _offered(client, keys, self._envelope, self._offer)
+        if is_dead or is_better:
+            self._least_s = _OFFERS_S
+        self._see(best)
+        if best == self._offer and time.monotonic() - self._renewed_at >= _RENEW_S:
+            self._renew()
+
+    def is_chosen(self) -> bool:
+        """Whether this agent is to found the journal."""
+        waited_s = self._waited_s()
+        if self._best != self._offer or waited_s < self._least_s or not self.count().is_enough(waited_s):
+            return False
+        # An agent that was counted may have come with a better offer. It has offered before it was counted.
+        return self._client.get(self._keys.best) == self._offer
+
+    def count(self) -> _Count:
+        if self._election is None or not self._job.members:
+            return _Count(self._offers, len(self._job.live))
+        return _voters(self._client, self._keys.vote, self._envelope, self._job, self.life.name)
+
+    def withdraw(self) -> None:
+        self._client.compare_set(self._keys.best, self._offer, b"")
+        if self._election is not None:
+            _withdraw(self._client, self._keys.vote, self._election)
+
+    def _waited_s(self) -> float:
+        return time.monotonic() - self._best_at - self._client.round_trip_s
+
+    def _see(self, best: bytes) -> None:
+        if best == self._best:
+            return
+        self._best, self._best_at = best, time.monotonic()
+        if self._election is not None:
+            _vote(self._client, self._keys.vote, self._envelope, self._election, self._name_of(best))
+
+    def _renew(self) -> None:
+        before, self._renewals = self._offer, self._renewals + 1
+        self._offer = self._made()
+        self._renewed_at = time.monotonic()
+        if self._client.compare_set(self._keys.best, before, self._offer) == self._offer:
+            self._best = self._offer  # this agent waits no longer for that
+
+    def _made(self) -> bytes:
+        job, life = self._job, self.life
+        fields = {"position": life.position, "digest": life.digest, "name": life.name, "number": life.number}
+        has_workers = bool(job.members) and job.outcome is None
+        more = {"journal": self._envelope.journal, "has_workers": has_workers, "renewals": self._renewals}
+        return self._envelope.seal({**fields, **more}, "offer")
+
+    def _name_of(self, offer: bytes) -> str:
+        return str(self._envelope.of(offer).unseal(offer, "offer").get("name"))
 
 
 def _founded(client: Client, keys: Keys, envelope: Envelope, memory: Memory, life: Life, void: bytes) -> bytes:
@@ -157,55 +247,46 @@ class _Count:
         return self.have >= self.all or waited_s >= _OFFERS_S
 
 
-def _vote(client: Client, keys: Keys, envelope: Envelope, election: Election | None) -> None:
-    if election is not None and election.joined is not None:
-        joined = election.joined
-        fields = {"joined": encode(joined), "number": election.number}
-        client.set(keys.offer(joined.nonce), envelope.seal(fields, _ballot(joined.nonce)))
-
-
-def _withdraw(client: Client, keys: Keys, election: Election) -> None:
+def _vote(client: Client, key: _KeyOf, envelope: Envelope, election: Election, choice: str) -> None:
+    """`key`: the key of a nonce. `choice`: what this agent votes for, by its name."""
     if election.joined is not None:
-        client.set(keys.offer(election.joined.nonce), b"")
+        joined = election.joined
+        fields = {"joined": encode(joined), "choice": choice}
+        client.set(key(joined.nonce), envelope.seal(fields, _ballot(joined.nonce)))
 
 
-def _counted(
-    client: Client, keys: Keys, envelope: Envelope, job: Job, offers: int, election: Election | None
-) -> _Count:
-    """`offers`: how many agents have offered here."""
-    if election is None or not job.members:
-        return _Count(offers, len(job.live))
+def _withdraw(client: Client, key: _KeyOf, election: Election) -> None:
+    if election.joined is not None:
+        client.set(key(election.joined.nonce), b"")
+
+
+def _voters(client: Client, key: _KeyOf, envelope: Envelope, job: Job, choice: str) -> _Count:
+    """How many agents have voted for this choice, and can go on from this fold."""
     base = moved(job)
-    found = client.multi_get([keys.offer(member.nonce) for member in job.members])
-    voters = zip((member.nonce for member in job.members), found, strict=True)
-    nonces = {nonce for nonce, value in voters if _goes_on(envelope, base, nonce, value, election.number)}
+    found = client.multi_get([key(member.nonce) for member in job.members])
+    votes = zip((member.nonce for member in job.members), found, strict=True)
+    nonces = {nonce for nonce, vote in votes if _agrees(envelope, base, nonce, vote, choice)}
     nodes = agreeing(base, nonces)
     return _Count(len(nodes), len(job.members), is_majority(job.members, nodes))
 
 
-def _goes_on(envelope: Envelope, base: Job, nonce: str, value: bytes, number: int) -> bool:
-    """Whether the agent with this offer can go on from this fold, with what it has said (`Places`)."""
-    data = envelope.unseal(value, _ballot(nonce))
+def _agrees(envelope: Envelope, base: Job, nonce: str, vote: bytes, choice: str) -> bool:
+    """Whether the agent with this vote can go on from this fold, with what it has said (`Places`)."""
+    data = envelope.unseal(vote, _ballot(nonce))
     try:
         joined = decode(data.get("joined"), Joined)
     except CodecError:
-        return False  # there is no offer
-    return data.get("number") == number and (base.live.get(joined.node.id) == joined or is_over(joined, base))
+        return False  # there is no vote
+    return data.get("choice") == choice and (base.live.get(joined.node.id) == joined or is_over(joined, base))
 
 
 def _ballot(nonce: str) -> str:
-    return f"offer of {nonce}"
+    return f"vote of {nonce}"
 
 
 def _too_few(election: Election, count: _Count) -> Unavailable:
     have = f"{count.have} of the {count.all} nodes of the last round can go on from here"
     return Unavailable(f"{election.where}: {have}, and more than half are needed")
-
-
-def _offer(envelope: Envelope, life: Life, job: Job) -> bytes:
-    has_workers = bool(job.members) and job.outcome is None
-    fields = {"position": life.position, "digest": life.digest, "name": life.name}
-    return envelope.seal({**fields, "journal": envelope.journal, "has_workers": has_workers}, "offer")
 
 
 def _awaited(client: Client, keys: Keys, void: bytes) -> bytes:
@@ -250,11 +331,11 @@ def _offered(client: Client, keys: Keys, envelope: Envelope, offer: bytes) -> by
     return best
 
 
-def _rank(envelope: Envelope, offer: bytes) -> tuple[int, int, str]:
+def _rank(envelope: Envelope, offer: bytes) -> tuple[int, int, int, str]:
     """The smaller, the better. What is no offer of a journal of this job is the worst. The order is the same for all
     agents, whichever journal they remember. Otherwise two of them would replace each other's offer for ever."""
     fields = envelope.of(offer).unseal(offer, "offer")
-    position = fields.get("position")
-    if type(position) is not int:
-        return 2, 0, ""
-    return 0 if fields.get("has_workers") is True else 1, -position, str(fields.get("name"))
+    position, number = fields.get("position"), fields.get("number")
+    if type(position) is not int or type(number) is not int:
+        return 2, 0, 0, ""
+    return 0 if fields.get("has_workers") is True else 1, -number, -position, str(fields.get("name"))

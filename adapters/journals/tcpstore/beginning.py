@@ -1,0 +1,123 @@
+"""How an agent that has read nothing comes to the journal: it begins a new one, or waits for the one that does.
+
+A host that finds a sign of an earlier life waits for the agents that remember it, before it begins a new journal. There
+are three signs: an offer in the store, what the caller knows (`has_elders`), and a note at the second of two endpoints.
+"""
+
+from __future__ import annotations
+
+import time
+
+from reknit.adapters.journals.envelope import Envelope
+from reknit.adapters.journals.tcpstore.client import Client
+from reknit.adapters.journals.tcpstore.keys import OWNER, Keys
+from reknit.adapters.journals.tcpstore.lines import Lines
+from reknit.adapters.journals.tcpstore.places import Places
+from reknit.adapters.ports import Refused, Unavailable
+from reknit.core.job.reasons import Refusal
+
+_ELDERS_S = 3.0
+"""How long a host that has lost its store waits for agents that remember the journal. They try again every second."""
+_OFFERED_S = 6.0
+"""How much longer such a host waits if an agent has offered to found the journal again by then. That agent may wait for
+others, one after another, and its way to the store may be long. Seconds."""
+_VOID_S, _POLL_S = 1.0, 0.05
+"""How long an agent that has read a void journal waits for another one, and the pause between two looks. Seconds."""
+
+
+class Beginning:
+    """The way of one agent to a journal of which it has read nothing."""
+
+    def __init__(
+        self, lines: Lines, keys: Keys, envelope: Envelope, places: Places | None, *, exclusive: bool, has_elders: bool
+    ) -> None:
+        """The parameters are those of `TCPStoreJournal`."""
+        self.void = b""
+        """The header of a journal that has made way for another one. Empty: this agent has read none."""
+        self._lines = lines
+        self._keys = keys
+        self._envelope = envelope
+        self._places = places
+        self._exclusive = exclusive
+        self._has_elders = has_elders
+        self._owner = envelope.job.encode(errors="surrogatepass")
+
+    def claim(self, client: Client) -> None:
+        """The store serves this job from now on. Raises `Refused` if it serves another one."""
+        if self._exclusive:
+            self.check_owner(client.compare_set(OWNER, b"", self._owner))
+
+    def check_owner(self, owner: bytes) -> None:
+        if self._exclusive and owner not in (b"", self._owner):
+            job = owner.decode(errors="replace")
+            raise Refused(
+                Refusal.OTHER_JOB,
+                f"{self._lines.where} serves job {job}, not {self._envelope.job}; choose another endpoint",
+            )
+
+    def begun(self, client: Client) -> tuple[bytes, bytes]:
+        """Owner and header. This agent writes them if they are missing. It writes no header into the store of another
+        job."""
+        owner, header, offers, _ = client.greeting
+        if header and header == self.void:
+            header = self._replaced(client)
+        if self._exclusive:
+            owner = owner or client.compare_set(OWNER, b"", self._owner)
+            if owner != self._owner:
+                return owner, b""
+        has_note = not header and self._places is not None and self._places.is_reserved(self._keys, self._envelope)
+        if not header and (self._has_elders or offers or has_note):
+            is_there = client.wait([self._keys.header], _ELDERS_S)
+            if self._places is not None:
+                self._wait_for_elders(client, self._places, is_there=is_there)
+            elif not is_there and client.get(self._keys.offers):
+                client.wait([self._keys.header], _OFFERED_S)
+        return owner, header or self._begun_here(client)
+
+    def _wait_for_elders(self, client: Client, places: Places, *, is_there: bool) -> None:
+        """At one of two endpoints: raises `Unavailable` while agents live that remember the journal."""
+        give_up_at = time.monotonic() + places.elders_s(self._lines.timeout_s)
+        count = client.get(self._keys.offers)
+        while not is_there and time.monotonic() < give_up_at:
+            is_there = client.wait([self._keys.header], _POLL_S)
+            if client.get(self._keys.offers) != count:
+                raise Unavailable(
+                    f"{self._lines.where}: agents of the job are here, and wait for a majority of its nodes"
+                )
+
+    def _begun_here(self, client: Client) -> bytes:
+        header = self._envelope.header()
+        if self._places is None:
+            return client.compare_set(self._keys.header, b"", header)
+        self._places.reserve(self._keys, self._envelope, header)
+        found = client.compare_set(self._keys.header, b"", header)
+        if found != header:
+            self._places.note_again(self._keys, self._envelope, found)
+        return found
+
+    def awaited(self, client: Client) -> tuple[bytes, bytes]:
+        """Owner and header, which another agent writes. They are empty if it has not written them in time."""
+        owner, header, _, _ = client.greeting
+        if header and header == self.void:
+            header = self._replaced(client)
+        is_begun = header and (owner or not self._exclusive)
+        if is_begun or (self._exclusive and owner not in (b"", self._owner)):
+            return owner, header
+        # The host appends its first entry at once. This agent waits for that entry as well, which saves an empty read.
+        keys = [self._keys.header, self._keys.of("").slot(0)]
+        client.wait([OWNER, *keys] if self._exclusive else keys, self._lines.timeout_s)
+        owner, header = client.multi_get([OWNER, self._keys.header])
+        return owner, header
+
+    def _replaced(self, client: Client) -> bytes:
+        """The header of the journal that has taken the place of the void one."""
+        give_up_at = time.monotonic() + _VOID_S
+        while (header := client.get(self._keys.header)) == self.void:
+            if time.monotonic() >= give_up_at:
+                raise Unavailable(f"{self._lines.where}: {makes_way(self._envelope.job)}")
+            time.sleep(_POLL_S)
+        return header
+
+
+def makes_way(job: str) -> str:
+    return f"the new journal of job {job} makes way for the one that other agents remember"
