@@ -1,0 +1,144 @@
+"""Two stores in memory. They stand for the TCPStores at the two endpoints of a job (rule 17).
+
+Everything above the client is real: `TCPStoreJournal`, `Connections`, `Places`, `rebirth`. Each look at the clock costs
+some time. While an agent waits, others may act.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from random import Random
+from types import SimpleNamespace
+from unittest.mock import patch
+
+from reknit.adapters.journals.tcpstore import beginning, journal, lines, places, rebirth
+from reknit.adapters.ports import Unavailable
+
+PLACES = (0, 1)
+LOOK_S = 1.6
+"""How much time passes with each look at the clock. An agent that waits for a majority looks some times. Seconds."""
+
+
+class Store:
+    """What is kept at an endpoint until the store there is lost."""
+
+    def __init__(self) -> None:
+        self.values: dict[str, bytes] = {}
+        self.first_folds: dict[str, bytes] = {}
+        """The fold with which each life begins that was founded here, by its key."""
+
+
+class Network:
+    """The endpoints, and which of them the agent reaches that acts now."""
+
+    def __init__(self, dice: Random, others_act: Callable[[], None]) -> None:
+        self.dice = dice
+        self.stores = [Store() for _ in PLACES]
+        self.lost: list[Store] = []
+        self.reach: Mapping[int, bool] = dict.fromkeys(PLACES, True)
+        """Of the agent that acts now, by endpoint. It may change while connections use it."""
+        self.others_act = others_act
+        """Called while an agent waits."""
+        self.now = 0.0
+
+    def lose(self, place: int) -> None:
+        """The host of this endpoint is started again. Its store is empty."""
+        self.lost.append(self.stores[place])
+        self.stores[place] = Store()
+
+    # ---- the clock ----
+
+    def monotonic(self) -> float:
+        self.now += LOOK_S
+        return self.now
+
+    def sleep(self, _: float) -> None:
+        self.others_act()
+
+    # ---- connections ----
+
+    def client(
+        self,
+        host: str,
+        port: int,
+        timeout_s: float,
+        keys: Sequence[str] = (),
+        on_begin: Callable[[Client], None] = lambda _: None,
+    ) -> Client:
+        """In place of the real `Client`."""
+        client = Client(self, port)
+        on_begin(client)
+        client.greeting = client.multi_get(keys)
+        return client
+
+    @contextmanager
+    def in_use(self) -> Iterator[None]:
+        """All agents use these stores and this clock."""
+        clock = SimpleNamespace(monotonic=self.monotonic, sleep=self.sleep)
+        with ExitStack() as stack:
+            for module in (beginning, journal, places, rebirth):
+                stack.enter_context(patch.object(module, "time", clock))
+            stack.enter_context(patch.object(rebirth, "os", SimpleNamespace(urandom=self.dice.randbytes)))
+            stack.enter_context(patch.object(rebirth, "uniform", self.dice.uniform))
+            for module in (lines, places):
+                stack.enter_context(patch.object(module, "Client", self.client))
+            yield
+
+
+class Client:
+    """A connection to one store. It breaks for good when the agent does not reach the endpoint, or the store is
+    lost."""
+
+    round_trip_s = 0.0
+
+    def __init__(self, network: Network, place: int) -> None:
+        self.network, self.place, self.store = network, place, network.stores[place]
+        self.reach = network.reach
+        self.is_closed = False
+        self.greeting: list[bytes] = []
+
+    @property
+    def _values(self) -> dict[str, bytes]:
+        if self.is_closed or not self.reach[self.place] or self.store is not self.network.stores[self.place]:
+            self.is_closed = True
+            raise Unavailable(f"endpoint {self.place} is not reached")
+        return self.store.values
+
+    def limit(self, timeout_s: float) -> None:
+        pass
+
+    def close(self) -> None:
+        self.is_closed = True
+
+    def get(self, key: str) -> bytes:
+        return self._values.get(key, b"")
+
+    def set(self, key: str, value: bytes) -> None:
+        self._values[key] = value
+        if key.endswith("/fold") and f"{key[:-5]}/head" not in self.store.values:
+            self.store.first_folds[key] = value  # later ones are published by readers
+
+    def compare_set(self, key: str, expected: bytes, desired: bytes) -> bytes:
+        values = self._values
+        if values.get(key, b"") == expected:
+            self.set(key, desired)
+        return values.get(key, b"")
+
+    def add(self, key: str, amount: int) -> int:
+        values = self._values
+        count = int(values.get(key, b"0")) + amount
+        values[key] = b"%d" % count
+        return count
+
+    def multi_get(self, keys: Sequence[str]) -> list[bytes]:
+        values = self._values
+        return [values.get(key, b"") for key in keys]
+
+    def add_and_get(self, key: str, amount: int, keys: Sequence[str]) -> tuple[int, list[bytes]]:
+        return self.add(key, amount), self.multi_get(keys)
+
+    def wait(self, keys: Sequence[str], wait_s: float) -> bool:
+        if not all(self.multi_get(keys)):
+            self.network.others_act()
+        return all(self.multi_get(keys))

@@ -1,0 +1,215 @@
+"""Agent processes that move between two endpoints, for the laws of rule 17.
+
+A process has the real journal of an agent. What it may say, where it looks, and whether it begins anew is decided
+there. What it wants to say is drawn: whatever an agent could say that has read as much as this process.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from random import Random
+from typing import cast
+
+from attrs import evolve
+
+from reknit.adapters.journals.envelope import Envelope
+from reknit.adapters.journals.tcpstore.course import Course
+from reknit.adapters.journals.tcpstore.journal import TCPStoreJournal
+from reknit.adapters.journals.tcpstore.places import Places
+from reknit.adapters.ports import Refused, Unavailable
+from reknit.core.job import entries as said
+from reknit.core.job.entries import Entry, Joined, Node, NodeId
+from reknit.core.job.fold import fold
+from reknit.core.job.job import Gathering, Job, Running
+from reknit.core.job.majority import can_open, can_seal, is_over
+from reknit.core.job.workers import WorkerFailure
+
+from .endpoints import PLACES, Client, Network, Store
+
+JOB = "job"
+
+
+class Late:
+    """An entry that is on its way to the journal in which its speaker was."""
+
+    def __init__(self, store: Store, course: Course, envelope: Envelope, entry: Entry) -> None:
+        self.store, self.course, self.envelope, self.entry = store, course, envelope, entry
+
+    def land(self) -> None:
+        values, keys = self.store.values, self.course.keys
+        slot = int(values.get(keys.head, b"0"))
+        values[keys.head] = b"%d" % (slot + 1)
+        values[keys.slot(slot)] = self.envelope.wrap("late", self.entry, self.course.life.place(slot))
+
+
+class Process:
+    """An agent process."""
+
+    def __init__(self, dice: Random, network: Network, name: str, nonce: str, *, founds: bool = False) -> None:
+        """`founds`: it begins the first journal, at the first endpoint."""
+        self.dice, self.network, self.name, self.nonce = dice, network, name, nonce
+        self.reach = dict.fromkeys(PLACES, True)
+        """Which endpoints it reaches."""
+        self.moves = 0
+        """How often it has found its journal at another endpoint than before."""
+        self.envelope = Envelope(JOB, author=nonce)
+        endpoints = [("endpoint", place) for place in PLACES]
+        self.places = Places(endpoints, hosted=0 if founds else None, on_move=self._moved)
+        self.journal = TCPStoreJournal("endpoint", 0, self.envelope, founds=founds, places=self.places)
+        self.job, self.position = Job(), 0
+        """What it has read."""
+        self.last: Joined | None = None
+        """The last `Joined` that it has said under this nonce."""
+        self.has_workers = False
+        self.is_departing = False
+        """It says nothing but goodbye."""
+        self.is_acting = self.is_reading = False
+        self.end = ""
+        """Why it has ended. Empty: it has not."""
+
+    def _moved(self, _: str) -> None:
+        self.moves += 1
+
+    # ---- reading ----
+
+    def read(self) -> None:
+        try:
+            batch = self.journal.read(self.position, 0.0)
+        except Unavailable:  # the connection has broken
+            batch = self.journal.read(self.position, 0.0)
+        if batch.base is not None and batch.base.journal != self.job.journal != "":
+            if self.has_workers:
+                self.end = "an agent that may have workers never begins anew"
+                return
+            self.nonce, self.last = f"{self.nonce}+", None
+        self.job = self.job if batch.base is None else batch.base
+        for entry in batch.entries:
+            self.job = fold(self.job, entry)
+        self.position = batch.position
+        self.journal.remember(self.position, self.job)
+        known = self.known
+        is_member = known is not None and known.node in self.job.member_nodes
+        self.has_workers = isinstance(self.job.phase, Running) and is_member
+
+    @property
+    def known(self) -> Joined | None:
+        """Its `Joined`, if it is live as far as it has read. It has said no higher incarnation since."""
+        joined = self.job.live.get(NodeId(self.name))
+        if joined is None or joined.nonce != self.nonce:
+            return None
+        return joined if self.last is None or joined.node.incarnation >= self.last.node.incarnation else None
+
+    @property
+    def is_free(self) -> bool:
+        """As far as it has read, it has said nothing that counts for the next round."""
+        return self.last is not None and not self.end and is_over(self.last, self.job)
+
+    @property
+    def lives(self) -> int:
+        """How many lives the journal has had before the one that it is in."""
+        course = self.journal._connections._course
+        return 0 if course is None else course.life.number
+
+    # ---- saying ----
+
+    def say(self, entry: Entry) -> list[Late]:
+        """Say this entry so that it lands now, or later, or both. Returns what lands later."""
+        if isinstance(entry, Joined):
+            self.last = entry
+        self.is_departing = self.is_departing or isinstance(entry, said.Left | said.Leaving)
+        draw, late = self.dice.randrange(12), []
+        if draw < 3:
+            client, course = self.journal._changing("writer")
+            if self.journal._connections.may_say(entry, course):
+                late.append(Late(cast(Client, client).store, course, self.envelope, entry))
+        if draw != 0:
+            self.journal.append(str(self.dice.random()), entry)
+        return late
+
+    def wish(self) -> Entry | None:
+        """What an agent could say that has read this. Mostly what the job waits for."""
+        dice, job, known = self.dice, self.job, self.known
+        if can_open(job, job.epoch + 1) and dice.randrange(2):
+            return said.Opened(job.terms, self.nonce, job.epoch + 1)
+        if self.is_departing:
+            return None if self.last is None else said.Left(self.last.node)
+        if dice.randrange(8) == 0:
+            return self.last  # once more
+        if known is None:
+            return self.joining()
+        if job.is_expected(known.node) and dice.randrange(8):
+            return self.joining()
+        if isinstance(job.phase, Gathering) and dice.randrange(4):
+            return said.LastCall(job.round, job.epoch) if can_seal(job) else self._missing(known.node)
+        return self._news(known.node) if dice.randrange(2) else None
+
+    def joining(self) -> Joined:
+        job, known = self.job, self.known
+        if known is not None:
+            return evolve(known, round=job.round)
+        seen = job.highest_incarnation(NodeId(self.name))
+        own = -1 if self.last is None else self.last.node.incarnation
+        is_same = own > seen and self.dice.randrange(2)
+        node = Node(NodeId(self.name), own if is_same else max(seen, own) + 1)
+        round = job.round + isinstance(job.phase, Running)
+        return Joined(node, self.nonce, round, f"{self.name}.net", 1, seen=seen)
+
+    def _missing(self, me: Node) -> Entry | None:
+        """The gathered round waits for an expected node, and nobody hears it."""
+        expected = sorted(self.job.phase.expected) if isinstance(self.job.phase, Gathering) else []
+        return said.Lost(self.dice.choice(expected), me) if expected else None
+
+    def _news(self, me: Node) -> Entry:
+        """Something that the job does not wait for."""
+        dice, job = self.dice, self.job
+        worked = job.round - isinstance(job.phase, Gathering)
+        draw = dice.randrange(20)
+        if draw < 8:
+            return said.Failed(me, worked, (WorkerFailure(0, 0, 1),))
+        if draw < 12:
+            return said.Lost(dice.choice(list(job.live.values())).node, me)
+        if draw < 16:
+            return said.Left(me)
+        others = (said.GaveUp(job.round, job.epoch), said.Admit(job.round + 1, job.epoch), said.Filler())
+        return dice.choice((said.Leaving(me), said.Succeeded(me, worked), *others))
+
+    # ---- acting ----
+
+    def act(self, *, reads: bool) -> list[Late]:
+        """Read, say something, or both. `reads`: it only reads. Returns what lands later."""
+        draw = 0 if reads else self.dice.randrange(6)
+        try:
+            with self.acting():
+                if draw < 5:
+                    self.is_reading = True
+                    self.read()
+                self.is_reading = False
+                if draw and not self.end and (entry := self.wish()) is not None:
+                    return self.say(entry)
+        except Unavailable:
+            pass
+        except Refused as refused:
+            self.end = str(refused)
+        return []
+
+    @contextmanager
+    def acting(self) -> Iterator[None]:
+        """From now on this process uses the network, until it waits."""
+        reach, self.network.reach, self.is_acting = self.network.reach, self.reach, True
+        try:
+            yield
+        finally:
+            self.network.reach, self.is_acting, self.is_reading = reach, False, False
+
+    def speak_meanwhile(self) -> list[Late]:
+        """Its reader waits. The thread that writes has a connection of its own, and may still say something."""
+        client = self.journal._connections._lines.clients.get("writer")
+        if not self.is_reading or client is None or client.is_closed:
+            return []  # that thread waits as well
+        if (entry := self.wish()) is None:
+            return []
+        try:
+            return self.say(entry)
+        except Unavailable:
+            return []
