@@ -291,7 +291,7 @@ def _alive(group: Group | None) -> bool:
 
 def _bore_s(world: World, proc: Proc) -> float:
     """For how long this agent has missed a round trip of some kind."""
-    if proc.was_out or proc.was_late:
+    if proc.was_out or proc.was_late or proc.was_full:
         return inf  # what it has said may have vanished for long, under more than one incarnation
     return proc.felt(world.now - max(min(proc.read_at, proc.heard_at), proc.started_at))
 
@@ -413,7 +413,7 @@ def may_finish(world: World, proc: Proc) -> None:
         either = proc.was_cut or world.store_dead  # out of patience already when it was refused
         ok = is_refused == proc.refused or (proc.refused and either)
         demand(ok, "outage", f"{proc.name} ends with {result.why}, refused: {proc.refused}")
-        has_reason = is_refused or either or world.outage or world.outage_at or proc.was_out
+        has_reason = is_refused or either or world.outage or proc.out_at or proc.was_out
         demand(has_reason, "outage", f"{proc.name} ends with {result.why}, though nothing kept it from the store")
 
 

@@ -20,6 +20,7 @@ from reknit.core.job.restart import ECHOES
 from reknit.core.job.workers import NoProgress
 
 from .hosts import Proc, demand
+from .lasting import is_faulty
 
 if TYPE_CHECKING:
     from .world import World
@@ -39,6 +40,8 @@ def host_ends(world: World, proc: Proc) -> None:
             continue
         if proc.agent.epoch != other.agent.epoch or world.jobs[-1].is_gone(other.agent.me):
             continue
+        if is_faulty(world, other):
+            continue  # it may never learn how the job has ended
         if proc.was_suspended and not proc.agent.job.is_live(other.agent.me):
             continue  # who came while it was suspended, it has not read yet
         demand(other.agent.outcome is not None, "host", f"{proc.name} takes the journal away from {other.name}")
