@@ -9,9 +9,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from reknit.core.job.entries import Node
 from reknit.core.job.job import Closed, Running
 
-from .hosts import Proc, Violation
+from .hosts import Proc, Violation, demand
 
 if TYPE_CHECKING:
     from .world import World
@@ -29,6 +30,10 @@ So a round forms only when all of them join and start between two stalls: after 
 after 310 s at most."""
 ENDS_S = 60.0
 """An entry or a read is late, and the silence limit and the store timeout follow. An entry may be wanted only then."""
+
+
+MOST_TURNS = 5
+"""So many nodes may come to take part no more, one after the other."""
 
 
 def is_faulty(world: World, proc: Proc) -> bool:
@@ -51,8 +56,7 @@ def endure(world: World) -> None:
     world.story.append((world.now, "endure", "", ()))
     longer = 100 / min(world.setup.rates)  # for agents whose clocks are slow
     noticed_s, round_s = (STALLED_NOTICED_S, STALLED_ROUND_S) if world.stalls else (NOTICED_S, ROUND_S)
-    if not world.run_for(noticed_s * longer, until=lambda: _unnoticed(world) is None):
-        raise Violation("L2", f"nobody has noticed that {_unnoticed(world)} takes part no more")
+    _notice(world, noticed_s * longer)
     if not world.run_for(round_s * longer, until=lambda: _holdup(world) is None):
         raise Violation("L1", f"the others are held up at {world.now:.1f}: {_holdup(world)}")
     if not world.run_for(ENDS_S * longer, until=lambda: _patient(world) is None):
@@ -77,12 +81,26 @@ def _is_nobody_there(world: World) -> bool:
     return world.store_dead or isinstance(job.phase, Closed) or not any(job.is_live(p.agent.me) for p in able)
 
 
-def _unnoticed(world: World) -> str | None:
-    """A node that is live in the journal, and does not take part. None: there is none, or nobody could notice it."""
+def _notice(world: World, noticed_s: float) -> None:
+    """Go on until no node is left that takes part no more. Others may follow, and have the same time."""
+    since: dict[Node, float] = {}
+
+    def is_over() -> bool:
+        nonlocal since
+        since = {node: since.get(node, world.now) for node in _unnoticed(world)}
+        late = [str(node) for node, at in since.items() if world.now - at > noticed_s]
+        demand(not late, "L2", f"nobody has noticed that {late} take part no more")
+        return not since
+
+    world.run_for(MOST_TURNS * noticed_s, until=is_over)
+
+
+def _unnoticed(world: World) -> list[Node]:
+    """The nodes that are live in the journal, and do not take part. Empty also if nobody could notice them."""
     if _is_nobody_there(world):
-        return None
+        return []
     here = {p.agent.me for p in world.procs if _takes_part(world, p)}
-    return next((str(j.node) for j in world.jobs[-1].live.values() if j.node not in here), None)
+    return [joined.node for joined in world.jobs[-1].live.values() if joined.node not in here]
 
 
 def _holdup(world: World) -> str | None:
@@ -98,7 +116,7 @@ def _holdup(world: World) -> str | None:
             continue
         if group is None or group.key != (job.epoch, job.round) or not group.running or not group.is_whole:
             return f"{proc.name} lacks workers"
-    return _unnoticed(world)
+    return ", ".join(str(node) for node in _unnoticed(world)) or None
 
 
 def _patient(world: World) -> str | None:

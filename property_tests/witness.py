@@ -58,8 +58,8 @@ class Witness:
     watch: tuple[Node, ...] = ()
     """The nodes whose counters its last beat asked for."""
     reads: list[FreshRead] = field(factory=list)
-    signs: dict[Node, tuple[int, int]] = field(factory=dict)
-    """Signs of life between two fresh reads: how many fresh reads there were before, and the counter."""
+    signs: dict[Node, tuple[int, int, float]] = field(factory=dict)
+    """Signs of life between two fresh reads: how many fresh reads there were before, the counter, and when."""
     spares_until: float = -inf
     is_gap: bool = False
     read_at: float = inf
@@ -100,8 +100,9 @@ class Witness:
         silent_s = spared_s = 0.0
         for i in range(len(self.reads) - 1, -1, -1):
             read, before = self.reads[i], self.reads[i - 1].counts.get(node) if i else None
-            sign_at, sign = self.signs.get(node, (0, 0))
+            sign_at, sign, seen_at = self.signs.get(node, (0, 0, 0.0))
             if sign_at == i + 1:
+                silent_s -= min(seen_at - read.at, 2 * terms.beat_s)  # it was not silent until then
                 break
             if before is None:
                 spared_s = max(spared_s, read.spares_until - read.at)
@@ -181,10 +182,10 @@ class Witness:
             self.acked = own
         elif self.reads:
             for node, known in self.reads[-1].counts.items():
-                sign_at, sign = self.signs.get(node, (0, 0))
+                sign_at, sign, _ = self.signs.get(node, (0, 0, 0.0))
                 count = event.counts.get(node, 0)
                 if count > (sign if sign_at == len(self.reads) else known):
-                    self.signs[node] = len(self.reads), count
+                    self.signs[node] = len(self.reads), count, at
 
     def _spare(self, until: float, at: float) -> None:
         self.spares_until = max(self.spares_until, until, at)

@@ -169,6 +169,16 @@ def test_an_older_value_is_no_sign_of_life() -> None:
     assert playbook >> after(1) >> ack(n1=1) << Append(Lost(N1, ME))
 
 
+def test_silence_begins_with_the_last_sign_of_life() -> None:
+    """Also if it was seen in a read that is not fresh. The time before that read is no silence."""
+    playbook = pair() >> after(1) >> ack(n1=1) >> after(1)
+    assert playbook >> (lambda p: Counters(p.at, {ME: p.agent.pulse.count, N1: 2}))
+    assert playbook
+    for _ in range(3):
+        assert playbook >> after(1) >> ack(n1=2)
+    assert playbook >> after(1) >> ack(n1=2) << Append(Lost(N1, ME))
+
+
 def test_a_total_outage_accuses_nobody() -> None:
     """When the store is back after a minute, all counters have stood still."""
     playbook = pair() >> cut_off() >> after(60) >> ack(n1=1) >> read()

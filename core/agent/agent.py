@@ -108,7 +108,8 @@ class Heard:
     count: int
     """The node's counter, as read last."""
     silent_s: float = 0.0
-    """For how many seconds of fresh reads the counter has stood still."""
+    """For how many seconds of fresh reads the counter has stood still. Less than 0: it has moved since the last fresh
+    read."""
     spared_s: float = 0.0
     """How many of these seconds do not count, because this agent was cut off meanwhile (see `watching.spare_s`)."""
 

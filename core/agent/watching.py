@@ -147,8 +147,10 @@ def heard(agent: Agent, event: Counters) -> Agent:
 def _with_signs_of_life(agent: Agent, event: Counters) -> Agent:
     """A read that is not fresh may be old. But a counter that has grown since the last fresh read is a sign of life.
     One that was set back is none (rule 6)."""
-    heard = agent.pulse.heard
-    moved = {n: Heard(event.counts[n]) for n, h in heard.items() if event.counts.get(n, 0) > h.count}
+    heard, acked_at = agent.pulse.heard, agent.pulse.acked_at
+    # The next fresh read will add the whole time since the last one to the silence. The node was not silent until now.
+    passed = 0.0 if acked_at is None else min(agent.at - acked_at, pause_from_s(agent))
+    moved = {n: Heard(event.counts[n], -passed) for n, h in heard.items() if event.counts.get(n, 0) > h.count}
     return evolve(agent, pulse=evolve(agent.pulse, heard={**heard, **moved})) if moved else agent
 
 
