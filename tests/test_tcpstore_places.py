@@ -10,14 +10,28 @@ from functools import partial
 import pytest
 from attrs import evolve
 
+from reknit.adapters.journals.envelope import Envelope
 from reknit.adapters.journals.tcpstore import beginning as beginning_module
 from reknit.adapters.journals.tcpstore import places as places_module
 from reknit.adapters.journals.tcpstore import rebirth as rebirth_module
 from reknit.adapters.journals.tcpstore.journal import TCPStoreJournal
 from reknit.adapters.journals.tcpstore.places import Places
 from reknit.adapters.ports import Batch, Refused, Unavailable
-from reknit.core.job.entries import Aborted, Entry, Failed, Joined, Leaving, Left, Node, NodeId, Opened, Terms
-from reknit.core.job.job import Job
+from reknit.core.job.entries import (
+    Aborted,
+    Entry,
+    Failed,
+    Joined,
+    Leaving,
+    Left,
+    Lost,
+    Node,
+    NodeId,
+    Opened,
+    Succeeded,
+    Terms,
+)
+from reknit.core.job.job import Job, Running
 from reknit.core.job.moving import moved
 from reknit.core.job.workers import WorkerFailure
 from tests.stores import HOST, JobStore, folded, free_port, hosted, stubborn
@@ -206,6 +220,23 @@ def test_a_journal_without_a_majority_is_left_for_a_later_one(
     assert a.read().base == b.job
 
 
+def test_a_round_without_a_majority_ends_when_the_others_go_on_elsewhere(
+    stores: list[JobStore], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """b and c have succeeded, and go on without a. In the journal that a reads their loss does not end the round."""
+    monkeypatch.setattr(places_module, "_STRAYED_S", 0.0)
+    done = [Succeeded(Node(NodeId(name)), 0) for name in "bc"]
+    a, b, c = at_work(stores, "a", "b", "c", entries=[*ENTRIES, *done])
+    cut_off(b, c)
+    at_once(b.read, c.read)
+    a.say(Lost(b.joined.node, a.joined.node), Lost(c.joined.node, a.joined.node))
+    a.read()
+    assert isinstance(a.job.phase, Running)
+    is_in_vain(lambda: [a.read() for _ in range(3)], "the job goes on in a later journal at")
+    with pytest.raises(Refused, match="without something that this node has read; start this agent again"):
+        stubborn(a.read)
+
+
 def test_the_journal_goes_back_over_what_was_left_there(stores: list[JobStore]) -> None:
     """The first store may still hold the old journal when the second one is lost."""
     a, b, c = at_work(stores, "a", "b", "c")
@@ -288,6 +319,47 @@ def test_who_begins_anew_is_told_so_if_the_life_changes_at_once(stores: list[Job
     at_once(a.read, b.read)
     reconnect(c)
     assert stubborn(c.read).base == Job()
+
+
+def test_the_vote_of_a_dead_agent_counts_for_nobody_who_comes_later(
+    stores: list[JobStore], hasty: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """b dies while it waits for a majority, and takes nothing back. c alone is no majority."""
+    b, c = at_work(stores, "b", "c")
+    cut_off(b, c)
+    with monkeypatch.context() as patch:
+        patch.setattr(rebirth_module, "_withdraw", lambda *_: None)
+        is_in_vain(b.read, "1 of the 3 nodes")
+    is_in_vain(c.read, "1 of the 3 nodes")
+
+
+def test_the_note_of_a_journal_that_was_lost_bars_nobody(stores: list[JobStore]) -> None:
+    """A new host began a journal, whose store was lost at once. The old one is founded again at the first endpoint.
+    When that host is lost too, the job goes to the second one."""
+    _, b, c = at_work(stores, "a", "b", "c")
+    second = b.places._endpoints[1]
+    stores[1].client.set(stores[1].key("header"), b.journal._envelope.elsewhere(Envelope(stores[1].job).header()))
+    with hosted() as (_, port):
+        for agent in (b, c):
+            agent.places._endpoints = [(HOST, port), second]
+        reconnect(b, c)
+        at_once(b.read, c.read)
+    cut_off(b, c)
+    at_once(b.read, c.read)
+    assert b.places.home == 1
+
+
+def test_a_job_does_not_begin_beside_another_one_at_the_second_endpoint(stores: list[JobStore]) -> None:
+    """Its store could not be used when the first host is lost."""
+    with hosted() as (_, first), hosted() as (_, second):
+        other = TCPStoreJournal(HOST, second, Envelope("other"), exclusive=True, founds=True)
+        other.read(0, 0.0)
+        places = Places([(HOST, first), (HOST, second)], exclusive=True)
+        host = TCPStoreJournal(HOST, first, Envelope("mine"), exclusive=True, founds=True, places=places)
+        with pytest.raises(Refused, match="serves job other, not mine; choose another endpoint"):
+            host.read(0, 0.0)
+        other.close()
+        host.close()
 
 
 def test_a_void_journal_leaves_no_note(stores: list[JobStore]) -> None:
