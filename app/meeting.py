@@ -61,6 +61,8 @@ def judged(parsed: Parsed, environ: Mapping[str, str], nodes: tuple[int, int], r
             raise UsageError(f"{parsed.given[name]} is empty; perhaps a variable of the shell is not set")
         if len(parsed.texts[name].encode(errors="surrogatepass")) > LONGEST_NAME:
             raise UsageError(f"{parsed.given[name]}: at most {LONGEST_NAME} bytes are allowed")
+    if parsed["store-timeout"] == 0:
+        raise UsageError(f"{parsed.spelled('store-timeout')}: with several nodes, more than 0 s are expected")
     asked = check_backend(parsed)
     conf = _Conf(parsed)
     store_type = conf.read("store_type", readers.one_of("tcp", "file"), "tcp") if asked == "c10d" else ""

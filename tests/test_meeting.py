@@ -306,6 +306,10 @@ def test_the_master_of_another_backend_is_said_to_do_nothing() -> None:
             "--store-timeout=12: more than 22 s expected: agents may need that time to reach the second endpoint",
         ),
         (
+            "--rdzv-backend=c10d --rdzv-endpoint=a --store-timeout=0",
+            "--store-timeout=0: with several nodes, more than 0 s are expected",
+        ),
+        (
             "--rdzv-backend=c10d --rdzv-endpoint=a,b --rdzv-conf=is_host=true",
             "--rdzv-conf: is_host=true: this cannot be given with two endpoints: leave it out",
         ),
