@@ -144,7 +144,7 @@ def test_a_node_that_raises_leaves_the_job(job: Together, tmp_path: Path) -> Non
     assert job.result("a").state is WorkerState.SUCCEEDED
 
 
-def test_a_failure_that_another_node_excuses_by_its_going(job: Together) -> None:
+def test_a_failure_that_another_node_excuses_by_its_going(job: Together, tmp_path: Path) -> None:
     """No restart is left, so the core does not know what follows when the workers are stopped. Then a round comes."""
 
     class Raises(PlainAgent):
@@ -155,10 +155,17 @@ def test_a_failure_that_another_node_excuses_by_its_going(job: Together) -> None
         def _restart_workers(self, worker_group: WorkerGroup) -> None:
             raise AssertionError("nobody knows that a round follows")
 
-    fails = "import os; raise SystemExit(os.environ['WORLD_SIZE'] == '4')"
+    up = tmp_path / "up"  # a fails when b has workers to stop
+    fails = f"""
+import os, time
+while os.environ["WORLD_SIZE"] == "4" and not os.path.exists({str(up)!r}):
+    time.sleep(0.01)
+raise SystemExit(os.environ["WORLD_SIZE"] == "4")
+"""
+    waits = f"import signal; open({str(up)!r}, 'w').close(); signal.pause()"
     config = {"last_call_timeout": 60}
     a = job.agent("a", fails, nodes=(1, 2), max_restarts=0, kind=Restarted, config=config)
-    b = job.agent("b", "import signal; signal.pause()", nodes=(1, 2), max_restarts=0, kind=Raises, config=config)
+    b = job.agent("b", waits, nodes=(1, 2), max_restarts=0, kind=Raises, config=config)
     job.run(a, b)
     assert isinstance(job.results["b"], ZeroDivisionError)
     assert job.result("a").state is WorkerState.SUCCEEDED
