@@ -235,7 +235,7 @@ def may_say(world: World, proc: Proc, entry: Entry) -> None:
     if isinstance(entry, Joined):
         demand(not _alive(group), "S2", f"{proc.name} says Joined with workers alive")
         quiet = proc.felt(world.now - world.moved.get(entry.node, -1e9))
-        heard = not proc.agent.is_renewed or quiet <= proc.spec.terms.silence_s + 1.0
+        heard = not proc.agent.is_renewed or job.is_live(entry.node) or quiet <= proc.spec.terms.silence_s + 1.0
         demand(heard, "fresh", f"{proc.name} comes back unheard for {quiet:.2f} s")
         if isinstance(job.phase, Gathering) and isinstance(job.why, WorkerFailed) and entry.node in job.phase.expected:
             backoff_s = min(world.setup.backoff * 2**job.spent, 4.0) * (job.spent < job.terms.restarts.max_restarts)

@@ -93,6 +93,18 @@ def test_a_node_whose_entry_does_not_show_up_holds_its_count_back_and_says_it_ag
     assert sent(playbook) == count + 1
 
 
+def test_a_node_that_has_come_back_once_holds_its_count_back_too() -> None:
+    """With a fence it is not fresh between two beats. It wants its `Joined` said all the same, so this becomes late."""
+    playbook = playing("n0", evolve(PAIR, fence_s=0.9), joined("n1"))
+    playbook.agent = evolve(playbook.agent, is_renewed=True)
+    assert playbook >> read(failed("n1")) << Placeholder(StopWorkers)
+    assert playbook >> stopped() << Placeholder(Append, entry=Placeholder(Joined))
+    pass_time(playbook, LATE_S + 1)
+    count = sent(playbook)
+    pass_time(playbook, 6)
+    assert sent(playbook) == count
+
+
 def test_an_entry_that_was_read_back_holds_nothing_back_whatever_the_fold_makes_of_it() -> None:
     """The journal takes what this node says: that is all that counts."""
     playbook = pair() >> exits(failure()) << Placeholder(StopWorkers) << Append(failed("n0"))

@@ -126,7 +126,7 @@ def _joining(agent: Agent, now: Situation) -> Iterator[Joined]:
     job, me = agent.job, agent.me
     if agent.workers.alive or agent.port is None or job.is_gone(me):
         return
-    if agent.is_renewed and not is_fresh(agent):
+    if agent.is_renewed and not job.is_live(me) and not is_fresh(agent):
         return  # a node that reads, and whose beats do not arrive, would be declared lost and join again, for ever
     if job.is_expected(me):
         if Timer.BACKOFF not in now.due:

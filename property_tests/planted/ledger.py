@@ -205,7 +205,7 @@ EARLY = (
         "joins-unheard",
         5,
         "agent.wanted._joining",
-        "if agent.is_renewed and not is_fresh(agent):",
+        "if agent.is_renewed and not job.is_live(me) and not is_fresh(agent):",
         "if False:",
         "fresh",
         "setup nodes=2 formed=2\nstale a\nwait 7\nwait 7",
