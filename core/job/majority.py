@@ -59,8 +59,8 @@ def asks_for_majority(job: Job) -> bool:
 
 
 def has_majority(job: Job) -> bool:
-    """Enough members of the last sealed round are there, or will be: live, and not leaving. True if none are asked
-    for."""
+    """Enough members of the last sealed round are there, or will be: live, and not leaving. True also if the next
+    round needs no majority."""
     return not asks_for_majority(job) or is_majority(job.members, present(job))
 
 

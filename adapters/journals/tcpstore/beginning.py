@@ -12,9 +12,8 @@ from reknit.adapters.journals.envelope import Envelope
 from reknit.adapters.journals.tcpstore.client import Client
 from reknit.adapters.journals.tcpstore.keys import OWNER, Keys
 from reknit.adapters.journals.tcpstore.lines import Lines
-from reknit.adapters.journals.tcpstore.places import Places
-from reknit.adapters.ports import Refused, Unavailable
-from reknit.core.job.reasons import Refusal
+from reknit.adapters.journals.tcpstore.places import Places, check_owner, owner_of
+from reknit.adapters.ports import Unavailable
 
 _ELDERS_S = 3.0
 """How long a host that has lost its store waits for agents that remember the journal. They try again every second."""
@@ -40,7 +39,7 @@ class Beginning:
         self._places = places
         self._exclusive = exclusive
         self._has_elders = has_elders
-        self._owner = envelope.job.encode(errors="surrogatepass")
+        self._owner = owner_of(envelope.job)
 
     def claim(self, client: Client) -> None:
         """The store serves this job from now on. Raises `Refused` if it serves another one."""
@@ -48,12 +47,8 @@ class Beginning:
             self.check_owner(client.compare_set(OWNER, b"", self._owner))
 
     def check_owner(self, owner: bytes) -> None:
-        if self._exclusive and owner not in (b"", self._owner):
-            job = owner.decode(errors="replace")
-            raise Refused(
-                Refusal.OTHER_JOB,
-                f"{self._lines.where} serves job {job}, not {self._envelope.job}; choose another endpoint",
-            )
+        if self._exclusive:
+            check_owner(self._lines.where, owner, self._envelope.job)
 
     def begun(self, client: Client) -> tuple[bytes, bytes]:
         """Owner and header. This agent writes them if they are missing. It writes no header into the store of another

@@ -4,8 +4,7 @@
    long. Every new connection first checks that the journal is the same.
 2. The header is written once. Usually the agent that hosts the store writes it. If an agent that has read the journal
    finds no header, the store has lost everything, and the journal is founded again (`rebirth`).
-3. A host that finds a sign of an earlier life waits for the agents that remember it, before it begins a new journal.
-   There are two signs: an offer in the store, and what the caller knows (`has_elders`).
+3. An agent that has read nothing begins the journal, or waits for the one that does (`beginning`).
 4. An agent that finds another journal makes it void if it can (`young`). If no round was sealed in its own journal, the
    agent has no workers, and takes part in the other one.
 5. If the store may be at two endpoints, `Places` says where to look. The journal that is found there counts by the same
@@ -55,7 +54,6 @@ class Connections:
         self.pace_ms = 0
         """The longest round trip of any writer, as far as this agent knows. Milliseconds."""
         self._envelope = envelope
-        self._exclusive = exclusive
         self._founds = founds
         self._beginning = Beginning(
             self._lines, self.keys, envelope, places, exclusive=exclusive, has_elders=has_elders
@@ -190,8 +188,7 @@ class Connections:
     def _found_again(self, client: Client, course: Course, void: bytes = b"") -> bytes:
         """The header, after the store has lost everything. Empty: this agent cannot found the journal again. `void`: a
         header that makes way."""
-        if self._exclusive:
-            self._beginning.claim(client)
+        self._beginning.claim(client)
         memory = self._memory
         if self.places is not None and (
             course.starts_over or self.places.is_silent if memory is None else not memory.job.members

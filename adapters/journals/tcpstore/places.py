@@ -52,6 +52,18 @@ def elsewhere_s(timeout_s: float, silence_s: float) -> float:
     return away_s(timeout_s, silence_s) + FIRST * timeout_s
 
 
+def owner_of(job: str) -> bytes:
+    """What stands at the key `OWNER` in a store that serves this job."""
+    return job.encode(errors="surrogatepass")
+
+
+def check_owner(where: str, owner: bytes, job: str) -> None:
+    """Raises `Refused` if the store at this endpoint serves another job. `owner`: what stands at the key `OWNER`."""
+    if owner not in (b"", owner_of(job)):
+        other = owner.decode(errors="replace")
+        raise Refused(Refusal.OTHER_JOB, f"{where} serves job {other}, not {job}; choose another endpoint")
+
+
 @frozen
 class Found:
     """What is at an endpoint."""
@@ -136,8 +148,8 @@ class Places:
         return self._joined
 
     def has_to_begin_anew(self, base: Job, read: Job | None) -> bool:
-        """Whether this agent must begin as a new one in the journal to which it comes, because it may be counted in the
-        journal before. `base`: the fold with which the journal begins to which it comes. `read`: what the agent has
+        """Whether this agent must begin as a new one when it comes to another journal, because the journal before may
+        count it. `base`: the fold with which the journal begins to which it comes. `read`: what the agent has
         read before. An agent that may have workers never begins anew."""
         joined = self._joined
         if joined is None or self._has_left:
@@ -256,7 +268,7 @@ class Places:
 
     def _noted(self, keys: Keys, before: bytes, note: bytes, job: str) -> tuple[bytes, bytes]:
         """Put the note in the place of `before`. Returns the owner of the store, and what stands there now."""
-        client, name = Client(*self._endpoints[1], LOOK_S), job.encode(errors="surrogatepass")
+        client, name = Client(*self._endpoints[1], LOOK_S), owner_of(job)
         try:
             owner = client.compare_set(OWNER, b"", name) if self._exclusive else name
             return owner, client.compare_set(keys.header, before, note) if owner == name else b""
@@ -264,9 +276,8 @@ class Places:
             client.close()
 
     def _check_owner(self, owner: bytes, job: str) -> None:
-        if self._exclusive and owner not in (b"", job.encode(errors="surrogatepass")):
-            where, other = endpoint(*self._endpoints[1]), owner.decode(errors="replace")
-            raise Refused(Refusal.OTHER_JOB, f"{where} serves job {other}, not {job}; choose another endpoint")
+        if self._exclusive:
+            check_owner(endpoint(*self._endpoints[1]), owner, job)
 
     def _second(self, keys: Keys, envelope: Envelope) -> bytes:
         """What stands in the place of the header at the second endpoint: a note, or nothing."""

@@ -45,20 +45,21 @@ from reknit.core.job.majority import agreeing, is_majority, is_over
 from reknit.core.job.moving import moved
 from reknit.core.text.codec import CodecError, decode, encode
 
-LONGEST_STAY_S = 10.0
 _OFFERS_S = 1.5
 """How long the agent with the best offer waits for others. An agent that lost its store tries again every second."""
 _ONE_MISSING_S = 0.3
 _RENEW_S = 1.0
 """How often the best offer is renewed. One that stands still for `2 * _OFFERS_S` is that of a dead agent."""
+LONGEST_STAY_S = 10.0
 _STAY_S = (5.0, LONGEST_STAY_S)
 """How long an agent waits at one of two endpoints for a majority, at least and at most. Meanwhile it can take the place
 of a dead agent with a better offer, and wait for others. Seconds."""
 _POLL_S = 0.05
-_KeyOf = Callable[[str], str]
 LARGEST = 4 << 20
 """Upper bound on a value in the store, in bytes. torch's server closes the connection at a value of 8 MiB. A larger
 fold is published only where a life of the journal begins, in several values."""
+_KeyOf = Callable[[str], str]
+"""The key of an agent, by its nonce."""
 
 
 @frozen
