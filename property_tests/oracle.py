@@ -10,6 +10,7 @@ from reknit.core.job.entries import (
     Aborted,
     Admission,
     Admit,
+    Confirmed,
     Entry,
     Failed,
     GaveUp,
@@ -52,8 +53,10 @@ class Oracle:
         self.done: set[Node] = set()
         self.farewells: set[str] = set()
         """Nonces of members of the last round that have said goodbye."""
-        self.is_final = False
-        """The epoch has ended in a way after which no other begins."""
+        self.former: list[str] = []
+        """Nonces of the members of the round before, if the agents of the last one are others."""
+        self.read: set[str] = set()
+        """Those of them that have shown that they have read the last seal."""
         self.reports: list[Failed] = []
         self.seats: list[str] = []
         self.first_size = self.largest = 0
@@ -71,7 +74,8 @@ class Oracle:
             self._conclude()
 
     def _open(self, entry: Opened) -> None:
-        again = self.phase == "closed" and self.verdicts[self.epoch] != "succeeded" and not self.is_final
+        again = self.phase == "closed" and self.verdicts[self.epoch] != "succeeded"
+        again = again and self._agree(self.farewells, self.read)
         if (self.phase == "unopened" or again) and entry.epoch == self.epoch + 1:
             left, self.live = self.live, {}
             for joined in left.values():
@@ -158,6 +162,7 @@ class Oracle:
         known = self.live.get(entry.node.id)
         if known is not None and known.node == entry.node:
             self.farewells.add(known.nonce)
+            self.read.add(known.nonce)
             self._go(entry.node)
         elif self.top(entry.node.id) < entry.node.incarnation and self.top(entry.node.id) <= entry.seen:
             if known is not None:
@@ -196,8 +201,11 @@ class Oracle:
                 self._close("succeeded")
 
     def _aborted(self, _: Aborted) -> None:
-        self.is_final = self.terms.needs_majority
         self._close("aborted")
+
+    def _confirmed(self, entry: Confirmed) -> None:
+        if self._in(entry.node) and entry.round == self.last_sealed:
+            self.read.add(self.live[entry.node.id].nonce)
 
     def _filler(self, _: Entry) -> None: ...
 
@@ -217,15 +225,19 @@ class Oracle:
     def _count(self) -> int:
         return sum(1 for j in self.live.values() if j.node not in self.leaving)
 
-    def has_majority(self, but: frozenset[Node] = frozenset()) -> bool:
-        """More than half of the agents of the last round, where a half with the first of them is more than half. `but`:
-        nodes that do not count."""
-        last = self.sealed.get((self.epoch, self.last_sealed), [])
-        if not self.terms.needs_majority or not last:
-            return True
-        here = {j.nonce for j in self.live.values() if j.node not in self.leaving | but} | self.farewells
-        votes = sum(1 for member in last if member.nonce in here) + 0.5 * (last[0].nonce in here)
-        return votes > len(last) / 2
+    def has_majority(self) -> bool:
+        """More than half of the agents of the last round, where a half with the first of them is more than half."""
+        here = {j.nonce for j in self.live.values() if j.node not in self.leaving}
+        return self._agree(here | self.farewells, here | self.read)
+
+    def _agree(self, members: set[str], former: set[str]) -> bool:
+        """Whether these agents are a majority of the last round, and those one of the round before."""
+        last = [member.nonce for member in self.sealed.get((self.epoch, self.last_sealed), [])]
+        return not self.terms.needs_majority or (_most(last, members) and _most(self.former, former))
+
+    def is_read(self) -> bool:
+        """A majority of the round before has shown that it has read the last seal."""
+        return _most(self.former, self.read | {j.nonce for j in self.live.values() if j.round > self.last_sealed})
 
     def _is_enough(self) -> bool:
         return self._count() >= self.terms.min_nodes and self.has_majority()
@@ -238,19 +250,18 @@ class Oracle:
 
     def _gaveup(self, entry: GaveUp) -> None:
         if self.phase == "gathering" and entry.round == self.round and not self._is_enough():
-            self.is_final = not self.has_majority(but=frozenset(self.expected))
             self._close("failed")
 
     def _lastcall(self, entry: LastCall) -> None:
         if self.phase == "gathering" and entry.round == self.round and not self.expected:
-            if self._is_enough():
+            if self._is_enough() and self.is_read():
                 self._seal()
 
     def _conclude(self) -> None:
         if self.phase != "gathering":
             return
         self.short = self.short or not self._is_enough()
-        if self.expected or not self.has_majority():
+        if self.expected or not self.has_majority() or not self.is_read():
             return
         if not self.judged:
             self.judged = True
@@ -269,8 +280,10 @@ class Oracle:
         self.verdicts[self.epoch] = verdict
 
     def _seal(self) -> None:
-        free = self._free()
+        free, before = self._free(), self.sealed.get((self.epoch, self.last_sealed), [])
         old = [j for j in free if j.node in self.members]
+        if self.terms.needs_majority:
+            old += [j for j in free if j not in old and j.nonce in {member.nonce for member in before}]
         seated = [j for j in free if j not in old and j.node.id in self.seats]
         rest = [j for j in free if j not in old and j not in seated]
         chosen = (old + seated + rest)[: self._cap()]
@@ -282,10 +295,17 @@ class Oracle:
             self.first_size = self.first_size or len(new)  # all seats may have been forgotten since the first round
         chosen.sort(key=lambda j: self.seats.index(j.node.id))
         self.members, self.done, self.phase = {j.node for j in chosen}, set(), "running"
-        self.farewells = set()
+        self.former = [member.nonce for member in before] if self.terms.needs_majority else []
+        self.read, self.farewells = self.farewells, set()
         self.largest = max(self.largest, len(chosen))
         self.sealed[self.epoch, self.round] = chosen
         self.last_sealed = self.round
+
+
+def _most(agents: list[str], some: set[str]) -> bool:
+    """More than half of the agents, where a half with the first of them is more than half."""
+    votes = sum(1 for nonce in agents if nonce in some) + 0.5 * (agents[:1] != [] and agents[0] in some)
+    return not agents or votes > len(agents) / 2
 
 
 def _by_hint(new: list[Joined]) -> list[str]:

@@ -13,7 +13,7 @@ from reknit.core.agent.commands import SIGKILL, SIGTERM
 from reknit.core.agent.states import WorkerState
 from reknit.core.job import memory
 from reknit.core.job.entries import Aborted, Admission
-from reknit.core.job.job import Closed, Running, Verdict, admissible
+from reknit.core.job.job import Closed, Job, Running, Verdict, admissible
 from reknit.core.job.restart import is_strained
 
 from . import ends, prompt, rhythm
@@ -282,14 +282,21 @@ def unrest(world: World) -> str | None:
         return f"{node} is {'not in the job' if node in nodes else 'dead and not noticed'}"
     if job.terms.admission is Admission.SOON and admissible(job):
         return "standbys wait"
+    owing = {p.name for p in procs if job.is_live(p.agent.me) and p.agent.nonce in {*job.former} - job.confirmed}
+    if owing and {*job.former} != {member.nonce for member in job.members}:
+        return f"nobody knows that {', '.join(sorted(owing))} has read the seal"
     if any((p.agent.leaving or p.agent.end or p.agent.workers.stuck) and not ends.is_serving(world, p) for p in procs):
         return "somebody is leaving"
-    for proc in procs:
-        node, group = proc.agent.me, proc.group
-        if node not in job.member_nodes or node in job.succeeded:
-            continue
-        if group is None or group.key != (job.epoch, job.round) or not group.is_whole:
-            return f"{proc.name} lacks workers"
-        if proc.agent.workers.state is not WorkerState.HEALTHY:
-            return f"{proc.name}'s workers are {proc.agent.workers.state}"
+    return next((why for proc in procs if (why := _lacks(proc, job))), None)
+
+
+def _lacks(proc: Proc, job: Job) -> str | None:
+    """What the workers of this process lack."""
+    node, group = proc.agent.me, proc.group
+    if node not in job.member_nodes or node in job.succeeded:
+        return None
+    if group is None or group.key != (job.epoch, job.round) or not group.is_whole:
+        return f"{proc.name} lacks workers"
+    if proc.agent.workers.state is not WorkerState.HEALTHY:
+        return f"{proc.name}'s workers are {proc.agent.workers.state}"
     return None

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from random import Random
 from typing import cast
 
-from attrs import evolve
+from attrs import evolve, frozen
 
 from reknit.adapters.journals.envelope import Envelope
 from reknit.adapters.journals.tcpstore.course import Course
@@ -22,12 +22,27 @@ from reknit.core.job import entries as said
 from reknit.core.job.entries import Entry, Joined, Node, NodeId
 from reknit.core.job.fold import fold
 from reknit.core.job.job import Gathering, Job, Running
-from reknit.core.job.majority import can_open, can_seal, is_over
+from reknit.core.job.majority import can_open, can_seal, has_to_confirm, last_round
 from reknit.core.job.workers import WorkerFailure
 
 from .endpoints import PLACES, Client, Network, Store
 
 JOB = "job"
+
+
+@frozen
+class Round:
+    """A sealed round. Two rounds with the same number and the same agents are the same: the agents are in one group."""
+
+    epoch: int
+    number: int
+    nonces: tuple[str, ...]
+    """Of its members."""
+
+    @staticmethod
+    def of(job: Job) -> Round:
+        """The round that was sealed last."""
+        return Round(job.epoch, last_round(job), tuple(member.nonce for member in job.members))
 
 
 class Late:
@@ -61,6 +76,8 @@ class Process:
         """What it has read."""
         self.last: Joined | None = None
         """The last `Joined` that it has said under this nonce."""
+        self.rounds: set[tuple[str, Round]] = set()
+        """The rounds whose seals it has read, each with the nonce under which it has read the seal."""
         self.has_workers = False
         self.is_departing = False
         """It says nothing but goodbye."""
@@ -84,13 +101,19 @@ class Process:
                 return
             self.nonce, self.last = f"{self.nonce}+", None
         self.job = self.job if batch.base is None else batch.base
+        self._note_round()
         for entry in batch.entries:
             self.job = fold(self.job, entry)
+            self._note_round()
         self.position = batch.position
         self.journal.remember(self.position, self.job)
         known = self.known
         is_member = known is not None and known.node in self.job.member_nodes
         self.has_workers = isinstance(self.job.phase, Running) and is_member
+
+    def _note_round(self) -> None:
+        if self.job.members and isinstance(self.job.phase, Running | Gathering):
+            self.rounds.add((self.nonce, Round.of(self.job)))
 
     @property
     def known(self) -> Joined | None:
@@ -99,11 +122,6 @@ class Process:
         if joined is None or joined.nonce != self.nonce:
             return None
         return joined if self.last is None or joined.node.incarnation >= self.last.node.incarnation else None
-
-    @property
-    def is_free(self) -> bool:
-        """As far as it has read, it has said nothing that counts for the next round."""
-        return self.last is not None and not self.end and is_over(self.last, self.job)
 
     @property
     def lives(self) -> int:
@@ -117,6 +135,8 @@ class Process:
         """Say this entry so that it lands now, or later, or both. Returns what lands later."""
         if isinstance(entry, Joined):
             self.last = entry
+        if isinstance(entry, Joined | said.Failed | said.Left):
+            self.has_workers = False  # or not all of them
         self.is_departing = self.is_departing or isinstance(entry, said.Left | said.Leaving)
         draw, late = self.dice.randrange(12), []
         if draw < 3:
@@ -127,14 +147,16 @@ class Process:
             self.journal.append(str(self.dice.random()), entry)
         return late
 
-    def wish(self) -> Entry | None:
-        """What an agent could say that has read this. Mostly what the job waits for."""
+    def wish(self, *, is_calm: bool = False) -> Entry | None:
+        """What an agent could say that has read this. Mostly what the job waits for. `is_calm`: nothing else."""
         dice, job, known = self.dice, self.job, self.known
+        if self.last is not None and has_to_confirm(job, self.last.node, self.nonce) and dice.randrange(4):
+            return said.Confirmed(self.last.node, last_round(job))
         if can_open(job, job.epoch + 1) and dice.randrange(2):
             return said.Opened(job.terms, self.nonce, job.epoch + 1)
         if self.is_departing:
             return None if self.last is None else said.Left(self.last.node)
-        if dice.randrange(8) == 0:
+        if not is_calm and dice.randrange(8) == 0:
             return self.last  # once more
         if known is None:
             return self.joining()
@@ -142,7 +164,7 @@ class Process:
             return self.joining()
         if isinstance(job.phase, Gathering) and dice.randrange(4):
             return said.LastCall(job.round, job.epoch) if can_seal(job) else self._missing(known.node)
-        return self._news(known.node) if dice.randrange(2) else None
+        return self._news(known.node) if not is_calm and dice.randrange(2) else None
 
     def joining(self) -> Joined:
         job, known = self.job, self.known
@@ -176,16 +198,16 @@ class Process:
 
     # ---- acting ----
 
-    def act(self, *, reads: bool) -> list[Late]:
-        """Read, say something, or both. `reads`: it only reads. Returns what lands later."""
-        draw = 0 if reads else self.dice.randrange(6)
+    def act(self, *, reads: bool, is_calm: bool = False) -> list[Late]:
+        """Read, say something, or both. `reads`: it only reads. `is_calm`: as in `wish`. Returns what lands later."""
+        draw = 0 if reads else 1 if is_calm else self.dice.randrange(6)
         try:
             with self.acting():
                 if draw < 5:
                     self.is_reading = True
                     self.read()
                 self.is_reading = False
-                if draw and not self.end and (entry := self.wish()) is not None:
+                if draw and not self.end and (entry := self.wish(is_calm=is_calm)) is not None:
                     return self.say(entry)
         except Unavailable:
             pass

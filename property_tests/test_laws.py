@@ -52,6 +52,7 @@ ENTRIES: st.SearchStrategy[Entry] = st.one_of(
     JOINED,
     st.builds(said.Opened, st.just(TERMS), st.sampled_from("jk"), st.integers(0, 2)),
     st.builds(said.LastCall, ROUNDS),
+    st.builds(said.Confirmed, NODES, ROUNDS),
     st.builds(said.Admit, ROUNDS),
     st.builds(said.Steady, ROUNDS),
     st.builds(said.GaveUp, ROUNDS),

@@ -12,10 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from reknit.adapters.journals.envelope import Envelope, Prefix
+from reknit.adapters.journals.envelope import Envelope
 from reknit.adapters.journals.file.folder import file_name
 from reknit.adapters.journals.file.journal import FileJournal
 from reknit.adapters.journals.folds import MANY
+from reknit.adapters.journals.history import Prefix
 from reknit.adapters.ports import Refused, Unavailable
 from reknit.core.job.entries import Aborted, Filler, Leaving, Node, NodeId, Succeeded
 from reknit.core.job.job import Job

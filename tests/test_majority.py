@@ -7,6 +7,7 @@ from attrs import evolve
 
 from reknit.core.job.entries import (
     Aborted,
+    Confirmed,
     Entry,
     Failed,
     GaveUp,
@@ -19,13 +20,23 @@ from reknit.core.job.entries import (
     NodeId,
     Opened,
     RestartPolicy,
-    Succeeded,
     Terms,
 )
 from reknit.core.job.fold import fold_all
 from reknit.core.job.job import Closed, Gathering, Job, Running
-from reknit.core.job.majority import can_open, has_enough, has_majority, is_majority, is_over, lack
-from reknit.core.job.moving import moved
+from reknit.core.job.majority import (
+    can_open,
+    can_seal,
+    has_enough,
+    has_majority,
+    has_to_confirm,
+    is_majority,
+    is_over,
+    is_read,
+    lack,
+    missing,
+    moved,
+)
 from reknit.core.job.reasons import NoMajority, TooFewNodes
 from reknit.core.job.workers import WorkerFailure
 
@@ -69,7 +80,7 @@ def running(names: str, *entries: Entry, terms: Terms = TERMS) -> Job:
 )
 def test_two_majorities_have_a_node_in_common(members: str, there: str, is_one: bool) -> None:
     """Otherwise two groups could both go on. Half of the nodes are one of them only with the first."""
-    assert is_majority(tuple(map(joined, members)), frozenset(map(node, there))) is is_one
+    assert is_majority(members, there) is is_one
 
 
 def test_a_job_at_one_place_needs_none() -> None:
@@ -112,27 +123,30 @@ def test_who_said_goodbye_agrees() -> None:
 def test_a_renewed_node_can_say_goodbye() -> None:
     """Its incarnation is another one than that of the member, and its process is the same."""
     job = running("abc", *lost("a", by="b"), joined("a", 1, incarnation=1, nonce="a"), Left(node("a", 1)))
-    assert job.farewells == {node("a")}
+    assert job.farewells == {"a"}
 
 
-@pytest.mark.parametrize(
-    ("entries", "can"),
-    [
-        ([failed("a"), joined("a", 1), joined("b", 1), joined("c", 1), failed("a", 1)], None),
-        ([Aborted("x")], False),
-        ([*lost("a", "b", by="c"), joined("c", 1), GaveUp(1)], False),
-    ],
-)
-def test_no_epoch_follows_an_end_without_a_majority(entries: list[Entry], can: bool | None) -> None:
-    """The others may go on as the job, and a new epoch would be a second job."""
-    job = running("abc", *entries)
-    if can is None:
-        job = fold_all(job, [joined("a", 2), joined("b", 2), joined("c", 2)])
+SPENT = [failed("a"), joined("a", 1), joined("b", 1), joined("c", 1), failed("a", 1), *(joined(n, 2) for n in "abc")]
+"""The second failure spends a restart too many."""
+
+
+@pytest.mark.parametrize("entries", [SPENT, [Aborted("x")]])
+def test_an_epoch_follows_when_a_majority_has_read_the_end(entries: list[Entry]) -> None:
+    """Until then the others may go on as the job in another journal, and a new epoch would be a second job."""
+    job = running("abc", *entries, Left(node("a")))
     assert isinstance(job.phase, Closed)
-    assert can_open(job, 1) is (can is None)
-    assert (fold_all(job, [Opened(TERMS, "k", 1)]).epoch == 1) is (can is None)
-    assert not can_open(job, 0)
-    assert not can_open(job, 2)
+    assert not can_open(job, 1)
+    assert fold_all(job, [Opened(TERMS, "k", 1)]) == job
+    read = fold_all(job, [Left(node("c"))])
+    assert (can_open(read, 0), can_open(read, 1), can_open(read, 2)) == (False, True, False)
+    assert fold_all(read, [Opened(TERMS, "k", 1)]).epoch == 1
+
+
+def test_no_epoch_follows_an_end_for_want_of_a_majority() -> None:
+    """Its agents have read the end. The others have not, and may go on."""
+    job = running("abc", *lost("a", "b", by="c"), joined("c", 1), GaveUp(1), Left(node("c")))
+    assert isinstance(job.phase, Closed)
+    assert not can_open(job, 1)
 
 
 def test_what_is_lacking_is_told() -> None:
@@ -146,6 +160,89 @@ def test_what_is_lacking_is_told() -> None:
     assert lack(running("abc", failed("a"), *lost("b", by="c"), joined("a", 1), terms=three)) == NoMajority(1, 3)
 
 
+# ---- who has read the last seal ----
+
+
+CHANGED = [*lost("c", by="a"), joined("d", 1), joined("a", 1), joined("b", 1)]
+"""Round 1 has other members than round 0: a, b and d."""
+
+
+def test_a_round_with_other_members_counts_once_its_seal_was_read() -> None:
+    """b and c may have gone to another journal before b has read the seal. There they are a majority."""
+    job = running("abc", *CHANGED)
+    assert (job.phase, job.former, job.confirmed) == (Running(1), ("a", "b", "c"), frozenset())
+    alone = fold_all(job, [*lost("b", by="a"), joined("a", 2), joined("d", 2), LastCall(2)])
+    assert isinstance(alone.phase, Gathering)
+    assert missing(alone, {"a", "d"}) == NoMajority(1, 3)
+    assert lack(alone) == NoMajority(1, 3)
+    read = fold_all(job, [Confirmed(node("a"), 1), Confirmed(node("b"), 1)])
+    assert (read.former, read.confirmed) == ((), frozenset())
+    assert fold_all(read, [*lost("b", by="a"), joined("a", 2), joined("d", 2), LastCall(2)]).phase == Running(2)
+
+
+def test_who_joins_the_next_round_has_read_the_last_seal() -> None:
+    """It goes to no journal without this seal."""
+    job = running("abc", *CHANGED, failed("d", 1), joined("a", 2), joined("b", 2), joined("d", 2))
+    assert job.phase == Running(2)
+    assert job.former == ("a", "b", "d")
+
+
+def test_a_goodbye_shows_it_too() -> None:
+    """Before the seal or after it: an agent that said goodbye goes to no other journal."""
+    before = running("abc", Left(node("c")), joined("a", 1), joined("b", 1), LastCall(1))
+    assert (before.former, before.confirmed) == (("a", "b", "c"), {"c"})
+    assert fold_all(before, [Left(node("b"))]).former == ()
+    enough = running("abc", Left(node("c")), Left(node("b")), joined("a", 1), LastCall(1))
+    assert (enough.phase, enough.former) == (Running(1), ())
+
+
+def test_what_confirms_nothing() -> None:
+    """Another round, a node that was no member of the round before, one that is gone, and a second time."""
+    job = running("abc", *CHANGED)
+    vain = [Confirmed(node("a"), 0), Confirmed(node("a"), 2), Confirmed(node("d"), 1), Confirmed(node("c"), 1)]
+    assert fold_all(job, vain) == job
+    once = fold_all(job, [Confirmed(node("a"), 1)])
+    assert once.confirmed == {"a"}
+    assert fold_all(once, [Confirmed(node("a"), 1)]) == once
+    assert running("abc", Confirmed(node("a"), 0)).former == ()
+    over = fold_all(job, [Aborted("x")])
+    assert fold_all(over, [Confirmed(node("a"), 1)]) == over
+    one = running("abc", *CHANGED, terms=evolve(TERMS, needs_majority=False))
+    assert (one.phase, one.former) == (Running(1), ())
+
+
+def test_who_has_to_confirm() -> None:
+    """Members that stay the same need not say so. A node that was never seated has to, or the next round waits."""
+    job = running("abc", *CHANGED)
+    assert [has_to_confirm(job, node(name), name) for name in "abcd"] == [True, True, False, False]
+    assert not has_to_confirm(job, node("a"), "another process")
+    assert not has_to_confirm(fold_all(job, [Confirmed(node("a"), 1)]), node("a"), "a")
+    same = running("abc", failed("a"), joined("a", 1), joined("b", 1), joined("c", 1))
+    assert same.former == ("a", "b", "c")
+    assert not has_to_confirm(same, node("a"), "a")
+    assert not has_to_confirm(fold_all(same, [failed("a", 1)]), node("a"), "a"), "it is about to join"
+    # b takes another incarnation for round 1, and has not read that it is in round 1 already. a and c have left.
+    late = fold_all(same, [joined("b", 1, incarnation=1, nonce="b"), Left(node("c")), joined("a", 2)])
+    assert late.phase == Running(2), "a has joined, and c has said goodbye"
+    few = fold_all(same, [*lost("c", by="a"), joined("b", 1, incarnation=1, nonce="b"), joined("a", 2), LastCall(2)])
+    assert (has_majority(few), is_read(few), can_seal(few)) == (True, False, False)
+    assert has_to_confirm(few, node("b", 1), "b")
+    assert fold_all(few, [Confirmed(node("b", 1), 1), LastCall(2)]).phase == Running(2)
+
+
+def test_a_member_process_that_was_renewed_is_seated_before_old_seats() -> None:
+    """It was counted for the round, so it must be one of those that read the seal."""
+    terms = evolve(TERMS, max_nodes=3)
+    job = running("abx", *lost("x", by="a"), joined("c", 1), joined("a", 1), joined("b", 1), terms=terms)
+    assert [m.node.id for m in job.members] == ["a", "b", "c"]
+    back = [joined("x", 2, incarnation=1, nonce="new x"), *lost("b", by="a"), joined("b", 2, incarnation=1, nonce="b")]
+    job = fold_all(job, [*back, joined("a", 2), joined("c", 2)])
+    assert (job.phase, {m.node.id for m in job.members}) == (Running(2), {"a", "b", "c"})
+
+
+# ---- another journal ----
+
+
 def test_what_was_said_for_a_sealed_round_is_over() -> None:
     """An agent goes on in another journal only if what it has said last cannot count in the one before."""
     job, back = running("ab"), joined("a", 1)
@@ -157,65 +254,42 @@ def test_what_was_said_for_a_sealed_round_is_over() -> None:
     assert not is_over(joined("a", 0, incarnation=1), job), "it replaces the member"
 
 
-def test_who_has_joined_is_gone_in_the_next_journal() -> None:
-    """b has said so in the journal before, and counts there. The others go on."""
+def test_who_has_joined_is_expected_in_the_next_journal() -> None:
+    """b has joined, and may not come to the other journal. If it comes, it joins there as the same incarnation."""
     job = running("abc", failed("a"), joined("b", 1), joined("d", 1))
     base = moved(job)
     assert isinstance(base.phase, Gathering)
-    assert (sorted(base.live), base.phase.expected) == (["a", "c"], {node("a"), node("c")})
-    assert base.is_gone(node("b"))
-    assert base.phase.excuse is None
-    assert not base.farewells
+    assert base.phase.expected == {node("a"), node("b"), node("c")}
+    assert list(base.live) == list(job.live)
+    assert fold_all(base, [joined("b", 1)]) == job
 
 
-def test_what_was_said_before_counts_in_one_journal() -> None:
-    """b stands by as a renewed member, and c has said goodbye. Both may be counted in the journal before."""
-    job = running("abc", *lost("b", by="a"), joined("b", 1, incarnation=1, nonce="b"), Left(node("c")))
-    assert job.farewells == {node("c")}
-    assert moved(job).farewells == frozenset()
-    ended = running("abc", Succeeded(node("b"), 0), *lost("b", by="a"), joined("b", 1, incarnation=1, nonce="b"))
-    assert isinstance(ended.phase, Running)
-    assert sorted(moved(ended).live) == ["a", "c"]
-
-
-def test_other_jobs_move_as_they_are() -> None:
-    """A round that runs has nobody who has joined the next one. Before the first round there is no majority."""
-    one = evolve(TERMS, needs_majority=False)
-    for job in (running("abc"), fold_all(Job(), [Opened(TERMS, "j"), joined("a")]), Job()):
-        assert moved(job) is job
-    gathering = running("abc", failed("a"), joined("b", 1), terms=one)
-    assert moved(gathering) is gathering
-
-
-# ---- two journals from one ----
-
-
-def both_form(x: Job, y: Job) -> bool:
-    return isinstance(x.phase, Running) and isinstance(y.phase, Running)
-
-
-def test_a_goodbye_before_the_move_counts_in_one_journal() -> None:
+def test_a_goodbye_counts_in_one_journal() -> None:
     """c has left, and a and b have read that. Then they cannot reach each other: each of them is one of three."""
     job = running("abc", Leaving(node("c")), Left(node("c")))
+    assert (job.farewells, moved(job).farewells) == ({"c"}, frozenset())
     x = fold_all(job, [joined("a", 1), *lost("b", by="a"), LastCall(1)])
     y = fold_all(moved(job), [joined("b", 1), *lost("a", by="b"), LastCall(1)])
     assert (isinstance(x.phase, Running), isinstance(y.phase, Running)) == (True, False)
 
 
-def test_a_standby_that_was_a_member_counts_in_one_journal() -> None:
-    """b has succeeded, was declared lost, and stands by when the journal moves. It says nothing afterwards."""
-    again = joined("b", 1, incarnation=1, nonce="b")
-    job = running("abc", Succeeded(node("b"), 0), *lost("b", by="a"), again)
-    x = fold_all(job, [failed("a"), joined("a", 1), *lost("c", by="a")])
-    y = fold_all(moved(job), [failed("c"), joined("c", 1), *lost("a", by="c")])
-    assert not both_form(x, y)
+def test_other_jobs_move_as_they_are() -> None:
+    """Before the first round there is no majority."""
+    one = evolve(TERMS, needs_majority=False)
+    for job in (running("abc"), fold_all(Job(), [Opened(TERMS, "j"), joined("a")]), Job()):
+        assert moved(job) == job
+    gathering = running("abc", failed("a"), joined("b", 1), terms=one)
+    assert moved(gathering) is gathering
 
 
-def test_no_epoch_follows_on_the_word_of_nodes_that_are_only_expected() -> None:
-    """a gives up while b is expected. b then speaks in the other journal. A new epoch asks for no majority."""
-    three = evolve(TERMS, min_nodes=3)
-    job = running("abc", failed("a"), terms=three)
-    x = fold_all(job, [joined("a", 1), *lost("c", by="a"), GaveUp(1), Opened(three, "j", 1)])
-    x = fold_all(x, [*(joined(f"x{i}") for i in range(3)), LastCall(0, 1)])
-    y = fold_all(moved(job), [joined("b", 1), joined("c", 1), *lost("a", by="b"), joined("d", 1), LastCall(1)])
-    assert not both_form(x, y)
+def test_a_round_that_was_sealed_in_vain_ends_there() -> None:
+    """All have joined round 1 in x. Then b and c go on in y without having read the seal of x. There they form another
+    round 1. In x new nodes would be a majority of round 1, and not of round 0."""
+    job = running("abc", failed("a"), joined("b", 1), joined("c", 1), joined("d", 1), joined("e", 1))
+    x = fold_all(job, [joined("a", 1)])
+    y = fold_all(moved(job), [joined("b", 1), joined("c", 1), *lost("a", by="b"), LastCall(1)])
+    assert (x.phase, y.phase) == (Running(1), Running(1))
+    x = fold_all(x, [*lost("b", "c", by="a"), joined("a", 2), joined("d", 2), joined("e", 2), LastCall(2)])
+    assert (isinstance(x.phase, Gathering), lack(x)) == (True, NoMajority(1, 3))
+    y = fold_all(y, [Confirmed(node("b"), 1), Confirmed(node("c"), 1), *lost("e", by="b")])
+    assert fold_all(y, [joined(name, 2) for name in "bcd"]).phase == Running(2)

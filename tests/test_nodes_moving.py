@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from reknit.core.job.entries import Joined
 from tests.nodes import BAD, CONF, GOOD, NodeRun, Nodes, all_alive, ended
 from tests.stores import free_port
 
@@ -60,6 +61,25 @@ def test_the_first_host_hangs_and_goes_on(tmp_path: Path) -> None:
         for run in (a, b, c):
             run.tell(GOOD)
         assert ended(a, b, c) == [0] * 3
+
+
+def test_the_first_host_is_lost_while_the_next_round_is_gathered(tmp_path: Path) -> None:
+    """A worker of the host fails, and the host a moment later. b has joined the next round in the store that is lost.
+    c has not, so that the round is not sealed yet."""
+    patient = f"{CONF},heartbeat=6"  # c must not count as lost
+    with Nodes(tmp_path, "--nnodes=2:4", "--max-restarts=1", *at_two(), patient) as nodes:
+        a, b, c = three(nodes)
+        first = nodes.formed(a, b, c)
+        c.freeze()
+        a.tell(BAD)
+        nodes.said(Joined, "b", round=1)
+        a.vanish()
+        c.thaw()
+        second = nodes.formed(b, c, after=first)
+        assert {up.restart for up in second} == {1}
+        for run in (b, c):
+            run.tell(GOOD)
+        assert ended(b, c) == [0] * 2
 
 
 def test_the_job_goes_back_to_the_first_endpoint(tmp_path: Path) -> None:

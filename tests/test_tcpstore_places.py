@@ -28,15 +28,16 @@ from reknit.core.job.entries import (
     Node,
     NodeId,
     Opened,
+    RestartPolicy,
     Succeeded,
     Terms,
 )
 from reknit.core.job.job import Job, Running
-from reknit.core.job.moving import moved
+from reknit.core.job.majority import moved
 from reknit.core.job.workers import WorkerFailure
 from tests.stores import HOST, JobStore, folded, free_port, hosted, stubborn
 
-TERMS = Terms(min_nodes=2, max_nodes=3, needs_majority=True)
+TERMS = Terms(min_nodes=2, max_nodes=3, restarts=RestartPolicy(1), needs_majority=True)
 
 
 def joined(name: str, round: int = 0) -> Joined:
@@ -159,38 +160,72 @@ def test_less_than_a_majority_does_not(stores: list[JobStore], hasty: None) -> N
     assert stores[1].client.get(stores[1].key("best")) == b""
 
 
-def test_who_has_joined_the_next_round_does_not_count(stores: list[JobStore], hasty: None) -> None:
-    """That word may seal the round at the first endpoint, for nodes that are still there."""
-    b, c = at_work(stores, "b", "c", entries=OVER)
-    c.say(joined("c", round=1))
+def test_who_has_joined_the_next_round_goes_on_as_well(stores: list[JobStore]) -> None:
+    """The first store is lost after all have joined round 1, and before it is sealed. In the journal that is founded
+    again all are expected, and join again."""
+    a, b, c = at_work(stores, "a", "b", "c", entries=[*OVER, joined("c", round=1)])
+    b.say(joined("b", round=1))
     cut_off(b, c)
-    is_in_vain(c.read, "0 of the 3 nodes")
-    is_in_vain(b.read, "1 of the 3 nodes")
+    job = c.job
+    at_once(b.read, c.read)
+    assert b.job == c.job == moved(job)
+    b.say(joined("b", round=1))
+    c.say(joined("c", round=1), Lost(a.joined.node, c.joined.node))
+    c.read()
+    assert c.job.phase == Running(1)
+    assert [m.nonce for m in c.job.members] == ["b", "c"]
 
 
-def test_who_has_joined_the_next_round_begins_anew(stores: list[JobStore]) -> None:
-    """c counts at the first endpoint already. It must not count at the second one as the same process."""
+def test_who_has_read_more_begins_anew(stores: list[JobStore]) -> None:
+    """c has read its `Joined` at the first endpoint. a and b found the journal again without it. c has no workers."""
     a, b, c = at_work(stores, "a", "b", "c", entries=OVER)
     c.say(joined("c", round=1))
     c.read()
     cut_off(a, b, c)
-    base = moved(a.job)
     at_once(a.read, b.read)
     assert stubborn(c.read) == Batch(0, base=Job()), "c is told to begin anew"
-    assert c.read().base == base
+    assert c.read().base == a.job
     c.say(joined("c", round=1))
     assert c.read().entries == (), "what c wanted to say before is not said any more"
     c.say(evolve(joined("c", round=1), nonce="c+"))
     assert [entry.nonce for entry in c.read().entries if isinstance(entry, Joined)] == ["c+"]
 
 
-def test_who_joined_before_the_move_is_gone_after_it(stores: list[JobStore]) -> None:
-    """The fold of the new journal must not count c, whose word stands in the journal before."""
-    a, b, c = at_work(stores, "a", "b", "c", entries=[*OVER, joined("c", round=1)])
-    cut_off(a, b)
+def test_who_has_read_more_votes_for_nobody_who_has_not(stores: list[JobStore], hasty: None) -> None:
+    """c has read another seal. b would count on c, and c could not come."""
+    b, c = at_work(stores, "b", "c", entries=OVER)
+    c.say(joined("c", round=1))
+    c.read()
+    c.journal._connections._memory = None  # c cannot make an offer of its own
+    cut_off(b, c)
+    with pytest.raises(Unavailable, match="1 of the 3 nodes"):
+        b.read()
+
+
+def test_who_may_have_workers_of_another_round_ends(stores: list[JobStore]) -> None:
+    """b and c go on without a, which has read that its workers shall start."""
+    a, b, c = at_work(stores, "a", "b", "c", entries=OVER)
+    stubborn(lambda: [agent.say(joined(name, round=1)) for name, agent in zip("bca", (b, c, a), strict=True)])
+    a.read()
+    assert a.job.phase == Running(1)
+    cut_off(a, b, c)
+    at_once(b.read, c.read)
+    with pytest.raises(Refused, match="without something that this node has read; start this agent again"):
+        stubborn(a.read)
+
+
+def test_what_is_just_being_read_counts_as_read(stores: list[JobStore], monkeypatch: pytest.MonkeyPatch) -> None:
+    """c was given its `Joined` and has not folded it yet, when its writer comes to the other journal."""
+    a, b, c = at_work(stores, "a", "b", "c", entries=OVER)
+    c.say(joined("c", round=1))
+    batch = c.journal.read(c.position, 0.0)
+    cut_off(a, b, c)
     at_once(a.read, b.read)
-    assert c.joined.node.id in c.job.live
-    assert [*a.job.live] == [*b.job.live] == ["a", "b"]
+    monkeypatch.setattr(places_module, "_PAUSE_S", 0.0)
+    is_in_vain(lambda: c.say(joined("c", round=1)), "the journal goes on without what this node is just reading")
+    c.position, c.job = batch.position, folded([*batch.entries], c.job)
+    c.journal.remember(c.position, c.job)
+    assert c.read() == Batch(0, base=Job())
 
 
 def test_who_has_left_goes_nowhere(stores: list[JobStore]) -> None:
@@ -205,7 +240,8 @@ def test_who_has_left_goes_nowhere(stores: list[JobStore]) -> None:
 def test_a_journal_without_a_majority_is_left_for_a_later_one(
     stores: list[JobStore], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """a was cut off, declares the others lost in its store, and waits in vain. Then it finds out that they go on."""
+    """a was cut off, declares the others lost in its store, and waits in vain. Then it finds out that they go on. It
+    has read what they have not, so it begins anew."""
     monkeypatch.setattr(places_module, "_STRAYED_S", 0.0)
     a, b, c = at_work(stores, "a", "b", "c", entries=OVER)
     cut_off(b, c)
@@ -297,9 +333,10 @@ def reconnect(*agents: Agent) -> None:
 
 
 def test_who_begins_anew_does_not_say_goodbye_as_the_old_one(stores: list[JobStore]) -> None:
-    """c counts at the first endpoint by its `Joined`. Its goodbye must not count at the second one as well."""
+    """The process that has read the first journal goes nowhere. What it wanted to say there is not said elsewhere."""
     a, b, c = at_work(stores, "a", "b", "c", entries=OVER)
     c.say(joined("c", round=1))
+    c.read()
     cut_off(a, b, c)
     at_once(a.read, b.read)
     stubborn(lambda: c.say(Leaving(c.joined.node), Left(c.joined.node)))  # the writer comes before the reader
@@ -311,6 +348,7 @@ def test_who_begins_anew_is_told_so_if_the_life_changes_at_once(stores: list[Job
     """Otherwise all that c says is dropped, and nobody tells c why."""
     a, b, c = at_work(stores, "a", "b", "c", entries=OVER)
     c.say(joined("c", round=1))
+    c.read()
     cut_off(a, b, c)
     at_once(a.read, b.read)
     stubborn(lambda: c.journal.beat(c.joined.node, 1, ()))  # the beats come before the reader

@@ -27,7 +27,6 @@ import hmac
 import json
 import os
 import time
-from collections import OrderedDict
 from collections.abc import Mapping
 from copy import copy
 from functools import lru_cache
@@ -35,6 +34,7 @@ from typing import Any, NamedTuple
 
 from attrs import frozen
 
+from reknit.adapters.journals.history import LONGEST_NUMBER, Life, lives, read_to
 from reknit.adapters.ports import Refused
 from reknit.core.job.entries import FORMAT, Entry, Filler
 from reknit.core.job.job import Job
@@ -43,10 +43,6 @@ from reknit.core.text.codec import CodecError, decode, dumps
 from reknit.core.text.snapshot import freeze, thaw
 
 _MAC = ',"mac":"'
-_LONGEST_NUMBER = 20
-"""A number in a store has fewer digits than this."""
-_REMEMBERED = 4096
-"""Number of positions whose digest a reader remembers."""
 
 
 @frozen
@@ -59,70 +55,6 @@ class Record:
     at: float | None = None
     """None: the record does not say it."""
     seen: str = ""
-
-
-def chained(digest: str, record: bytes) -> str:
-    """The digest of all records up to this one. `digest`: of the records before."""
-    return hashlib.blake2b(digest.encode() + record, digest_size=16).hexdigest()
-
-
-@frozen
-class Life:
-    """Where a journal goes on.
-
-    A store may lose its content. Then the agents found the journal again, and it begins another *life*: the records
-    from `position` on are kept in another place of the store. What was before is known from a fold.
-    """
-
-    name: str = ""
-    """Empty: the first life."""
-    position: int = 0
-    """Where this life begins."""
-    digest: str = ""
-    """The digest of all records before `position`."""
-    number: int = 0
-    """How often the journal was founded again until this life began."""
-
-    def place(self, number: int) -> str:
-        """The place of a record of this life."""
-        return f"{number} {self.name}" if self.name else str(number)
-
-
-class Prefix:
-    """What a reader has read of a journal: the position behind it, and a digest of its records.
-
-    Two readers with the same position and the same digest have read the same records.
-    """
-
-    def __init__(self, position: int = 0, digest: str = "") -> None:
-        self.position = position
-        self.digest = digest
-        self._digests: OrderedDict[int, str] = OrderedDict({position: digest})
-        """By position, for the latest positions."""
-
-    def extend(self, record: bytes, position: int) -> None:
-        """One more record was read. `position`: the position behind it."""
-        self.position = position
-        self.digest = chained(self.digest, record)
-        self._digests[position] = self.digest
-        if len(self._digests) > _REMEMBERED:
-            self._digests.popitem(last=False)
-
-    def at(self, position: int) -> str:
-        """The digest of the records before `position`. Empty: this reader does not know it, or no longer."""
-        return self._digests.get(position, "")
-
-    @property
-    def seen(self) -> str:
-        """As it stands in a record."""
-        return f"{self.position} {self.digest}"
-
-    def contradicts(self, seen: str) -> bool:
-        """Whether the writer of a record had read other records than this reader. False if this reader does not know
-        the position, or no longer."""
-        position, digest = _read_to(seen)
-        known = self._digests.get(position)
-        return bool(digest) and known is not None and known != digest
 
 
 class Envelope:
@@ -173,7 +105,7 @@ class Envelope:
     def open_end(self, record: bytes) -> tuple[int, str] | None:
         """Position and digest. None if the record cannot be used."""
         text = self._key.checked(record, "end")
-        position, digest = _read_to(str(_json(text or "").get("seen")))
+        position, digest = read_to(str(_json(text or "").get("seen")))
         return (position, digest) if position >= 0 else None
 
     # ---- other values of the store ----
@@ -196,7 +128,7 @@ class Envelope:
         if life.name:
             data |= {"life": life.name, "position": life.position, "digest": life.digest}
         if life.number > 1:
-            data["number"] = life.number
+            data |= {"number": life.number, "before": life.before}
         return self.seal(data, "header")
 
     def elsewhere(self, header: bytes) -> bytes:
@@ -284,7 +216,8 @@ class Envelope:
         position = header.get("position")
         if not header.get("life") or type(position) is not int:
             return Life()
-        return Life(str(header["life"]), position, str(header.get("digest")), _number(header))
+        before = lives(header.get("before", [["", 0]]))
+        return Life(str(header["life"]), position, str(header.get("digest")), _number(header), before)
 
 
 class _Key(NamedTuple):
@@ -369,13 +302,6 @@ def _number(header: Mapping[str, Any]) -> int:
     return number if type(number) is int else int("life" in header)
 
 
-def _read_to(seen: str) -> tuple[int, str]:
-    """The position and the digest in a field `seen`. Anybody may have written it. -1: there is no position."""
-    position, _, digest = seen.partition(" ")
-    is_number = position.isascii() and position.isdigit() and len(position) < _LONGEST_NUMBER
-    return (int(position), digest) if is_number else (-1, "")
-
-
 def _bytes(text: str) -> bytes:
     return text.encode(errors="surrogatepass")  # a command line or an environment may hold any bytes
 
@@ -395,4 +321,4 @@ def _constant(name: str) -> object:
 
 def number(text: bytes) -> int:
     """A number that a store holds. It has no signature, so that anybody may have written it. 0 if it is no number."""
-    return int(text) if text.isdigit() and len(text) < _LONGEST_NUMBER else 0
+    return int(text) if text.isdigit() and len(text) < LONGEST_NUMBER else 0

@@ -13,9 +13,22 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from attrs import evolve
 
-from reknit.core.job.entries import Admit, Entry, GaveUp, Joined, LastCall, Leaving, Left, Lost, Node, Opened, Steady
+from reknit.core.job.entries import (
+    Admit,
+    Confirmed,
+    Entry,
+    GaveUp,
+    Joined,
+    LastCall,
+    Leaving,
+    Left,
+    Lost,
+    Node,
+    Opened,
+    Steady,
+)
 from reknit.core.job.job import Closed, Job, Running
-from reknit.core.job.majority import can_open
+from reknit.core.job.majority import can_open, has_to_confirm, last_round
 
 from .agent import Agent, Stage, Timer
 from .alive import is_entry_late
@@ -105,6 +118,8 @@ def _wanted(agent: Agent, now: Situation) -> Iterator[Entry]:
         yield now.owed
     else:
         yield from _joining(agent, now)
+    if has_to_confirm(job, agent.me, agent.nonce):
+        yield Confirmed(agent.me, last_round(job))
     if agent.was_live and now.due:
         yield from _announcements(agent, now)
 

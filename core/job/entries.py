@@ -200,6 +200,14 @@ class Admit:
 
 
 @frozen
+class Confirmed:
+    """The agent of `node` has read that `round` was sealed, whose members are not those of the round before."""
+
+    node: Node
+    round: int
+
+
+@frozen
 class Steady:
     """`round` has run for `RestartPolicy.steady_s`."""
 
@@ -272,5 +280,18 @@ class Filler:
 
 
 Entry = (
-    Opened | Joined | LastCall | Admit | Steady | GaveUp | Failed | Succeeded | Lost | Leaving | Left | Aborted | Filler
+    Opened
+    | Joined
+    | LastCall
+    | Confirmed
+    | Admit
+    | Steady
+    | GaveUp
+    | Failed
+    | Succeeded
+    | Lost
+    | Leaving
+    | Left
+    | Aborted
+    | Filler
 )

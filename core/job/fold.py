@@ -19,6 +19,7 @@ from attrs import evolve
 from .entries import (
     Aborted,
     Admit,
+    Confirmed,
     Entry,
     Failed,
     Filler,
@@ -48,7 +49,7 @@ from .job import (
     crowd,
     room,
 )
-from .majority import can_open, can_seal, has_enough, has_majority, lack, said_goodbye
+from .majority import can_open, can_seal, confirmed, has_enough, has_majority, is_read, lack, with_goodbye
 from .memory import buried, past_of, unburied
 from .reasons import AbortedByOperator, AllSucceeded, Departure, JobEnd, NodeGone, NodesAdmitted, RoundEnd
 from .restart import judge, root_cause, steadied
@@ -70,6 +71,8 @@ def fold(job: Job, entry: Entry) -> Job:  # noqa: C901  # a dispatcher: one arm 
         case LastCall():
             # A last call counts only if nobody is expected and there are enough nodes. Otherwise it is said again.
             return sealed(job) if entry.round == job.round and can_seal(job) else job
+        case Confirmed():
+            job = confirmed(job, entry)
         case Admit():
             job = _admitted(job, entry)
         case Steady():
@@ -83,7 +86,7 @@ def fold(job: Job, entry: Entry) -> Job:  # noqa: C901  # a dispatcher: one arm 
         case Lost():
             # The gone accuse nobody: of two that accuse each other, the first in the journal stays.
             if job.is_live(entry.by) and entry.by != entry.node:
-                job = departed(job, entry.node, NodeGone(entry.node, Departure.LOST, entry.by))
+                job = _departed(job, entry.node, NodeGone(entry.node, Departure.LOST, entry.by))
         case Leaving():
             job = _leaving(job, entry.node)
         case Left():
@@ -135,7 +138,7 @@ def _joined(job: Job, entry: Joined) -> Job:
         return _with_new(job, {entry.node.id: entry})
     if entry.node.incarnation > known.node.incarnation:
         # The host has a new agent. It ended the workers of the old agent before it said its first `Joined`.
-        job = departed(job, known.node, NodeGone(known.node, Departure.REPLACED))
+        job = _departed(job, known.node, NodeGone(known.node, Departure.REPLACED))
         return _with_new(job, {entry.node.id: entry})
     phase = job.phase
     if (
@@ -216,17 +219,16 @@ def _left(job: Job, entry: Left) -> Job:
     """The goodbye of a node. Its `Joined` may not have been seen yet: then it counts no more."""
     node, known = entry.node, job.live.get(entry.node.id)
     if job.is_live(node):
-        job = evolve(job, farewells=said_goodbye(job, node))
-        return departed(job, node, NodeGone(node, Departure.LEFT))
+        return _departed(with_goodbye(job, node), node, NodeGone(node, Departure.LEFT))
     if entry.seen < job.highest_incarnation(node.id) or job.is_gone(node):
         return job  # a repetition; or its agent has not read a later incarnation, which may be alive while it is dead
     if known is not None:
         # `node` came to replace the known incarnation, which is gone then. It left before its `Joined` was seen.
-        job = departed(job, known.node, NodeGone(known.node, Departure.REPLACED))
+        job = _departed(job, known.node, NodeGone(known.node, Departure.REPLACED))
     return evolve(job, **buried(job, (node,)))
 
 
-def departed(job: Job, node: Node, why: NodeGone) -> Job:
+def _departed(job: Job, node: Node, why: NodeGone) -> Job:
     """`node` is gone for ever."""
     if not job.is_live(node):
         return job  # nobody knows this node, or it is gone already
@@ -269,7 +271,7 @@ def _settled(job: Job) -> Job:
     if not phase.short and not has_enough(job):
         phase = evolve(phase, short=True)
         job = evolve(job, phase=phase)
-    if phase.expected or not has_majority(job):
+    if phase.expected or not has_majority(job) or not is_read(job):
         return job
     if not phase.judged:
         verdict = judge(job, phase)

@@ -108,8 +108,14 @@ class Job:
     """What ended the round before the one that runs or is gathered. None before the first."""
     succeeded: frozenset[Node] = frozenset()
     """Members of the last sealed round whose workers all exited with 0."""
-    farewells: frozenset[Node] = frozenset()
-    """Members of the last sealed round that have said goodbye since. Empty if the terms need no majority."""
+    farewells: frozenset[str] = frozenset()
+    """Nonces of the members of the last sealed round that have said goodbye since. Empty if the terms need no
+    majority."""
+    former: tuple[str, ...] = ()
+    """Nonces of the members of the round before the last sealed one, in group rank order. Empty: a majority of them has
+    shown that it has read the last seal (see `majority`), or the terms need no majority."""
+    confirmed: frozenset[str] = frozenset()
+    """Those of them that have shown it."""
     ring: tuple[Node, ...] = ()
     """All live nodes, in the order in which they watch each other (see `ring`)."""
     seats: Mapping[NodeId, int] = EMPTY

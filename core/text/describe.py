@@ -15,7 +15,7 @@ from reknit.core.agent.reasons import Reason
 from reknit.core.agent.working import QUICK_S
 from reknit.core.job import reasons
 from reknit.core.job.job import Closed, Gathering, Job, Running
-from reknit.core.job.majority import has_enough, has_majority, present
+from reknit.core.job.majority import has_enough, lacking
 from reknit.core.job.restart import backoff_s
 from reknit.core.job.workers import NoProgress, TimerExpired, WorkerFailure
 
@@ -231,14 +231,15 @@ def _waiting_text(job: Job) -> str:
     terms = job.terms
     most = f" to {terms.max_nodes}" if terms.max_nodes > terms.min_nodes else ""
     until = f"{terms.last_call_s:g} s more" if has_enough(job) else f"at most {terms.join_timeout_s:g} s"
-    joined = f"{len(job.live)} of {terms.min_nodes}{most} joined" if has_majority(job) else majority_text(job)
+    lack = lacking(job)
+    joined = f"{len(job.live)} of {terms.min_nodes}{most} joined" if lack is None else majority_text(lack)
     return f"waiting for nodes: {joined}, for {until}"
 
 
-def majority_text(job: Job) -> str:
+def majority_text(lack: reasons.NoMajority) -> str:
     """`1 of the 3 nodes of the last round are there, and more than half are needed`"""
-    have, members = len(present(job)), _count(len(job.members), "node")
-    return f"{have} of the {members} of the last round are there, and more than half are needed"
+    members = _count(lack.members, "node")
+    return f"{lack.have} of the {members} of the last round are there, and more than half are needed"
 
 
 def _is_told(agent: Agent, why: Reason) -> bool:

@@ -12,7 +12,7 @@ from reknit.core.agent.states import WorkerState
 from reknit.core.agent.workers import ReservePort, StartWorkers
 from reknit.core.job.entries import Entry
 from reknit.core.job.job import Running, coming
-from reknit.core.job.majority import has_majority
+from reknit.core.job.majority import lacking
 
 from .describe import majority_text, reason_text, signal_name
 
@@ -77,8 +77,9 @@ def _text(agent: Agent, what: Doing) -> str:
         case Doing.STARTING:
             return "reads the journal" if agent.nonce else "waits for its keeper"
         case Doing.GATHERING:
-            if not has_majority(job):
-                return f"waits for round {job.round}: {majority_text(job)}"
+            lack = lacking(job)
+            if lack is not None:
+                return f"waits for round {job.round}: {majority_text(lack)}"
             return f"waits for round {job.round}: {coming(job)} of at least {job.terms.min_nodes} nodes are there"
         case Doing.STANDBY:
             return f"stands by while round {job.round} runs"

@@ -27,7 +27,7 @@ LATE = (
     Bug(
         "lost-success-is-lost",
         10,
-        "job.fold.departed",
+        "job.fold._departed",
         "leaving=job.leaving - {node},",
         "leaving=job.leaving - {node}, succeeded=job.succeeded - {node},",
         "L1",

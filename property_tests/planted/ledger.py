@@ -130,7 +130,7 @@ EARLY = (
         "old-incarnation-stays",
         4,
         "job.fold._joined",
-        "job = departed(job, known.node, NodeGone(known.node, Departure.REPLACED))",
+        "job = _departed(job, known.node, NodeGone(known.node, Departure.REPLACED))",
         "pass",
         "L1",
         "setup\ncrash a\nstart a",

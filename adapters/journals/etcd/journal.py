@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING
 
 from attrs import evolve, frozen
 
-from reknit.adapters.journals.envelope import Prefix, number
+from reknit.adapters.journals.envelope import number
 from reknit.adapters.journals.etcd.connection import readable
 from reknit.adapters.journals.etcd.gateway import (
     Gateway,
@@ -47,6 +47,7 @@ from reknit.adapters.journals.etcd.gateway import (
 )
 from reknit.adapters.journals.etcd.keys import Keys, place_of
 from reknit.adapters.journals.folds import MANY, Unpublished
+from reknit.adapters.journals.history import Prefix
 from reknit.adapters.ports import Batch, Refused, Unavailable
 from reknit.core.job.entries import Filler
 from reknit.core.job.reasons import Refusal

@@ -20,7 +20,8 @@ from typing import TYPE_CHECKING
 
 from attrs import frozen
 
-from reknit.adapters.journals.envelope import Envelope, Record, chained
+from reknit.adapters.journals.envelope import Envelope, Record
+from reknit.adapters.journals.history import chained
 from reknit.core.job.entries import Filler
 
 if TYPE_CHECKING:

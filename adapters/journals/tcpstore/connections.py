@@ -17,17 +17,18 @@ import threading
 from collections.abc import Sequence
 
 from reknit.adapters.journals.envelope import Envelope, number
+from reknit.adapters.journals.history import Life, common
 from reknit.adapters.journals.tcpstore.beginning import Beginning, makes_way
 from reknit.adapters.journals.tcpstore.client import Client
 from reknit.adapters.journals.tcpstore.course import Course
 from reknit.adapters.journals.tcpstore.keys import OWNER, Keys
 from reknit.adapters.journals.tcpstore.lines import Lines
 from reknit.adapters.journals.tcpstore.places import Places
-from reknit.adapters.journals.tcpstore.rebirth import Election, Memory, await_majority, base_of, found_again
+from reknit.adapters.journals.tcpstore.rebirth import Election, Memory, await_majority, found_again
 from reknit.adapters.journals.tcpstore.young import has_sealed, is_void_now
 from reknit.adapters.ports import Refused, Unavailable
 from reknit.core.job.entries import Entry
-from reknit.core.job.job import Job, Running
+from reknit.core.job.job import Job
 from reknit.core.job.reasons import Refusal
 
 
@@ -61,11 +62,14 @@ class Connections:
         self._reads_only = reads_only
         self._greeting = threading.Lock()
         self._saying = threading.Lock()
-        """Held while it is noted what this agent says in which life."""
+        """Held while it is noted what this agent says and reads in which life."""
         self._course: Course | None = None
         self._memory: Memory | None = None
-        self._has_folded = False
-        """The agent has folded something of the journal, though perhaps without a digest."""
+        self._given: tuple[Life, int] = Life(), 0
+        """The life, and the position in it, up to which the agent was given entries. It may not have folded them
+        yet."""
+        self._folded: tuple[int, Job] | None = None
+        """The position up to which the agent has folded the journal, and the fold. There may be no digest for it."""
         self._starts_over = False
 
     @property
@@ -75,12 +79,12 @@ class Connections:
 
     def remember(self, position: int, job: Job) -> None:
         """The agent has folded everything before `position`."""
-        course, self._has_folded = self._course, True
+        course, self._folded = self._course, (position, job)
         if course is not None:
             course.taken_in()
         digest = course.prefix.at(position) if course is not None and course.prefix is not None else ""
-        if digest:
-            self._memory = Memory(position, job, digest)
+        if course is not None and digest:
+            self._memory = Memory(position, job, digest, course.life)
 
     def close(self) -> None:
         self._lines.close()
@@ -102,6 +106,20 @@ class Connections:
             if self._course is not course:
                 raise Unavailable(f"{self.where}: the journal has begun another life")
             return self.places.may_say(entry)
+
+    def ask(self, after: int) -> None:
+        """The agent asks for what comes after this position. What it was given beyond it, it does not have."""
+        with self._saying:
+            life, position = self._given
+            self._given = life, min(position, after)
+
+    def give(self, course: Course, position: int) -> None:
+        """The agent is about to be given what this life holds before `position`. Raises `Unavailable` if the agent has
+        come to another life meanwhile: that one may not hold the same."""
+        with self._saying:
+            if self._course is not course:
+                raise Unavailable(f"{self.where}: the journal has begun another life")
+            self._given = course.life, position
 
     def _moved(self, role: str, places: Places) -> tuple[Client, Course]:
         """A connection to the endpoint at which the journal is."""
@@ -204,7 +222,8 @@ class Connections:
         return self._founded_from(client, course, memory, void)
 
     def _election(self, places: Places) -> Election:
-        return Election(places.joined, self.where)
+        nonce = "" if places.joined is None or places.has_left else places.joined.nonce
+        return Election(nonce, *self._given, self.where)
 
     def _founded_from(self, client: Client, course: Course, memory: Memory, void: bytes) -> bytes:
         number = course.life.number + 1
@@ -241,7 +260,7 @@ class Connections:
 
     def _has_read_nothing(self, course: Course) -> bool:
         if self.places is not None:
-            return not self._has_folded  # a link may drop what was read
+            return self._folded is None  # a link may drop what was read
         return course.prefix is not None and not course.prefix.position
 
     def _start_over(self, client: Client | None) -> None:
@@ -250,7 +269,8 @@ class Connections:
         if self._memory is not None or (course is not None and (course.starts_over or course.is_entered)):
             self._starts_over = True
         self._envelope.forget()
-        self._course = self._memory = None
+        self._course = self._memory = self._folded = None
+        self._given = Life(), 0
         self._lines.close_all_but(client)
 
     def look_for_a_majority(self) -> None:
@@ -262,12 +282,8 @@ class Connections:
             self.keys, self._envelope, memory.job, (course.life.number, course.life.name), 1e-3 * self.pace_ms
         ):
             with self._greeting:
-                if isinstance(memory.job.phase, Running):
-                    places.look_elsewhere()  # it may have workers, and goes there with what it has read
-                    self._lines.close_all_but(None)
-                else:
-                    places.begin_anew()
-                    self._start_over(None)
+                places.look_elsewhere()
+                self._lines.close_all_but(None)
             raise Unavailable(f"the job goes on in a later journal at {places.name_of(found)}")
 
     def made_way(self, client: Client, course: Course) -> Unavailable:
@@ -290,35 +306,39 @@ class Connections:
             self._beginning.void = b""
         if course is not None and course.life.name == life.name:
             return course
-        memory, places = self._memory, self.places
-        keys, is_moving = self.keys.of(life.name), places is not None and course is not None
-        base = base_of(client, keys, self._envelope)[1] if is_moving else None
-        starts_over = self._starts_over or (course is not None and course.starts_over)
-        with self._saying:  # from now on the writer of this agent says nothing in the life before
-            self._course = entered = Course(self.keys, life, header, starts_over=starts_over)
-        self._starts_over = False
-        if places is not None and course is not None and base is not None:
-            entered.has_other_base = True
-            if memory is not None and places.is_elsewhere(base, memory.job):
-                self._course = course
-                raise self.left_behind()
-            if places.has_to_begin_anew(base, None if memory is None else memory.job):
-                places.begin_anew()
-                entered.starts_over, self._memory = True, None
+        with self._saying:  # from now on this agent says and reads nothing in the life before
+            starts_over = self._starts_over or (course is not None and course.starts_over)
+            begins_anew = course is not None and not starts_over and self._has_to_begin_anew(course, life)
+            if begins_anew and self.places is not None:
+                self.places.begin_anew()
+                self._memory, self._folded, self._given, starts_over = None, None, (life, life.position), True
+            entered = Course(self.keys, life, header, starts_over=starts_over)
+            entered.has_other_base = self.places is not None and course is not None
+            self._course, self._starts_over = entered, False
         if course is not None:
-            self._check_memory(course, entered)
             self._lines.close_all_but(client)  # the others lead to the store that was lost
         return entered
 
-    def _check_memory(self, before: Course, entered: Course) -> None:
-        """Raises `Refused` if this agent has read what is not in the life that it comes to."""
-        if entered.starts_over:
-            return
-        known = "" if before.prefix is None else before.prefix.at(entered.life.position)
-        has_more = self._memory is not None and self._memory.position > entered.life.position
-        if has_more or known not in ("", entered.life.digest):
-            self._course = before
+    def _has_to_begin_anew(self, course: Course, life: Life) -> bool:
+        """Whether this agent can take part in the life to which it comes only as a new one. `course`: the life before.
+
+        Raises `Refused` if the agent has read what that life does not hold, and may have acted on it. Raises
+        `Unavailable` if it has not folded yet what it has read."""
+        given, position = self._given
+        known = "" if course.prefix is None else course.prefix.at(life.position)
+        has_more = common(given, life) < position or known not in ("", life.digest)
+        if self.places is None:
+            if has_more:
+                raise self.left_behind()
+            return False
+        if self.places.has_left or not has_more:
+            return self.places.has_left
+        folded, job = (0, Job()) if self._folded is None else self._folded
+        if folded != position:
+            raise Unavailable(f"{self.where}: the journal goes on without what this node is just reading")
+        if self.places.may_have_workers(job):
             raise self.left_behind()
+        return True
 
     def left_behind(self) -> Refused:
         """The error for an agent that has read what the others have not."""

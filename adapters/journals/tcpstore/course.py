@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from reknit.adapters.journals.envelope import Life, Prefix
+from reknit.adapters.journals.history import Life, Prefix
 from reknit.adapters.journals.tcpstore.keys import Keys
 
 

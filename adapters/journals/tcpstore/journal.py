@@ -22,8 +22,9 @@ from collections.abc import Callable, Mapping, Sequence
 
 from attrs import evolve
 
-from reknit.adapters.journals.envelope import Envelope, Prefix, Record, number
+from reknit.adapters.journals.envelope import Envelope, Record, number
 from reknit.adapters.journals.folds import MANY, Unpublished
+from reknit.adapters.journals.history import Prefix
 from reknit.adapters.journals.tcpstore.client import Client
 from reknit.adapters.journals.tcpstore.connections import Connections
 from reknit.adapters.journals.tcpstore.course import Course
@@ -190,6 +191,7 @@ class TCPStoreJournal:
         if self._reads_only:
             position, records = self.records(after)
             return Batch(position, tuple(record.entry for _, record in records))
+        self._connections.ask(after)
         client, course = self._connections.client("reader")
         self._connections.look_for_a_majority()
         if course.starts_over:
@@ -209,6 +211,7 @@ class TCPStoreJournal:
             if fold := self._unpublished.take():
                 self.publish(*fold)
             batch = self._read(client, course, after, wait_s, least)
+        self._connections.give(course, batch.position)
         course.is_entered = True
         course.seen = "" if course.prefix is None else course.prefix.seen
         return self._unpublished.found(batch, is_awaited=bool(course.claims))

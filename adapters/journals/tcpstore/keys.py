@@ -9,7 +9,7 @@
     /reknit/<job>/vote/<nonce>      for which offer an agent votes, if the store may be at two endpoints
     /reknit/<job>/objection/<nonce> which journal an agent wants to make way, if the store may be at two endpoints
 
-The following keys exist once in each life of the journal (`envelope.Life`). In the first life, <life> is left out.
+The following keys exist once in each life of the journal (`history.Life`). In the first life, <life> is left out.
 
     /reknit/<job>/<life>/head              how many slots are taken
     /reknit/<job>/<life>/slot/<n>          one record; n is a position

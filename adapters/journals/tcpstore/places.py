@@ -2,8 +2,8 @@
 
 1. The journal is at one of them, the agent's *home*. An agent that cannot reach the store for a while tries both, in
    turn, until it finds the journal, or until enough agents are there to found the journal again (`rebirth`).
-2. An agent process says `Joined` and `Left` in one journal only. So an agent whose last `Joined` is not in the journal
-   that it comes to begins there as a new one. An agent that has said `Left` goes nowhere.
+2. An agent goes on in the journal to which it comes if this journal holds all that the agent has read. Otherwise it
+   begins there as a new agent. It cannot do this if it may have workers. An agent that has said `Left` goes nowhere.
 3. A new agent looks at both endpoints. If both have a journal of the job, the later one counts.
 4. The host of the first endpoint begins a new journal only if the second one answers and has none. It leaves a note
    there that says so, in the place of a header. Whoever writes the note or a header first has decided.
@@ -147,21 +147,14 @@ class Places:
     def joined(self) -> Joined | None:
         return self._joined
 
-    def has_to_begin_anew(self, base: Job, read: Job | None) -> bool:
-        """Whether this agent must begin as a new one when it comes to another journal, because the journal before may
-        count it. `base`: the fold with which the journal begins to which it comes. `read`: what the agent has
-        read before. An agent that may have workers never begins anew."""
-        joined = self._joined
-        if joined is None or self._has_left:
-            return self._has_left
-        return base.live.get(joined.node.id) != joined and (read is None or not is_over(joined, read))
+    @property
+    def has_left(self) -> bool:
+        """This agent has said goodbye."""
+        return self._has_left
 
-    def is_elsewhere(self, base: Job, read: Job) -> bool:
-        """Whether this agent may have workers of a round that a journal with the fold `base` has formed otherwise."""
-        joined = self._joined
-        if joined is None or base.live.get(joined.node.id) == joined or not is_over(joined, read):
-            return False
-        return base.members != read.members and any(member.nonce == joined.nonce for member in base.members)
+    def may_have_workers(self, job: Job) -> bool:
+        """`job`: what this agent has read. An agent that has joined a round that is not sealed has no workers."""
+        return self._joined is not None and is_over(self._joined, job)
 
     def begin_anew(self) -> None:
         """What this agent wanted to say until now is not said any more."""

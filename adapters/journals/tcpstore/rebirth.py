@@ -18,32 +18,30 @@ the whole fold.
    one. Every agent checks the header against what it has read itself.
 6. Agents may remember different journals: a store may be lost while a young journal is in it. Then an offer of a
    journal in which workers run is better than any other.
-7. If the store may be at two endpoints, each agent also votes for the best offer, with the last `Joined` that it has
-   said. The agent with the best offer waits for the votes of a majority that can go on from its fold (rule 17). Only
-   votes for this very offer count, so the vote of an agent that has died counts for no later one. An agent that waits
-   in vain takes its offer and its vote back, and looks at the other endpoint. How long it waits is drawn by lot.
-   Otherwise two agents that are never at the same endpoint together would stay so for ever.
+7. If the store may be at two endpoints, each agent also votes for the best offer, unless it has read what the agent
+   with this offer has not. That agent waits for the votes of a majority (rule 17). Only votes for this very offer
+   count, so the vote of an agent that has died counts for no later one. An agent that waits in vain takes its offer and
+   its vote back, and looks at the other endpoint. How long it waits is drawn by lot. Otherwise two agents that are
+   never at the same endpoint together would stay so for ever.
 """
 
 from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from math import inf
 from random import uniform
 
 from attrs import frozen
 
-from reknit.adapters.journals.envelope import Envelope, Life, chained
+from reknit.adapters.journals.envelope import Envelope
+from reknit.adapters.journals.history import Life, chained, common, lives
 from reknit.adapters.journals.tcpstore.client import Client
 from reknit.adapters.journals.tcpstore.keys import Keys, LifeKeys
 from reknit.adapters.ports import Unavailable
-from reknit.core.job.entries import Joined
 from reknit.core.job.job import Job
-from reknit.core.job.majority import agreeing, is_majority, is_over
-from reknit.core.job.moving import moved
-from reknit.core.text.codec import CodecError, decode, encode
+from reknit.core.job.majority import missing, moved
 
 _OFFERS_S = 1.5
 """How long the agent with the best offer waits for others. An agent that lost its store tries again every second."""
@@ -70,14 +68,19 @@ class Memory:
     job: Job
     digest: str
     """Of all records before `position`."""
+    life: Life = Life()
+    """In which it has read them."""
 
 
 @frozen
 class Election:
     """An agent's part in founding a journal again whose store may be at two endpoints."""
 
-    joined: Joined | None
-    """The last `Joined` that the agent has said. None: it has said none."""
+    nonce: str
+    """Names the agent, as in its `Joined`. Empty: it has no vote, because it has not joined, or has said goodbye."""
+    life: Life
+    position: int
+    """The agent has read this life of the journal up to this position, and may not have folded all of it."""
     where: str
     """The endpoint, for messages."""
 
@@ -118,7 +121,7 @@ def await_majority(
     """Wait until there are agents enough to found the journal again, in the place of the one with this header. Raises
     `Unavailable` if there are not."""
     give_up_at, choice = time.monotonic() + uniform(*_STAY_S), chained("", header)
-    _vote(client, keys.objection, envelope, election, choice)
+    _vote(client, keys.objection, envelope, election.nonce, choice)
     while not (count := _voters(client, keys.objection, envelope, memory.job, choice)).is_majority:
         if time.monotonic() >= give_up_at:
             _withdraw(client, keys.objection, election)
@@ -138,7 +141,7 @@ class _Candidate:
         number: int,
         election: Election | None,
     ) -> None:
-        self.life = Life(os.urandom(8).hex(), memory.position, memory.digest, number)
+        self.life = Life(os.urandom(8).hex(), memory.position, memory.digest, number, memory.life.line)
         self._client, self._keys, self._envelope = client, keys, envelope
         self._job = memory.job
         self._election = election
@@ -201,7 +204,8 @@ class _Candidate:
             return
         self._best, self._best_at = best, time.monotonic()
         if self._election is not None:
-            _vote(self._client, self._keys.vote, self._envelope, self._election, self._name_of(best))
+            choice = self._choice(best, self._election)
+            _vote(self._client, self._keys.vote, self._envelope, self._election.nonce, choice)
 
     def _renew(self) -> None:
         before, self._renewals = self._offer, self._renewals + 1
@@ -213,12 +217,15 @@ class _Candidate:
     def _made(self) -> bytes:
         job, life = self._job, self.life
         fields = {"position": life.position, "digest": life.digest, "name": life.name, "number": life.number}
+        more = {"before": life.before, "journal": self._envelope.journal, "renewals": self._renewals}
         has_workers = bool(job.members) and job.outcome is None
-        more = {"journal": self._envelope.journal, "has_workers": has_workers, "renewals": self._renewals}
-        return self._envelope.seal({**fields, **more}, "offer")
+        return self._envelope.seal({**fields, **more, "has_workers": has_workers}, "offer")
 
-    def _name_of(self, offer: bytes) -> str:
-        return str(self._envelope.of(offer).unseal(offer, "offer").get("name"))
+    def _choice(self, offer: bytes, election: Election) -> str:
+        """The name of the life that this offer would found. Empty: this agent has read what would not be in it."""
+        fields = self._envelope.unseal(offer, "offer")
+        life = Life(str(fields.get("name")), _position(fields), before=lives(fields.get("before")))
+        return life.name if common(election.life, life) >= election.position else ""
 
 
 def _founded(client: Client, keys: Keys, envelope: Envelope, memory: Memory, life: Life, void: bytes) -> bytes:
@@ -248,37 +255,24 @@ class _Count:
         return self.have >= self.all or waited_s >= _OFFERS_S
 
 
-def _vote(client: Client, key: _KeyOf, envelope: Envelope, election: Election, choice: str) -> None:
-    """`key`: the key of a nonce. `choice`: what this agent votes for, by its name."""
-    if election.joined is not None:
-        joined = election.joined
-        fields = {"joined": encode(joined), "choice": choice}
-        client.set(key(joined.nonce), envelope.seal(fields, _ballot(joined.nonce)))
+def _vote(client: Client, key: _KeyOf, envelope: Envelope, nonce: str, choice: str) -> None:
+    """`key`: the key of a nonce. `choice`: what this agent votes for, by its name. Empty: for nothing."""
+    if nonce:
+        client.set(key(nonce), envelope.seal({"choice": choice}, _ballot(nonce)) if choice else b"")
 
 
 def _withdraw(client: Client, key: _KeyOf, election: Election) -> None:
-    if election.joined is not None:
-        client.set(key(election.joined.nonce), b"")
+    if election.nonce:
+        client.set(key(election.nonce), b"")
 
 
 def _voters(client: Client, key: _KeyOf, envelope: Envelope, job: Job, choice: str) -> _Count:
-    """How many agents have voted for this choice, and can go on from this fold."""
-    base = moved(job)
-    found = client.multi_get([key(member.nonce) for member in job.members])
-    votes = zip((member.nonce for member in job.members), found, strict=True)
-    nonces = {nonce for nonce, vote in votes if _agrees(envelope, base, nonce, vote, choice)}
-    nodes = agreeing(base, nonces)
-    return _Count(len(nodes), len(job.members), is_majority(job.members, nodes))
-
-
-def _agrees(envelope: Envelope, base: Job, nonce: str, vote: bytes, choice: str) -> bool:
-    """Whether the agent with this vote can go on from this fold, with what it has said (`Places`)."""
-    data = envelope.unseal(vote, _ballot(nonce))
-    try:
-        joined = decode(data.get("joined"), Joined)
-    except CodecError:
-        return False  # there is no vote
-    return data.get("choice") == choice and (base.live.get(joined.node.id) == joined or is_over(joined, base))
+    """How many agents of the last round have voted for this choice, and whether they can go on from this fold."""
+    nonces = list({member.nonce for member in job.members} | set(job.former))
+    votes = zip(nonces, client.multi_get([key(nonce) for nonce in nonces]), strict=True)
+    voters = {nonce for nonce, vote in votes if envelope.unseal(vote, _ballot(nonce)).get("choice") == choice}
+    lack = missing(moved(job), voters)
+    return _Count(len(voters), len(job.members)) if lack is None else _Count(lack.have, lack.members, is_majority=False)
 
 
 def _ballot(nonce: str) -> str:
@@ -336,7 +330,13 @@ def _rank(envelope: Envelope, offer: bytes) -> tuple[int, int, int, str]:
     """The smaller, the better. What is no offer of a journal of this job is the worst. The order is the same for all
     agents, whichever journal they remember. Otherwise two of them would replace each other's offer for ever."""
     fields = envelope.of(offer).unseal(offer, "offer")
-    position, number = fields.get("position"), fields.get("number")
-    if type(position) is not int or type(number) is not int:
+    position, number = _position(fields), fields.get("number")
+    if position < 0 or type(number) is not int:
         return 2, 0, 0, ""
     return 0 if fields.get("has_workers") is True else 1, -number, -position, str(fields.get("name"))
+
+
+def _position(offer: Mapping[str, object]) -> int:
+    """-1: there is none."""
+    position = offer.get("position")
+    return position if type(position) is int else -1

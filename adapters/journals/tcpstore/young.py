@@ -14,7 +14,8 @@ fold with which its life begins, has no sealed round either.
 
 from __future__ import annotations
 
-from reknit.adapters.journals.envelope import Envelope, Life, number
+from reknit.adapters.journals.envelope import Envelope, number
+from reknit.adapters.journals.history import Life
 from reknit.adapters.journals.tcpstore.client import Client
 from reknit.adapters.journals.tcpstore.keys import Keys, LifeKeys
 from reknit.adapters.journals.tcpstore.rebirth import base_of
