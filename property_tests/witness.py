@@ -22,7 +22,7 @@ from reknit.core.agent.commands import SIGKILL, Append, Beat, Command, StopWorke
 from reknit.core.agent.events import Counters, EntriesRead, Event, JournalFailed
 from reknit.core.agent.reasons import CutOff, DeclaredLost, StoreLost
 from reknit.core.agent.workers import StartWorkers
-from reknit.core.job.entries import Entry, Lost, Node, Terms
+from reknit.core.job.entries import Entry, Joined, Lost, Node, Terms
 from reknit.core.job.reasons import NodeGone, NodesAdmitted
 
 from .hosts import demand
@@ -266,7 +266,14 @@ class Witness:
             if entry in agent.said
             or (isinstance(entry, Lost) and agent.job.is_live(entry.node) and self.is_lost(entry.node, terms))
         ]
-        self.unread = {entry: self.unread.get(entry, agent.at) for entry in wanted}
+        old = {entry: at for entry, at in self.unread.items() if isinstance(entry, Joined)}
+        first = min(old.values(), default=agent.at)
+        begun = self.unread | {entry: first for entry in new if isinstance(entry, Joined) and entry not in self.unread}
+        self.unread = {entry: begun.get(entry, agent.at) for entry in wanted}
+        if not any(
+            isinstance(entry, Joined) for entry in new
+        ):  # it will join another round, and has not joined this one
+            self.unread |= {entry: at for entry, at in old.items() if not agent.job.is_live(entry.node)}
 
     def _beats(self, name: str, agent: Agent, commands: Sequence[Command]) -> None:
         """Rule 6: it beats once per interval, and counts if it takes part."""

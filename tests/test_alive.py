@@ -8,7 +8,7 @@ from attrs import evolve
 from reknit.core.agent.alive import is_entry_late, is_read_late, late_s, takes_part
 from reknit.core.agent.commands import Append, Beat, StopWorkers
 from reknit.core.agent.reasons import StoreLost
-from reknit.core.job.entries import Joined, LastCall, Lost, Terms
+from reknit.core.job.entries import Joined, LastCall, Lost, Opened, RestartPolicy, Terms
 from reknit.core.job.job import Job
 
 from .playbook import (
@@ -172,6 +172,18 @@ def test_a_node_that_waits_for_its_turn_to_join_is_not_held_back() -> None:
     pass_time(playbook, 2 * LATE_S)
     assert sent(playbook) > 2 * LATE_S - 2
     assert not playbook.agent.pulse.gap
+
+
+def test_joining_one_round_after_the_other_in_vain_is_one_wait() -> None:
+    """Rule 15: the job goes on without a node whose entries vanish. Each round that begins must not begin its wait."""
+    terms = evolve(PAIR, max_nodes=3, restarts=RestartPolicy(9))
+    playbook = Playbook(an_agent(terms=terms, store_timeout_s=20.0)) >> start() >> read(Opened(terms, "n1"))
+    assert playbook << Placeholder(Append, entry=Placeholder(Joined))
+    for round in range(8):
+        entries = [joined("n1", round), joined("n2", round), LastCall(round), failed("n1", round)]
+        playbook._feed(read(*entries)(playbook))
+        pass_time(playbook, 5)
+    assert isinstance(playbook.agent.end, StoreLost)
 
 
 def test_hooks_may_take_their_time() -> None:

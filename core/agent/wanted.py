@@ -80,13 +80,24 @@ def drive_sayings(agent: Agent, now: Situation, accused: tuple[Lost, ...]) -> tu
 
 
 def _unread(agent: Agent, said: Mapping[Entry, float], new: Sequence[Entry]) -> Mapping[Entry, float]:
-    """The entries that are still wanted, and were not read back since this agent said them first."""
+    """The entries that are still wanted, and were not read back since this agent said them first.
+
+    A node that is not live may want to join one round after the other, and the job goes on without it. If none of these
+    entries is read back, they count as one that is late.
+    """
+    joins = [at for e, at in agent.unread.items() if isinstance(e, Joined)]
+    joins_again = any(isinstance(e, Joined) for e in new)
 
     def is_wanted(entry: Entry) -> bool:
+        if isinstance(entry, Joined) and entry not in said:
+            return not joins_again and not agent.job.is_live(entry.node)
         # `said` may have forgotten a `Lost` that was said in vain.
         return entry in said or (isinstance(entry, Lost) and is_silent(agent, entry.node))
 
-    return {e: agent.unread.get(e, agent.at) for e in (*agent.unread, *new) if is_wanted(e)}
+    def since(entry: Entry) -> float:
+        return agent.unread.get(entry, min(joins, default=agent.at) if isinstance(entry, Joined) else agent.at)
+
+    return {e: since(e) for e in (*agent.unread, *new) if is_wanted(e)}
 
 
 def farewell(agent: Agent, now: Situation) -> Left | None:
