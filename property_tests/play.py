@@ -220,7 +220,8 @@ def heal(world: World) -> None:
         proc.cut = proc.full = False
         proc.returns_at = min(proc.returns_at, world.now)
         faults.resume(proc)
-    world.run_for(NOTICE_S, until=lambda: unrest(world) is None)
+    longer = 100 / min(world.setup.rates)  # for agents whose clocks are slow
+    world.run_for(NOTICE_S * longer, until=lambda: unrest(world) is None)
     job = world.jobs[-1]
     live = [p for p in world.procs if p.up and job.is_live(p.agent.me)]
     if live and not isinstance(job.phase, Closed) and not world.store_dead:
