@@ -16,7 +16,7 @@ from reknit.adapters.journals.tcpstore import beginning, journal, lines, places,
 from reknit.adapters.ports import Unavailable
 
 PLACES = (0, 1)
-LOOK_S = 1.6
+LOOK_S = 2.6
 """How much time passes with each look at the clock. An agent that waits for a majority looks some times. Seconds."""
 
 

@@ -33,7 +33,7 @@ from .conftest import HISTORIES
 from .endpoints import Network, Store
 from .processes import JOB, Late, Process, Round
 
-STEPS = 42
+STEPS = 30
 DEEPEST = 3
 """So many agents may wait at the same time while another one acts."""
 REACHES = ((True, False), (True, False), (False, True), (False, True), (True, True), (False, False))
