@@ -21,7 +21,7 @@ from reknit.adapters.ports import Refused, Unavailable
 from reknit.core.job import entries as said
 from reknit.core.job.entries import Entry, Joined, Node, NodeId
 from reknit.core.job.fold import fold
-from reknit.core.job.job import Gathering, Job, Running
+from reknit.core.job.job import Closed, Gathering, Job, Running
 from reknit.core.job.majority import can_open, can_seal, has_to_confirm, last_round
 from reknit.core.job.workers import WorkerFailure
 
@@ -154,7 +154,7 @@ class Process:
             return said.Confirmed(self.last.node, last_round(job))
         if can_open(job, job.epoch + 1) and dice.randrange(2):
             return said.Opened(job.terms, self.nonce, job.epoch + 1)
-        if self.is_departing:
+        if self.is_departing or (isinstance(job.phase, Closed) and known is not None):
             return None if self.last is None else said.Left(self.last.node)
         if not is_calm and dice.randrange(8) == 0:
             return self.last  # once more
