@@ -108,10 +108,9 @@ class Connections:
             return self.places.may_say(entry)
 
     def ask(self, after: int) -> None:
-        """The agent asks for what comes after this position. What it was given beyond it, it does not have."""
+        """The agent asks for what comes after this position. So it holds what is before, and nothing beyond."""
         with self._saying:
-            life, position = self._given
-            self._given = life, min(position, after)
+            self._given = self._given[0], after
 
     def give(self, course: Course, position: int) -> None:
         """The agent is about to be given what this life holds before `position`. Raises `Unavailable` if the agent has

@@ -204,8 +204,6 @@ class TCPStoreJournal:
             batch = self._base(client, course)
             course.is_telling = True
         else:
-            if not course.is_entered and course.life.name and after > course.life.position:
-                raise self._connections.left_behind()
             if course.prefix is not None and after > course.prefix.position:
                 course.prefix = None
             if fold := self._unpublished.take():
