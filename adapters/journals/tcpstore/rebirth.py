@@ -268,11 +268,14 @@ def _withdraw(client: Client, key: _KeyOf, election: Election) -> None:
 
 def _voters(client: Client, key: _KeyOf, envelope: Envelope, job: Job, choice: str) -> _Count:
     """How many agents of the last round have voted for this choice, and whether they can go on from this fold."""
-    nonces = list({member.nonce for member in job.members} | set(job.former))
+    members = {member.nonce for member in job.members}
+    nonces = list(members | set(job.former))
     votes = zip(nonces, client.multi_get([key(nonce) for nonce in nonces]), strict=True)
     voters = {nonce for nonce, vote in votes if envelope.unseal(vote, _ballot(nonce)).get("choice") == choice}
     lack = missing(moved(job), voters)
-    return _Count(len(voters), len(job.members)) if lack is None else _Count(lack.have, lack.members, is_majority=False)
+    if lack is None:
+        return _Count(len(voters & members), len(members))
+    return _Count(lack.have, lack.members, is_majority=False)
 
 
 def _ballot(nonce: str) -> str:
