@@ -7,9 +7,9 @@ its round trips to the store fail.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from reknit.core.job.entries import Node
 from reknit.core.job.job import Closed, Running
 
 from .hosts import Proc, Violation, demand
@@ -28,12 +28,12 @@ of some nodes. (1) In a gap nobody is accused. With eight nodes, one of them bli
 the median of 68 histories, and after 52 s at most. (2) After a gap a node without workers joins as a new incarnation.
 So a round forms only when all of them join and start between two stalls: after 30 s in the median of 73 histories, and
 after 310 s at most."""
-ENDS_S = 60.0
-"""An entry or a read is late, and the silence limit and the store timeout follow. An entry may be wanted only then."""
-
+ENDS_S = 75.0
+"""An entry is late after 16 s, and the node counts as lost 8 s later. Then it is a new incarnation, and waits anew: an
+entry is late, and the store timeout of 20 s follows."""
 
 MOST_TURNS = 5
-"""So many nodes may come to take part no more, one after the other."""
+"""So many nodes may come to take part no more, one after the other. An agent may want an entry only later."""
 
 
 def is_faulty(world: World, proc: Proc) -> bool:
@@ -56,11 +56,10 @@ def endure(world: World) -> None:
     world.story.append((world.now, "endure", "", ()))
     longer = 100 / min(world.setup.rates)  # for agents whose clocks are slow
     noticed_s, round_s = (STALLED_NOTICED_S, STALLED_ROUND_S) if world.stalls else (NOTICED_S, ROUND_S)
-    _notice(world, noticed_s * longer)
+    _within(world, noticed_s * longer, _unnoticed, "L2", "nobody has noticed that {} take part no more")
     if not world.run_for(round_s * longer, until=lambda: _holdup(world) is None):
         raise Violation("L1", f"the others are held up at {world.now:.1f}: {_holdup(world)}")
-    if not world.run_for(ENDS_S * longer, until=lambda: _patient(world) is None):
-        raise Violation("L1", f"{_patient(world)} goes on at {world.now:.1f}, though it reaches nobody any more")
+    _within(world, ENDS_S * longer, _patient, "L1", "{} go on, though they reach nobody any more")
 
 
 def _hears(world: World, proc: Proc) -> bool:
@@ -81,26 +80,27 @@ def _is_nobody_there(world: World) -> bool:
     return world.store_dead or isinstance(job.phase, Closed) or not any(job.is_live(p.agent.me) for p in able)
 
 
-def _notice(world: World, noticed_s: float) -> None:
-    """Go on until no node is left that takes part no more. Others may follow, and have the same time."""
-    since: dict[Node, float] = {}
+def _within(world: World, limit_s: float, found: Callable[[World], Sequence[str]], rule: str, why: str) -> None:
+    """Go on until nothing is found any more. Each thing may be found for so many seconds in a row. Others may follow,
+    and have the same time."""
+    since: dict[str, float] = {}
 
     def is_over() -> bool:
         nonlocal since
-        since = {node: since.get(node, world.now) for node in _unnoticed(world)}
-        late = [str(node) for node, at in since.items() if world.now - at > noticed_s]
-        demand(not late, "L2", f"nobody has noticed that {late} take part no more")
+        since = {each: since.get(each, world.now) for each in found(world)}
+        late = [each for each, at in since.items() if world.now - at > limit_s]
+        demand(not late, rule, f"{why.format(late)} at {world.now:.1f}")
         return not since
 
-    world.run_for(MOST_TURNS * noticed_s, until=is_over)
+    world.run_for(MOST_TURNS * limit_s, until=is_over)
 
 
-def _unnoticed(world: World) -> list[Node]:
+def _unnoticed(world: World) -> list[str]:
     """The nodes that are live in the journal, and do not take part. Empty also if nobody could notice them."""
     if _is_nobody_there(world):
         return []
     here = {p.agent.me for p in world.procs if _takes_part(world, p)}
-    return [joined.node for joined in world.jobs[-1].live.values() if joined.node not in here]
+    return [str(joined.node) for joined in world.jobs[-1].live.values() if joined.node not in here]
 
 
 def _holdup(world: World) -> str | None:
@@ -116,11 +116,12 @@ def _holdup(world: World) -> str | None:
             continue
         if group is None or group.key != (job.epoch, job.round) or not group.running or not group.is_whole:
             return f"{proc.name} lacks workers"
-    return ", ".join(str(node) for node in _unnoticed(world)) or None
+    return ", ".join(_unnoticed(world)) or None
 
 
-def _patient(world: World) -> str | None:
-    """An agent whose round trips fail, and which has not ended. None: there is none."""
+def _patient(world: World) -> list[str]:
+    """The agents whose round trips fail, and which have not ended."""
+    found: list[str] = []
     for proc in world.procs:
         if proc.agent.end is not None:
             continue  # it has no part in the job, and stays only because it hosts the store of others (rule 12)
@@ -128,5 +129,5 @@ def _patient(world: World) -> str | None:
         is_waiting = proc.agent.unread and not (world.stalls and proc.agent.is_renewed)
         is_cut_off = proc.host in world.deaf | world.blind | world.stale or (proc.host in world.mute and is_waiting)
         if is_cut_off and proc.up and not (proc.suspended or proc.host in world.hung):
-            return proc.name
-    return None
+            found.append(proc.name)
+    return found
