@@ -228,6 +228,17 @@ def test_what_is_just_being_read_counts_as_read(stores: list[JobStore], monkeypa
     assert c.read() == Batch(0, base=Job())
 
 
+def test_nothing_is_given_of_a_life_that_the_agent_has_left(stores: list[JobStore]) -> None:
+    """The answer to a read of c comes when the writer of c has moved to the other journal, which may hold other
+    entries."""
+    a, b, c = at_work(stores, "a", "b", "c")
+    before = c.journal._connections._course
+    assert before is not None
+    cut_off(a, b, c)
+    at_once(a.read, b.read, c.read)
+    is_in_vain(lambda: c.journal._connections.give(before, 9), "the journal has begun another life")
+
+
 def test_who_has_left_goes_nowhere(stores: list[JobStore]) -> None:
     """Its goodbye agrees to what follows in the first journal. It must not agree in another one as well."""
     a, b, c = at_work(stores, "a", "b", "c")

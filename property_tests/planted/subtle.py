@@ -311,4 +311,13 @@ SUBTLE = (
         "L1",
         "setup min=1 majority=yes\nstart d\nwait 7\ncrash c\nwait 12",
     ),
+    Bug(
+        "each-round-begins-the-wait",
+        15,
+        "agent.wanted._unread",
+        "min(joins, default=agent.at) if isinstance(entry, Joined) else agent.at",
+        "agent.at",
+        "L1",
+        "setup fence=yes backoff=1.0 rates=100,130 weather=late,lose,partial\nmute c\nfreeze c",
+    ),
 )
