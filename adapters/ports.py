@@ -166,6 +166,13 @@ class Remembers(Protocol):
         Called by the thread of the loop, between two reads. Never waits."""
         ...
 
+    def take_back(self, position: int) -> None:
+        """The link has dropped the last read, and has not told the agent of it. The agent holds what is before
+        `position`.
+
+        Called by the thread that has read. Never waits."""
+        ...
+
 
 class Link(Protocol):
     """This agent's connection to the journal."""

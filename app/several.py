@@ -269,6 +269,10 @@ class HostedJournal:
         if isinstance(self._journal, Remembers):
             self._journal.remember(position, job)
 
+    def take_back(self, position: int) -> None:
+        if isinstance(self._journal, Remembers):
+            self._journal.take_back(position)
+
     def close(self) -> None:
         self._journal.close()
 

@@ -271,11 +271,11 @@ def may_say(world: World, proc: Proc, entry: Entry) -> None:
 
 def _is_returning(world: World, proc: Proc, node: Node) -> bool:
     """It is silent for no other reason than that its link has yet to find out that the store is back."""
-    heard_at = world.now - proc.quiet.get(node, 1e9)  # it may have beaten after the counters were read
+    heard_at = min(world.moved.get(node, -1e9), world.now - proc.quiet.get(node, 1e9))  # it may have beaten since
     if world.outage_at - heard_at > 2 * world.setup.terms.beat_s:
         return False  # it was silent before
-    if proc.felt(1.0) > 1.0:
-        return False  # a fast clock may count a short outage, which is no pause, and the beats before and after it
+    if proc.felt(1.0) != 1.0:
+        return False  # such a clock may count a short outage, which is no pause, and the time before and after it
     return any(
         p.agent.me == node
         and p.up

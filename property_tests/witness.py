@@ -166,6 +166,8 @@ class Witness:
                 self.is_out, self.read_at = False, at
                 if self.failing_since is not None and not self.reads:
                     self._spare(at + _spare_s(at - self.failing_since, before.job.terms), at)
+                if not before.was_read:
+                    self.failing_since, self.has_overslept = None, False  # the join timeout counts no more
                 self.is_gap = self.is_gap and at - self.proven_at > before.job.terms.silence_s
                 gone = self.unread if event.base is not None else event.entries
                 self.unread = {entry: first for entry, first in self.unread.items() if entry not in gone}

@@ -147,6 +147,14 @@ def test_an_outage_that_lasts_too_long_ends_the_agent() -> None:
     assert (finish().result.state, finish().result.why) == (WorkerState.FAILED, StoreLost("b"))
 
 
+def test_a_long_wait_for_the_first_read_is_over_with_it() -> None:
+    """The host of the store came late. The store timeout is shorter, and does not count from the start of the agent."""
+    agent = an_agent(terms=evolve(TRIO, join_timeout_s=60.0), store_timeout_s=20.0)
+    playbook = Playbook(agent) >> start() >> cut_off("a") >> after(50) >> cut_off("a")
+    assert playbook >> read() << ANY(Append, entry=ANY(Opened))
+    assert playbook.agent.end is None
+
+
 def test_an_agent_that_was_suspended_until_its_patience_was_over_tries_once_more() -> None:
     """Rule 15: the store may be back for long, and the agent could not notice. A program that polls is late each time,
     and gets the time once."""

@@ -35,6 +35,7 @@ class Told(MemoryJournal):
         self.said: list[tuple[str, Entry]] = []
         self.folds: dict[int, Job] = {}
         """By position."""
+        self.taken_back: list[int] = []
 
     def _obey(self, name: str) -> None:
         self.calls.put(name)
@@ -58,6 +59,9 @@ class Told(MemoryJournal):
 
     def remember(self, position: int, job: Job) -> None:
         self.folds[position] = job
+
+    def take_back(self, position: int) -> None:
+        self.taken_back.append(position)
 
 
 class Agent:
@@ -295,6 +299,25 @@ def test_a_journal_that_remembers_is_told_of_each_fold_with_its_position(agents:
         agent.until(lambda _, end=end: len(agent.entries) == end)
     counts = [len(read.entries) for read in agent.seen if isinstance(read, EntriesRead)]
     assert journal.folds == {position: Job(epoch=i) for i, position in enumerate(accumulate(counts))}
+
+
+def test_a_journal_that_remembers_is_told_what_the_link_has_dropped(agents: Callable[..., Agent]) -> None:
+    """A beat fails while a read is under way. The agent is not told of this read, and the journal must not take it for
+    one that has read it: it could not come to another life of the journal then."""
+    journal = Told()
+    agent = agents(journal)
+    agent.link.append(Aborted("read"))
+    agent.until(lambda _: len(agent.entries) == 1)
+    journal.gates["read"] = threading.Event()
+    while not journal.calls.empty():
+        journal.calls.get()
+    until(lambda: not journal.calls.empty() and journal.calls.get() == "read", "a read that waits")
+    MemoryJournal.append(journal, "other", Aborted("dropped"))
+    journal.fails["beat"] = Unavailable("no beat gets through")
+    agent.link.beat(ME, 1, ())
+    agent.until(lambda seen: any(map(is_failed, seen)))
+    journal.gates.pop("read").set()
+    until(lambda: journal.taken_back == [1])
 
 
 def test_quick_appends_and_beats_share_a_thread(agents: Callable[..., Agent]) -> None:

@@ -273,6 +273,9 @@ class Remembering(MemoryJournal):
     def remember(self, position: int, job: Job) -> None:
         self.folds.append((position, job))
 
+    def take_back(self, position: int) -> None:
+        self.folds.append((position, Job()))
+
 
 def test_a_hosted_journal_remembers_if_it_can() -> None:
     """The journal of a store that was lost is founded again with what agents remember."""

@@ -95,6 +95,7 @@ def test_the_agent_that_has_read_furthest_founds_the_journal_again(lost: Lost, m
     monkeypatch.setattr(rebirth_module, "_ONE_MISSING_S", PATIENCE_S)
     monkeypatch.setattr(rebirth_module, "_OFFERS_S", PATIENCE_S)
     _, journals = lost(3)
+    journals[2].take_back(3)
     journals[2].remember(3, folded(many(4)[:3]))
     assert at_once(*(partial(journal.read, at, 0.0) for journal, at in zip(journals, (4, 4, 3), strict=True))) == [
         Batch(4),
@@ -106,6 +107,7 @@ def test_the_agent_that_has_read_furthest_founds_the_journal_again(lost: Lost, m
 def test_an_agent_that_has_read_further_than_those_who_went_on_is_refused(lost: Lost) -> None:
     """It came too late to be asked. What it has read, and may have acted on, never happened for the others."""
     _, (late, early) = lost()
+    early.take_back(3)
     early.remember(3, folded(many(4)[:3]))
     assert stubborn(lambda: early.read(3, 0.0)) == Batch(3)
     with pytest.raises(Refused, match="again without something that this node has read") as refused:
@@ -154,6 +156,7 @@ def test_who_takes_the_place_of_a_dead_agent_waits_for_those_whom_its_offer_has_
     """Both have offered less than the dead one. The one that is first to pass it over has read less than the other."""
     monkeypatch.setattr(rebirth_module, "_OFFERS_S", 0.5)
     store, (further, behind) = lost()
+    behind.take_back(3)
     behind.remember(3, folded(many(4)[:3]))
     envelope = Envelope(store.job)
     envelope._key = further._envelope._key

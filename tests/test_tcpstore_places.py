@@ -21,6 +21,7 @@ from reknit.core.job.entries import (
     Aborted,
     Entry,
     Failed,
+    Filler,
     Joined,
     Leaving,
     Left,
@@ -192,14 +193,43 @@ def test_who_has_read_more_begins_anew(stores: list[JobStore]) -> None:
 
 
 def test_who_has_read_more_votes_for_nobody_who_has_not(stores: list[JobStore], hasty: None) -> None:
-    """c has read another seal. b would count on c, and c could not come."""
+    """c was given more than b, and has no digest of it, so that b has the best offer. But c could not come."""
     b, c = at_work(stores, "b", "c", entries=OVER)
+    memory = c.journal._connections._memory
     c.say(joined("c", round=1))
     c.read()
-    c.journal._connections._memory = None  # c cannot make an offer of its own
+    c.journal._connections._memory = memory
     cut_off(b, c)
-    with pytest.raises(Unavailable, match="1 of the 3 nodes"):
-        b.read()
+    with ThreadPoolExecutor(2) as pool:
+        for tried in [pool.submit(agent.read) for agent in (b, c)]:
+            with pytest.raises(Unavailable, match="of the 3 nodes"):
+                tried.result()
+
+
+def test_what_the_link_has_dropped_holds_nobody_up(stores: list[JobStore]) -> None:
+    """A beat fails first, and the last answer of the store comes then. No agent is told of it."""
+    b, c = at_work(stores, "b", "c", entries=OVER)
+    b.say(joined("b", round=1))
+    c.journal.read(c.position, 0.0)
+    c.journal.take_back(c.position)
+    cut_off(b, c)
+    assert [batch.position for batch in at_once(b.read, c.read)] == [5, 5]
+
+
+def test_a_fold_of_the_life_before_is_not_remembered_in_the_next_one(stores: list[JobStore]) -> None:
+    """c has yet to fold an answer when its beats come to another life, which begins at the same position. c begins anew.
+    With the memory of two lives it would found a journal that never was."""
+    a, b, c = at_work(stores, "a", "b", "c", entries=OVER)
+    a.say(Filler())
+    for agent in (a, b):
+        agent.read()
+    c.say(joined("c", round=1))
+    c.read()
+    cut_off(a, b, c)
+    at_once(a.read, b.read)
+    stubborn(lambda: c.journal.beat(c.joined.node, 1, ()))
+    c.journal.remember(c.position, c.job)
+    assert c.journal._connections._memory is None
 
 
 def test_who_may_have_workers_of_another_round_ends(stores: list[JobStore]) -> None:
@@ -222,15 +252,14 @@ def test_what_is_just_being_read_counts_as_read(stores: list[JobStore], monkeypa
     cut_off(a, b, c)
     at_once(a.read, b.read)
     monkeypatch.setattr(places_module, "_PAUSE_S", 0.0)
-    is_in_vain(lambda: c.say(joined("c", round=1)), "the journal goes on without what this node is just reading")
+    is_in_vain(lambda: c.say(joined("c", round=1)), "this node is just reading what the store has lost")
     c.position, c.job = batch.position, folded([*batch.entries], c.job)
     c.journal.remember(c.position, c.job)
     assert c.read() == Batch(0, base=Job())
 
 
 def test_nothing_is_given_of_a_life_that_the_agent_has_left(stores: list[JobStore]) -> None:
-    """The answer to a read of c comes when the writer of c has moved to the other journal, which may hold other
-    entries."""
+    """The answer to a read of c comes when the writer of c has moved to the other journal."""
     a, b, c = at_work(stores, "a", "b", "c")
     before = c.journal._connections._course
     assert before is not None
@@ -251,8 +280,7 @@ def test_who_has_left_goes_nowhere(stores: list[JobStore]) -> None:
 def test_a_journal_without_a_majority_is_left_for_a_later_one(
     stores: list[JobStore], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """a was cut off, declares the others lost in its store, and waits in vain. Then it finds out that they go on. It
-    has read what they have not, so it begins anew."""
+    """a was cut off, and declares the others lost in its store. Then it finds out that they go on, and begins anew."""
     monkeypatch.setattr(places_module, "_STRAYED_S", 0.0)
     a, b, c = at_work(stores, "a", "b", "c", entries=OVER)
     cut_off(b, c)

@@ -168,6 +168,10 @@ class ThreadedLink:
                 return  # nobody is told anything any more
             before = self._link.news
             self._link, calls = machine.step(self._link, happened, self._clock.now())
+            if self._remembers is not None and isinstance(happened, messages.Found):
+                position = self._link.reading.position
+                if position != happened.batch.position:  # the link has dropped it
+                    self._remembers.take_back(position)
             self._put(calls)
             self._relieve()
             has_news = self._link.news is not before

@@ -35,8 +35,11 @@ def read(agent: Agent, event: EntriesRead) -> Agent:
         agent = _begun_anew(agent)
     job, me = fold_all(agent.job if event.base is None else event.base, event.entries), agent.me
     stage = agent.stage
+    since = agent.since
     if stage is Stage.STARTING:
         me, stage = Node(me.id, job.highest_incarnation(me.id) + 1), Stage.READING
+        # The wait for the first read may be longer than that for a store which was lost. It is over.
+        since = {key: at for key, at in since.items() if key[0] is not Timer.OUTAGE}
     pulse, silent_since = evolve(agent.pulse, read_at=agent.at), agent.since.get((Timer.OUTAGE, 0))
     if silent_since is not None and pulse.acked_at is None:  # else the next read of the counters shows it
         spares_until = agent.at + spare_s(agent, agent.at - silent_since)
@@ -44,7 +47,7 @@ def read(agent: Agent, event: EntriesRead) -> Agent:
     unread = agent.unread
     if unread:  # they may be among the entries that were skipped
         unread = {e: at for e, at in unread.items() if event.base is None and e not in event.entries}
-    agent = evolve(agent, job=job, me=me, stage=stage, outage=None, unread=unread, pulse=pulse)
+    agent = evolve(agent, job=job, me=me, stage=stage, outage=None, unread=unread, pulse=pulse, since=since)
     agent = _after_gap(_taking_part(agent))
     return _identified(agent)
 

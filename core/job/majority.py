@@ -154,12 +154,12 @@ def is_over(joined: Joined, job: Job) -> bool:
 def moved(job: Job) -> Job:
     """The fold with which another journal begins that goes on from this one.
 
-    A goodbye counts in one journal only. Whoever has joined the gathered round may not come to the other journal. So it
-    is expected there, and joins again if it comes.
+    A goodbye counts in one journal only. While a round is gathered, nobody knows who comes to the other journal. So all
+    live nodes are expected there, and join again if they come.
     """
     if not job.terms.needs_majority or not job.members:
         return job
     phase = job.phase
     if isinstance(phase, Gathering):
-        phase = evolve(phase, expected=frozenset(m.node for m in job.members if job.is_live(m.node)))
+        phase = evolve(phase, expected=frozenset(joined.node for joined in job.live.values()))
     return evolve(job, phase=phase, farewells=frozenset())

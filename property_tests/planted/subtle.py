@@ -229,8 +229,9 @@ SUBTLE = (
         "a-read-begins-the-wait-anew",
         15,
         "agent.identity.read",
-        "unread, pulse=pulse)\n",
-        "unread, pulse=pulse, since={k: v for k, v in agent.since.items() if k[0] is not Timer.OUTAGE})\n",
+        "    if stage is Stage.STARTING:\n        me",
+        "    since = {k: v for k, v in since.items() if k[0] is not Timer.OUTAGE}\n"
+        "    if stage is Stage.STARTING:\n        me",
         "L1",
         "setup nodes=2 formed=2 min=1\nmute a\nfail b\nwait 7",
     ),

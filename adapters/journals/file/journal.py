@@ -264,6 +264,9 @@ class FileJournal:
     def remember(self, position: int, job: Job) -> None:
         self._unpublished.folded(position, job)
 
+    def take_back(self, position: int) -> None:
+        """The journal keeps nothing of what it has returned."""
+
     def publish(self, position: int, job: Job) -> None:
         """Offer the fold of everything before `position` to readers that are far behind. Called by the thread that
         reads."""

@@ -31,6 +31,9 @@ from reknit.core.job.entries import Entry
 from reknit.core.job.job import Job
 from reknit.core.job.reasons import Refusal
 
+_NOTHING = -1
+"""In the place of a position: this agent begins anew, and was given nothing."""
+
 
 class Connections:
     """The connections of one agent to one journal, by the name of the thread that uses them."""
@@ -79,12 +82,15 @@ class Connections:
 
     def remember(self, position: int, job: Job) -> None:
         """The agent has folded everything before `position`."""
-        course, self._folded = self._course, (position, job)
-        if course is not None:
+        with self._saying:
+            course, (life, given) = self._course, self._given
+            if course is None or position != given:
+                return  # it was read of a journal in which this agent takes part no more
+            self._folded = position, job
             course.taken_in()
-        digest = course.prefix.at(position) if course is not None and course.prefix is not None else ""
-        if course is not None and digest:
-            self._memory = Memory(position, job, digest, course.life)
+            digest = "" if course.prefix is None else course.prefix.at(position)
+            if digest:
+                self._memory = Memory(position, job, digest, life)
 
     def close(self) -> None:
         self._lines.close()
@@ -107,10 +113,10 @@ class Connections:
                 raise Unavailable(f"{self.where}: the journal has begun another life")
             return self.places.may_say(entry)
 
-    def ask(self, after: int) -> None:
-        """The agent asks for what comes after this position. So it holds what is before, and nothing beyond."""
+    def holds(self, position: int) -> None:
+        """The agent holds what is before this position, and nothing beyond."""
         with self._saying:
-            self._given = self._given[0], after
+            self._given = self._given[0], position
 
     def give(self, course: Course, position: int) -> None:
         """The agent is about to be given what this life holds before `position`. Raises `Unavailable` if the agent has
@@ -206,6 +212,7 @@ class Connections:
         """The header, after the store has lost everything. Empty: this agent cannot found the journal again. `void`: a
         header that makes way."""
         self._beginning.claim(client)
+        self._check_folded()
         memory = self._memory
         if self.places is not None and (
             course.starts_over or self.places.is_silent if memory is None else not memory.job.members
@@ -259,7 +266,7 @@ class Connections:
 
     def _has_read_nothing(self, course: Course) -> bool:
         if self.places is not None:
-            return self._folded is None  # a link may drop what was read
+            return self._given[1] <= 0  # a link may drop what was read
         return course.prefix is not None and not course.prefix.position
 
     def _start_over(self, client: Client | None) -> None:
@@ -310,7 +317,7 @@ class Connections:
             begins_anew = course is not None and not starts_over and self._has_to_begin_anew(course, life)
             if begins_anew and self.places is not None:
                 self.places.begin_anew()
-                self._memory, self._folded, self._given, starts_over = None, None, (life, life.position), True
+                self._memory, self._folded, self._given, starts_over = None, None, (life, _NOTHING), True
             entered = Course(self.keys, life, header, starts_over=starts_over)
             entered.has_other_base = self.places is not None and course is not None
             self._course, self._starts_over = entered, False
@@ -325,19 +332,19 @@ class Connections:
         `Unavailable` if it has not folded yet what it has read."""
         given, position = self._given
         known = "" if course.prefix is None else course.prefix.at(life.position)
-        has_more = common(given, life) < position or known not in ("", life.digest)
-        if self.places is None:
-            if has_more:
-                raise self.left_behind()
-            return False
-        if self.places.has_left or not has_more:
-            return self.places.has_left
-        folded, job = (0, Job()) if self._folded is None else self._folded
-        if folded != position:
-            raise Unavailable(f"{self.where}: the journal goes on without what this node is just reading")
-        if self.places.may_have_workers(job):
+        has_more = (position > 0 and common(given, life) < position) or known not in ("", life.digest)
+        places = self.places
+        if self._reads_only or (places is not None and places.has_left) or not has_more:
+            return places is not None and places.has_left
+        self._check_folded()
+        if places is None or places.may_have_workers(Job() if self._folded is None else self._folded[1]):
             raise self.left_behind()
         return True
+
+    def _check_folded(self) -> None:
+        """Raises `Unavailable` if the agent has not folded yet what it was given."""
+        if self._folded is not None and self._given[1] not in (self._folded[0], _NOTHING):
+            raise Unavailable(f"{self.where}: this node is just reading what the store has lost")
 
     def left_behind(self) -> Refused:
         """The error for an agent that has read what the others have not."""

@@ -191,7 +191,7 @@ class TCPStoreJournal:
         if self._reads_only:
             position, records = self.records(after)
             return Batch(position, tuple(record.entry for _, record in records))
-        self._connections.ask(after)
+        self._connections.holds(after)
         client, course = self._connections.client("reader")
         self._connections.look_for_a_majority()
         if course.starts_over:
@@ -306,6 +306,9 @@ class TCPStoreJournal:
     def remember(self, position: int, job: Job) -> None:
         self._connections.remember(position, job)
         self._unpublished.folded(position, job)
+
+    def take_back(self, position: int) -> None:
+        self._connections.holds(position)
 
     def publish(self, position: int, job: Job) -> None:
         """Offer the fold of everything before `position` to readers that are far behind, and tell those that wait.

@@ -144,6 +144,8 @@ class _Candidate:
         self.life = Life(os.urandom(8).hex(), memory.position, memory.digest, number, memory.life.line)
         self._client, self._keys, self._envelope = client, keys, envelope
         self._job = memory.job
+        self._number = memory.life.number
+        """Of the life that was read. The agent may have come to a later one, and have read nothing there."""
         self._election = election
         self._renewals = 0
         self._offer = self._made()
@@ -216,7 +218,7 @@ class _Candidate:
 
     def _made(self) -> bytes:
         job, life = self._job, self.life
-        fields = {"position": life.position, "digest": life.digest, "name": life.name, "number": life.number}
+        fields = {"position": life.position, "digest": life.digest, "name": life.name, "number": self._number}
         more = {"before": life.before, "journal": self._envelope.journal, "renewals": self._renewals}
         has_workers = bool(job.members) and job.outcome is None
         return self._envelope.seal({**fields, **more, "has_workers": has_workers}, "offer")
