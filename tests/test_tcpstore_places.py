@@ -193,12 +193,12 @@ def test_who_has_read_more_begins_anew(stores: list[JobStore]) -> None:
 
 
 def test_who_has_read_more_votes_for_nobody_who_has_not(stores: list[JobStore], hasty: None) -> None:
-    """c was given more than b, and has no digest of it, so that b has the best offer. But c could not come."""
+    """b has the best offer. But c could not come."""
     b, c = at_work(stores, "b", "c", entries=OVER)
     memory = c.journal._connections._memory
     c.say(joined("c", round=1))
     c.read()
-    c.journal._connections._memory = memory
+    c.journal._connections._memory = memory  # without a digest of more
     cut_off(b, c)
     with ThreadPoolExecutor(2) as pool:
         for tried in [pool.submit(agent.read) for agent in (b, c)]:
@@ -207,7 +207,7 @@ def test_who_has_read_more_votes_for_nobody_who_has_not(stores: list[JobStore], 
 
 
 def test_what_the_link_has_dropped_holds_nobody_up(stores: list[JobStore]) -> None:
-    """A beat fails first, and the last answer of the store comes then. No agent is told of it."""
+    """No agent was told of it."""
     b, c = at_work(stores, "b", "c", entries=OVER)
     b.say(joined("b", round=1))
     c.journal.read(c.position, 0.0)
@@ -217,12 +217,11 @@ def test_what_the_link_has_dropped_holds_nobody_up(stores: list[JobStore]) -> No
 
 
 def test_a_fold_of_the_life_before_is_not_remembered_in_the_next_one(stores: list[JobStore]) -> None:
-    """c has yet to fold an answer when its beats come to another life, which begins at the same position. c begins anew.
-    With the memory of two lives it would found a journal that never was."""
+    """c has yet to fold an answer when its beats come to another life. With a memory of two lives it would found a
+    journal that never was."""
     a, b, c = at_work(stores, "a", "b", "c", entries=OVER)
     a.say(Filler())
-    for agent in (a, b):
-        agent.read()
+    at_once(a.read, b.read)
     c.say(joined("c", round=1))
     c.read()
     cut_off(a, b, c)
