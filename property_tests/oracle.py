@@ -227,8 +227,13 @@ class Oracle:
 
     def has_majority(self) -> bool:
         """More than half of the agents of the last round, where a half with the first of them is more than half."""
-        here = {j.nonce for j in self.live.values() if j.node not in self.leaving}
+        here = {j.nonce for j in self.live.values()}
         return self._agree(here | self.farewells, here | self.read)
+
+    def can_go_on(self) -> bool:
+        """The agents that have joined the gathered round are a majority, and one has read the last seal."""
+        here = {j.nonce for j in self._free()}
+        return self._agree(here | self.farewells, here | self.read) and self.is_read()
 
     def _agree(self, members: set[str], former: set[str]) -> bool:
         """Whether these agents are a majority of the last round, and those one of the round before."""
@@ -254,14 +259,14 @@ class Oracle:
 
     def _lastcall(self, entry: LastCall) -> None:
         if self.phase == "gathering" and entry.round == self.round and not self.expected:
-            if self._is_enough() and self.is_read():
+            if self._is_enough() and self.can_go_on():
                 self._seal()
 
     def _conclude(self) -> None:
         if self.phase != "gathering":
             return
         self.short = self.short or not self._is_enough()
-        if self.expected or not self.has_majority() or not self.is_read():
+        if self.expected or not self.can_go_on():
             return
         if not self.judged:
             self.judged = True

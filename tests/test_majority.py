@@ -114,10 +114,18 @@ def test_a_process_counts_and_not_its_host() -> None:
 def test_who_said_goodbye_agrees() -> None:
     """A preempted node must not hold the job. It has said its last word here, so it agrees nowhere else."""
     leaving = running("abc", Leaving(node("a")), *lost("b", by="c"), joined("c", 1))
-    assert not has_majority(leaving), "whoever leaves has not said its last word"
+    assert has_majority(leaving), "a is about to say it"
+    assert not can_seal(leaving)
     left = fold_all(leaving, [Left(node("a")), LastCall(1)])
     assert left.phase == Running(1)
     assert left.farewells == frozenset(), "in the next round the members are other ones"
+
+
+def test_the_round_after_a_goodbye_waits_for_no_newcomers() -> None:
+    """a has group rank 0 of two, and is told to leave. Nobody is missing, so b goes on as soon as a is gone."""
+    leaving = running("ab", Leaving(node("a")))
+    assert fold_all(leaving, [joined("b", 1), Left(node("a"))]).phase == Running(1)
+    assert fold_all(leaving, [Left(node("a")), joined("b", 1)]).phase == Running(1)
 
 
 def test_a_renewed_node_can_say_goodbye() -> None:

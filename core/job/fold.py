@@ -49,7 +49,7 @@ from .job import (
     crowd,
     room,
 )
-from .majority import can_open, can_seal, confirmed, has_enough, has_majority, is_read, lack, with_goodbye
+from .majority import can_go_on, can_open, can_seal, confirmed, has_enough, lack, with_goodbye
 from .memory import buried, past_of, unburied
 from .reasons import AbortedByOperator, AllSucceeded, Departure, JobEnd, NodeGone, NodesAdmitted, RoundEnd
 from .restart import judge, root_cause, steadied
@@ -271,7 +271,7 @@ def _settled(job: Job) -> Job:
     if not phase.short and not has_enough(job):
         phase = evolve(phase, short=True)
         job = evolve(job, phase=phase)
-    if phase.expected or not has_majority(job) or not is_read(job):
+    if phase.expected or not can_go_on(job):
         return job
     if not phase.judged:
         verdict = judge(job, phase)

@@ -33,7 +33,14 @@ def has_enough(job: Job) -> bool:
 
 def can_seal(job: Job) -> bool:
     """A last call would seal the gathered round: nobody is expected, and enough nodes are ready."""
-    return isinstance(job.phase, Gathering) and not job.phase.expected and has_enough(job) and is_read(job)
+    return isinstance(job.phase, Gathering) and not job.phase.expected and has_enough(job) and can_go_on(job)
+
+
+def can_go_on(job: Job) -> bool:
+    """The nodes that are ready can go on as the job now, without those that are expected or leave."""
+    if not job.terms.needs_majority:
+        return True
+    return missing(job, {joined.nonce for joined in ready(job)}) is None and is_read(job)
 
 
 def lack(job: Job) -> JobEnd:
@@ -59,10 +66,10 @@ def has_majority(job: Job) -> bool:
 
 
 def lacking(job: Job) -> NoMajority | None:
-    """What the live nodes that do not leave lack to go on as the job. None: nothing."""
+    """What the live nodes lack to go on as the job. None: nothing. Those that leave are about to say goodbye."""
     if not (job.terms.needs_majority and job.members):
         return None
-    return missing(job, {joined.nonce for joined in job.live.values() if joined.node not in job.leaving})
+    return missing(job, {joined.nonce for joined in job.live.values()})
 
 
 def missing(job: Job, nonces: Collection[str]) -> NoMajority | None:
