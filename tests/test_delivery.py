@@ -65,6 +65,22 @@ def test_an_error_of_a_handler_is_told_once() -> None:
     assert way.troubles() == ["the event handler mine fails: ValueError: no room"]
 
 
+def test_a_lock_that_an_interrupted_call_has_left_holds_nobody_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ctrl-C came between two steps of the interpreter. Agents in other threads once waited for the lock for ever."""
+    monkeypatch.setattr(delivery, "_LEFT_S", 0.05)
+    kept = Kept()
+    way = to(kept)
+    interrupted = threading.Thread(target=way._changed.acquire)
+    interrupted.start()
+    interrupted.join()
+    way.put("first")
+    way.flush(PATIENCE_S)
+    way.put("second")
+    way.flush(PATIENCE_S)
+    assert kept.lines == ["first", "second"]
+    assert way.troubles() == []
+
+
 def test_what_waits_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     """A job may run for months beside a handler that hangs."""
     monkeypatch.setattr(delivery, "MOST", 2)

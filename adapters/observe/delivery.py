@@ -16,11 +16,16 @@ from __future__ import annotations
 import logging
 import threading
 from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from .destinations import told
 
 MOST = 1000
 """Events that wait for the handler, at most."""
+_LEFT_S = 5.0
+"""A lock that cannot be had for so long was left by a call that was interrupted. Seconds. It is held for microseconds,
+and never while the handler runs."""
 
 
 class Delivery:
@@ -49,7 +54,7 @@ class Delivery:
 
     def put(self, line: str) -> None:
         """Hand a line over to the handler, soon."""
-        with self._changed:
+        with self._locked():
             if self._is_given_up:
                 self._dropped += 1
             elif len(self._waiting) >= MOST:
@@ -62,7 +67,7 @@ class Delivery:
 
     def flush(self, within_s: float) -> None:
         """Wait until the handler has taken everything, at most for `within_s` seconds. What waits then is dropped."""
-        with self._changed:
+        with self._locked():
             self._start()
             if not self._is_given_up and not self._changed.wait_for(lambda: not self._is_busy, within_s):
                 self._give_up()
@@ -77,9 +82,21 @@ class Delivery:
 
     def troubles(self) -> list[str]:
         """What has gone wrong since the last call: lines for the operator."""
-        with self._changed:
+        with self._locked():
             found, self._troubles = self._troubles, []
             return found
+
+    @contextmanager
+    def _locked(self) -> Iterator[None]:
+        # The handler of a signal may raise an error between the moment at which a lock is taken and the one at which it
+        # is sure to be released. Then the other threads would wait for it for ever.
+        while not (changed := self._changed).acquire(timeout=_LEFT_S):
+            if self._changed is changed:
+                self._changed, self._is_busy = threading.Condition(), False
+        try:
+            yield
+        finally:
+            changed.release()
 
     # ---- under the lock ----
 
@@ -114,13 +131,13 @@ class Delivery:
             try:
                 self._logger.info(line)
             except BaseException as error:  # the handler is somebody else's: not even its SystemExit ends this thread
-                with self._changed:
+                with self._locked():
                     if self._is_given_up:
                         continue  # that was told, and the handler has lost the lock that it releases
                     self._trouble("failed", f"the event handler {self._destination} fails: {told(error)}")
 
     def _next(self) -> str | None:
-        with self._changed:
+        with self._locked():
             self._has_line = bool(self._waiting)
             if self._has_line:
                 return self._waiting.popleft()
