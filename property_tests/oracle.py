@@ -54,7 +54,7 @@ class Oracle:
         self.farewells: set[str] = set()
         """Nonces of members of the last round that have said goodbye."""
         self.former: list[str] = []
-        """Nonces of the members of the round before, if the agents of the last one are others."""
+        """Nonces of the members of the round before the last sealed one."""
         self.read: set[str] = set()
         """Those of them that have shown that they have read the last seal."""
         self.reports: list[Failed] = []

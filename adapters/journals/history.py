@@ -28,7 +28,7 @@ def chained(digest: str, record: bytes) -> str:
 
 
 Line = tuple[tuple[str, int], ...]
-"""Names of lives, and the position where each begins."""
+"""Lives of a journal, each with its name and the position where it begins. Each goes on from the one before it."""
 
 
 @frozen

@@ -24,8 +24,8 @@ from .destinations import told
 MOST = 1000
 """Events that wait for the handler, at most."""
 _LEFT_S = 5.0
-"""A lock that cannot be had for so long was left by a call that was interrupted. Seconds. It is held for microseconds,
-and never while the handler runs."""
+"""Seconds after which a thread no longer waits for the lock. Calls hold the lock for microseconds, and never while the
+handler runs. So a call that was interrupted has left it locked."""
 
 
 class Delivery:

@@ -65,7 +65,7 @@ class Connections:
         self._reads_only = reads_only
         self._greeting = threading.Lock()
         self._saying = threading.Lock()
-        """Held while it is noted what this agent says and reads in which life."""
+        """Held while this agent notes in which life it says or reads something."""
         self._course: Course | None = None
         self._memory: Memory | None = None
         self._given: tuple[Life, int] = Life(), 0
@@ -326,7 +326,8 @@ class Connections:
         return entered
 
     def _has_to_begin_anew(self, course: Course, life: Life) -> bool:
-        """Whether this agent can take part in the life to which it comes only as a new one. `course`: the life before.
+        """Whether this agent must begin as a new one in the life to which it comes. `course`: the life before. It must
+        if it has said goodbye, or if it has read what the new life does not hold.
 
         Raises `Refused` if the agent has read what that life does not hold, and may have acted on it. Raises
         `Unavailable` if it has not folded yet what it has read."""
@@ -334,8 +335,10 @@ class Connections:
         known = "" if course.prefix is None else course.prefix.at(life.position)
         has_more = (position > 0 and common(given, life) < position) or known not in ("", life.digest)
         places = self.places
-        if self._reads_only or (places is not None and places.has_left) or not has_more:
-            return places is not None and places.has_left
+        if places is not None and places.has_left:
+            return True
+        if self._reads_only or not has_more:
+            return False
         self._check_folded()
         if places is None or places.may_have_workers(Job() if self._folded is None else self._folded[1]):
             raise self.left_behind()

@@ -145,7 +145,8 @@ class _Candidate:
         self._client, self._keys, self._envelope = client, keys, envelope
         self._job = memory.job
         self._number = memory.life.number
-        """Of the life that was read. The agent may have come to a later one, and have read nothing there."""
+        """The number of the life that this agent has read last (`Life.number`). It may have come to a later life, and
+        have read nothing there."""
         self._election = election
         self._renewals = 0
         self._offer = self._made()
@@ -224,7 +225,8 @@ class _Candidate:
         return self._envelope.seal({**fields, **more, "has_workers": has_workers}, "offer")
 
     def _choice(self, offer: bytes, election: Election) -> str:
-        """The name of the life that this offer would found. Empty: this agent has read what would not be in it."""
+        """What this agent votes for when this offer is the best: the name of the life that the offer would found.
+        Empty: for nothing, because that life would not hold all that this agent has read."""
         fields = self._envelope.unseal(offer, "offer")
         life = Life(str(fields.get("name")), _position(fields), before=lives(fields.get("before")))
         return life.name if common(election.life, life) >= election.position else ""
