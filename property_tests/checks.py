@@ -360,6 +360,8 @@ def _alone(world: World, proc: Proc, key: tuple[int, int]) -> None:
         group = other.group
         if group is None or not group.running or group.key == key or group.is_stuck or other.dead:
             continue
+        if any(p.id == other.id and p.twin != other.twin for p in world.procs):
+            continue  # another host has its id, and neither can see to the workers of the other
         if group.key[0] != key[0]:
             if _is_late(world, other, key[0]):
                 continue
@@ -369,10 +371,7 @@ def _alone(world: World, proc: Proc, key: tuple[int, int]) -> None:
 
 
 def _is_excused(world: World, other: Proc, group: Group) -> bool:
-    """Declared lost, and not bound to kill its workers first; or ousted by another host with its id. Neither an agent
-    that is suspended nor a keeper that hangs can kill."""
-    if any(p.id == other.id and p.twin != other.twin for p in world.procs):
-        return True
+    """Declared lost, and not bound to kill first. Neither an agent that is suspended nor a keeper that hangs can."""
     if other.spec.terms.fence_s is not None and not (other.was_suspended or other.host in world.hung):
         return False
     return any(isinstance(e, Lost) and e.node == group.node for e in world.journal)

@@ -26,8 +26,8 @@ settings.register_profile("mutation", max_examples=200, phases=[Phase.generate],
 settings.register_profile("ci", max_examples=6000, **COMMON)
 settings.register_profile("night", max_examples=100_000, **COMMON)
 PROFILE = os.environ.get("REKNIT_PROFILE", "quick")
-HISTORIES = 350 if PROFILE == "quick" else settings.get_profile(PROFILE).max_examples
-"""Whole clusters that are played. `test_reach` plays about a thousand more, with the same checks."""
+HISTORIES = 500 if PROFILE == "quick" else settings.get_profile(PROFILE).max_examples
+"""Whole clusters that are played. `test_reach` plays others, with the same checks: about a hundred in `quick`."""
 SEED = int(os.environ.get("REKNIT_SEED", "0")[:12], 16)
 """A commit's name will do: the same tests of the same commit search the same histories, the next one others."""
 

@@ -1,11 +1,12 @@
 """The random histories reach what can happen: checks that never see a case prove nothing about it.
 
-Histories are drawn until each goal was reached by one of them. A goal is read from a world that has ended.
+Histories are drawn until each goal was reached by one of them. A goal is read from a world that has ended. The profile
+`quick` asks only for the goals that one history in thirty reaches. The others need about a thousand histories.
+`.ci/run` asks for them in a run of its own.
 """
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable
 from functools import cache
 from itertools import pairwise
@@ -35,7 +36,7 @@ from reknit.core.job.entries import Admit, Failed, GaveUp, LastCall, Leaving, Le
 from reknit.core.job.job import Verdict
 from reknit.core.job.reasons import AllSucceeded, BudgetSpent, NodeGone, TooFewNodes, Unstable, WorkerFailed
 
-from .conftest import SEED
+from .conftest import PROFILE, SEED
 from .hosts import Proc, Violation
 from .oracle import Oracle
 from .play import play
@@ -79,7 +80,7 @@ def _has_succeeded(world: World) -> bool:
 
 def _grew(world: World) -> bool:
     sizes = {round: size for _, round, size in _started(world)}
-    return any(sizes.get(r) == 2 and sizes.get(r + 1) == 3 for r in sizes)
+    return any(1 < sizes[r] < sizes.get(r + 1, 0) for r in sizes)
 
 
 def _replaced(world: World) -> bool:
@@ -121,6 +122,19 @@ def _host(world: World) -> StopRequest | None:
     return host.agent.leaving if host is not None and host.spec.hosts_journal and host.agent.result else None
 
 
+def _serves_others(world: World) -> bool:
+    """The journal's host has left, and the others start workers: they read its store."""
+    if not world.setup.host or not world.procs:
+        return False
+    host = world.procs[0].id
+    others = {p.name for p in world.procs if p.id != host}
+    left = [at for at, _, e, _ in world.story if isinstance(e, Left) and e.node.id == host]
+    starts = (
+        at for at, who, _, commands in world.story for c in commands if isinstance(c, StartWorkers) and who in others
+    )
+    return bool(left) and any(at > left[0] for at in starts)
+
+
 def _is_told_again(request: StopRequest | None) -> bool:
     return request is not None and (request.count > 1 or request.latest == SIGKILL)
 
@@ -140,7 +154,7 @@ GOALS: dict[str, Callable[[World], object]] = {
     "restart then success": lambda w: w.jobs[-1].spent and _has_succeeded(w),
     "two restarts": lambda w: w.jobs[-1].spent >= 2,
     "budget spent": lambda w: _closed_by(w, BudgetSpent),
-    "grows from two to three": _grew,
+    "a group grows": _grew,
     "standby takes over": _replaced,
     "node lost and back as another": lambda w: any(m.node.incarnation for ms in w.sealed.values() for m in ms),
     "a leaver leaves": lambda w: _said(w, Leaving) and _said(w, Left) and _ended_with(w, SignalReceived),
@@ -174,40 +188,59 @@ GOALS: dict[str, Callable[[World], object]] = {
     "full disk borne": lambda w: any(p.was_full and _ended_well(p) for p in w.procs),
     "skipped over": lambda w: any(isinstance(t.event, EntriesRead) and t.event.base for p in w.procs for t in p.trace),
     "host dies": lambda w: w.setup.host and w.procs and w.procs[0].dead and _ended_with(w, StoreLost),
-    "host leaves and serves": lambda w: (
-        _host(w) and _has_succeeded(w) and "a" not in {m.node.id for m in w.jobs[-1].members}
-    ),
+    "host leaves and serves": _serves_others,
     "host told twice": lambda w: _is_told_again(_host(w)) and _ended_with(w, StoreLost),
 }
+
+OFTEN = (
+    "success",
+    "budget spent",
+    "standby takes over",
+    "node lost and back as another",
+    "a leaver leaves",
+    "two agents, one id",
+    "last call",
+    "given up",
+    "too unstable",
+    "store lost",
+    "death excuses its echoes",
+    "standby until the end",
+    "skipped over",
+)
+"""The goals that one history in thirty reaches."""
+ASKED = {goal: GOALS[goal] for goal in (OFTEN if PROFILE == "quick" else GOALS)}
 
 
 @cache
 def missed() -> set[str] | Violation:
     """The goals that no history has reached. None is shrunk: that it exists is enough. If a history breaks a promise,
     the search ends with it, and is not made again for each goal."""
-    missing = set(GOALS)
+    missing = set(ASKED)
 
     def has_all(script: Script) -> bool:
         world = play(script, oracle=Oracle())
-        missing.difference_update([goal for goal in missing if GOALS[goal](world)])
+        missing.difference_update([goal for goal in missing if ASKED[goal](world)])
         return not missing
 
     quiet = settings(
-        max_examples=8000,
+        max_examples=100,  # Hypothesis varies what it has drawn, so a long search stays with a few kinds of histories
         phases=[Phase.generate],
         database=None,
         deadline=None,
         suppress_health_check=list(HealthCheck),
     )
-    try:
-        with contextlib.suppress(NoSuchExample):
-            find(scripts(), has_all, random=Random(SEED), settings=quiet)
-    except Violation as violation:
-        return violation
+    for part in range(80):
+        try:
+            find(scripts(), has_all, random=Random(f"{SEED} {part}"), settings=quiet)
+            break
+        except NoSuchExample:
+            continue
+        except Violation as violation:
+            return violation
     return missing
 
 
-@pytest.mark.parametrize("goal", GOALS)
+@pytest.mark.parametrize("goal", ASKED)
 def test_it_happens(goal: str) -> None:
     """Some history gets there."""
     missing = missed()
