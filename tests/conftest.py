@@ -149,6 +149,21 @@ def store(port: int) -> Iterator[JobStore]:
         yield JobStore(port, closing)
 
 
+@pytest.fixture(scope="module")
+def ports() -> Iterator[tuple[int, int]]:
+    """The ports of two TCPStores: the endpoints of jobs that have two."""
+    with hosted() as (_, first), hosted() as (_, second):
+        yield first, second
+
+
+@pytest.fixture
+def stores(ports: tuple[int, int]) -> Iterator[list[JobStore]]:
+    """A job at both endpoints."""
+    with ExitStack() as closing:
+        first = JobStore(ports[0], closing)
+        yield [first, JobStore(ports[1], closing, first.job)]
+
+
 @pytest.fixture
 def out() -> Iterator[Console]:
     console = Console()

@@ -233,6 +233,7 @@ def test_who_has_to_confirm() -> None:
     late = fold_all(same, [joined("b", 1, incarnation=1, nonce="b"), Left(node("c")), joined("a", 2)])
     assert late.phase == Running(2), "a has joined, and c has said goodbye"
     few = fold_all(same, [*lost("c", by="a"), joined("b", 1, incarnation=1, nonce="b"), joined("a", 2), LastCall(2)])
+    assert isinstance(few.phase, Gathering)
     assert (has_majority(few), is_read(few), can_seal(few)) == (True, False, False)
     assert has_to_confirm(few, node("b", 1), "b")
     assert fold_all(few, [Confirmed(node("b", 1), 1), LastCall(2)]).phase == Running(2)

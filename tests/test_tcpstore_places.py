@@ -1,11 +1,6 @@
-"""A journal in torch's store that may be at two endpoints: who may found it again, and where a newcomer looks."""
+"""A journal in torch's store that may be at two endpoints: where it goes on, and where a newcomer looks."""
 
 from __future__ import annotations
-
-from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
-from functools import partial
 
 import pytest
 from attrs import evolve
@@ -19,8 +14,6 @@ from reknit.adapters.journals.tcpstore.places import Places
 from reknit.adapters.ports import Batch, Refused, Unavailable
 from reknit.core.job.entries import (
     Aborted,
-    Entry,
-    Failed,
     Filler,
     Joined,
     Leaving,
@@ -28,100 +21,12 @@ from reknit.core.job.entries import (
     Lost,
     Node,
     NodeId,
-    Opened,
-    RestartPolicy,
     Succeeded,
-    Terms,
 )
 from reknit.core.job.job import Job, Running
 from reknit.core.job.majority import moved
-from reknit.core.job.workers import WorkerFailure
+from tests.endpoints import ENTRIES, OVER, Agent, at_once, at_work, cut_off, is_in_vain, joined, reconnect
 from tests.stores import HOST, JobStore, folded, free_port, hosted, stubborn
-
-TERMS = Terms(min_nodes=2, max_nodes=3, restarts=RestartPolicy(1), needs_majority=True)
-
-
-def joined(name: str, round: int = 0) -> Joined:
-    return Joined(Node(NodeId(name)), nonce=name, round=round, address="10.0.0.1", port=1)
-
-
-ENTRIES: list[Entry] = [Opened(TERMS, "x"), *map(joined, "abc")]
-"""The job runs round 0 on a, b and c."""
-OVER: list[Entry] = [*ENTRIES, Failed(Node(NodeId("a")), 0, (WorkerFailure(0, 0, 1),))]
-"""Round 1 is gathered."""
-
-
-@pytest.fixture(scope="module")
-def ports() -> Iterator[tuple[int, int]]:
-    with hosted() as (_, first), hosted() as (_, second):
-        yield first, second
-
-
-@pytest.fixture
-def stores(ports: tuple[int, int]) -> Iterator[list[JobStore]]:
-    with ExitStack() as closing:
-        first = JobStore(ports[0], closing)
-        yield [first, JobStore(ports[1], closing, first.job)]
-
-
-class Agent:
-    """What an agent does with its journal."""
-
-    def __init__(self, name: str, stores: list[JobStore], *, founds: bool = False) -> None:
-        self.joined = joined(name)
-        self.places = Places([(HOST, store.port) for store in stores])
-        self.journal: TCPStoreJournal = stores[0].journal(places=self.places, founds=founds)
-        self.job = Job()
-        self.position = 0
-
-    def say(self, *entries: Entry) -> None:
-        for entry in entries:
-            self.journal.append(f"{self.joined.nonce} {entry}", entry)
-
-    def read(self) -> Batch:
-        batch = self.journal.read(self.position, 0.0)
-        self.position = batch.position
-        self.job = folded([*batch.entries], self.job if batch.base is None else batch.base)
-        self.journal.remember(self.position, self.job)
-        return batch
-
-    def lose_home(self) -> None:
-        """Its home does not answer any more, and that for long."""
-        endpoints = [*self.places._endpoints]
-        endpoints[self.places.home] = HOST, free_port()
-        self.places._endpoints = endpoints
-        self.places._reached_at = float("-inf")
-        for client in self.journal._connections._lines.clients.values():
-            client.close()
-
-
-def at_work(stores: list[JobStore], *names: str, entries: list[Entry] = ENTRIES) -> list[Agent]:
-    """Agents that have said their own entries at the first endpoint, and have read all."""
-    agents = [Agent(name, stores, founds=name == "a") for name in "abc"]
-    by_name = {agent.joined.node.id: agent for agent in agents}
-    for entry in entries:
-        speaker = by_name[entry.node.id] if isinstance(entry, Joined | Failed) else agents[0]
-        stubborn(partial(speaker.say, entry))
-    found = [agent for agent in agents if agent.joined.node.id in names]
-    for agent in found:
-        agent.read()
-    return found
-
-
-def at_once(*calls: Callable[[], Batch]) -> list[Batch]:
-    with ThreadPoolExecutor(len(calls)) as pool:
-        return [future.result() for future in [pool.submit(stubborn, call) for call in calls]]
-
-
-def cut_off(*agents: Agent) -> None:
-    for agent in agents:
-        agent.lose_home()
-
-
-def is_in_vain(call: Callable[[], object], why: str) -> None:
-    """The call finds no journal. A pause after the call before is no answer."""
-    with pytest.raises(Unavailable, match=why):
-        call()
 
 
 @pytest.fixture(autouse=True)
@@ -149,16 +54,6 @@ def test_a_majority_founds_the_journal_again_at_the_second_endpoint(stores: list
     newcomer.lose_home()
     assert stubborn(newcomer.read) == Batch(4, base=job)
     assert newcomer.read().entries == (Aborted("x"),)
-
-
-def test_less_than_a_majority_does_not(stores: list[JobStore], hasty: None) -> None:
-    """The others may go on at the first endpoint, which this agent cannot reach."""
-    (b,) = at_work(stores, "b")
-    cut_off(b)
-    for _ in range(2):
-        is_in_vain(b.read, "1 of the 3 nodes of the last round can go on from here, and more than half are needed")
-    assert stores[1].client.get(stores[1].key("vote/b")) == b"", "an agent that has gone elsewhere does not count"
-    assert stores[1].client.get(stores[1].key("best")) == b""
 
 
 def test_who_has_joined_the_next_round_goes_on_as_well(stores: list[JobStore]) -> None:
@@ -190,20 +85,6 @@ def test_who_has_read_more_begins_anew(stores: list[JobStore]) -> None:
     assert c.read().entries == (), "what c wanted to say before is not said any more"
     c.say(evolve(joined("c", round=1), nonce="c+"))
     assert [entry.nonce for entry in c.read().entries if isinstance(entry, Joined)] == ["c+"]
-
-
-def test_who_has_read_more_votes_for_nobody_who_has_not(stores: list[JobStore], hasty: None) -> None:
-    """b has the best offer. But c could not come."""
-    b, c = at_work(stores, "b", "c", entries=OVER)
-    memory = c.journal._connections._memory
-    c.say(joined("c", round=1))
-    c.read()
-    c.journal._connections._memory = memory  # without a digest of more
-    cut_off(b, c)
-    with ThreadPoolExecutor(2) as pool:
-        for tried in [pool.submit(agent.read) for agent in (b, c)]:
-            with pytest.raises(Unavailable, match="of the 3 nodes"):
-                tried.result()
 
 
 def test_what_the_link_has_dropped_holds_nobody_up(stores: list[JobStore]) -> None:
@@ -257,14 +138,15 @@ def test_what_is_just_being_read_counts_as_read(stores: list[JobStore], monkeypa
     assert c.read() == Batch(0, base=Job())
 
 
-def test_nothing_is_given_of_a_life_that_the_agent_has_left(stores: list[JobStore]) -> None:
-    """The answer to a read of c comes when the writer of c has moved to the other journal."""
+def test_nothing_is_said_or_read_in_a_life_that_the_agent_has_left(stores: list[JobStore]) -> None:
+    """One thread of c has moved to the other journal. The others are still at work in the one before."""
     a, b, c = at_work(stores, "a", "b", "c")
     before = c.journal._connections._course
     assert before is not None
     cut_off(a, b, c)
     at_once(a.read, b.read, c.read)
     is_in_vain(lambda: c.journal._connections.give(before, 9), "the journal has begun another life")
+    is_in_vain(lambda: c.journal._connections.may_say(c.joined, before), "the journal has begun another life")
 
 
 def test_who_has_left_goes_nowhere(stores: list[JobStore]) -> None:
@@ -309,6 +191,17 @@ def test_a_round_without_a_majority_ends_when_the_others_go_on_elsewhere(
     is_in_vain(lambda: [a.read() for _ in range(3)], "the job goes on in a later journal at")
     with pytest.raises(Refused, match="without something that this node has read; start this agent again"):
         stubborn(a.read)
+
+
+def test_who_has_left_looks_for_no_later_journal(stores: list[JobStore], monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has agreed to what follows here."""
+    monkeypatch.setattr(places_module, "_STRAYED_S", 0.0)
+    a, b, c = at_work(stores, "a", "b", "c")
+    cut_off(b, c)
+    at_once(b.read, c.read)
+    lost = [Lost(node, a.joined.node) for node in (b.joined.node, c.joined.node)]
+    a.say(*lost, Left(a.joined.node))
+    assert [len(a.read().entries) for _ in range(3)] == [3, 0, 0]
 
 
 def test_the_journal_goes_back_over_what_was_left_there(stores: list[JobStore]) -> None:
@@ -364,12 +257,6 @@ def test_an_agent_with_one_endpoint_takes_no_note_for_a_journal(stores: list[Job
 # ---- threads and stores at bad moments ----
 
 
-def reconnect(*agents: Agent) -> None:
-    for agent in agents:
-        for client in agent.journal._connections._lines.clients.values():
-            client.close()
-
-
 def test_who_begins_anew_does_not_say_goodbye_as_the_old_one(stores: list[JobStore]) -> None:
     """The process that has read the first journal goes nowhere. What it wanted to say there is not said elsewhere."""
     a, b, c = at_work(stores, "a", "b", "c", entries=OVER)
@@ -395,18 +282,6 @@ def test_who_begins_anew_is_told_so_if_the_life_changes_at_once(stores: list[Job
     at_once(a.read, b.read)
     reconnect(c)
     assert stubborn(c.read).base == Job()
-
-
-def test_the_vote_of_a_dead_agent_counts_for_nobody_who_comes_later(
-    stores: list[JobStore], hasty: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """b dies while it waits for a majority, and takes nothing back. c alone is no majority."""
-    b, c = at_work(stores, "b", "c")
-    cut_off(b, c)
-    with monkeypatch.context() as patch:
-        patch.setattr(rebirth_module, "_withdraw", lambda *_: None)
-        is_in_vain(b.read, "1 of the 3 nodes")
-    is_in_vain(c.read, "1 of the 3 nodes")
 
 
 def test_the_note_of_a_journal_that_was_lost_bars_nobody(stores: list[JobStore]) -> None:
