@@ -202,6 +202,7 @@ def test_a_goodbye_shows_it_too() -> None:
     assert fold_all(before, [Left(node("b"))]).former == ()
     enough = running("abc", Left(node("c")), Left(node("b")), joined("a", 1), LastCall(1))
     assert (enough.phase, enough.former) == (Running(1), ())
+    assert running("abc", joined("d"), Left(node("d"))).farewells == frozenset(), "d is no member"
 
 
 def test_what_confirms_nothing() -> None:
@@ -229,6 +230,8 @@ def test_who_has_to_confirm() -> None:
     assert same.former == ("a", "b", "c")
     assert not has_to_confirm(same, node("a"), "a")
     assert not has_to_confirm(fold_all(same, [failed("a", 1)]), node("a"), "a"), "it is about to join"
+    assert has_to_confirm(evolve(same, former=("b", "a", "c")), node("a"), "a"), "another node has group rank 0"
+    assert has_to_confirm(fold_all(job, [joined("c", 0, incarnation=1, nonce="c")]), node("c", 1), "c")
     # b takes another incarnation for round 1, and has not read that it is in round 1 already. a and c have left.
     late = fold_all(same, [joined("b", 1, incarnation=1, nonce="b"), Left(node("c")), joined("a", 2)])
     assert late.phase == Running(2), "a has joined, and c has said goodbye"
@@ -236,6 +239,8 @@ def test_who_has_to_confirm() -> None:
     assert isinstance(few.phase, Gathering)
     assert (has_majority(few), is_read(few), can_seal(few)) == (True, False, False)
     assert has_to_confirm(few, node("b", 1), "b")
+    early = fold_all(same, [*lost("c", by="a"), joined("b", 0, incarnation=1, nonce="b"), joined("a", 2), LastCall(2)])
+    assert isinstance(early.phase, Gathering), "what b has said before round 1 shows no more"
     assert fold_all(few, [Confirmed(node("b", 1), 1), LastCall(2)]).phase == Running(2)
 
 
