@@ -5,10 +5,14 @@ from __future__ import annotations
 from attrs import evolve
 
 from reknit.core.agent.commands import Append, Finish, StopWorkers
+from reknit.core.agent.events import EntriesRead
 from reknit.core.agent.reasons import AlreadyFinished, CutOff, DeclaredLost, Replaced, TermsDiffer
 from reknit.core.agent.states import WorkerState
 from reknit.core.agent.workers import ReservePort, StartWorkers
 from reknit.core.job.entries import Aborted, Admission, Entry, Joined, LastCall, Opened, RestartPolicy, Succeeded, Terms
+from reknit.core.job.fold import fold_all
+from reknit.core.job.job import Job
+from reknit.core.job.reasons import AbortedByOperator
 
 from .playbook import (
     Placeholder,
@@ -247,3 +251,32 @@ def test_a_journal_that_takes_the_place_of_a_young_one_is_begun_anew() -> None:
     assert playbook.agent.epoch == 0
     assert playbook >> echo() >> ack()
     assert playbook.agent.job.is_live(node("n0", 1))
+
+
+def in_another_life(playbook: Playbook, *entries: Entry) -> Playbook:
+    """The agent is told to begin anew, and then reads the journal that was opened as `x`, with these entries."""
+    playbook = playbook >> (lambda p: EntriesRead(p.at, (), Job())) << Placeholder(Append, entry=Placeholder(Opened))
+    return playbook >> (lambda p: EntriesRead(p.at, (), fold_all(Job(), (Opened(PAIR, "x"), *entries))))
+
+
+def test_what_the_workers_did_in_another_life_of_the_journal_is_not_reported() -> None:
+    """Rule 17: in both lives n0.0 is a member of round 0. The failure would end another round, and spend a restart."""
+    playbook = newcomer(PAIR) << joining(0, 0) >> echo(joined("n1")) >> ack() << Placeholder(StartWorkers)
+    playbook = playbook >> exits(failure()) << Placeholder(StopWorkers) << Append(failed("n0"))
+    playbook = in_another_life(playbook >> stopped(), joined("n1")) << joining(0, 0)
+    assert playbook >> echo() >> ack() << Placeholder(StartWorkers)
+
+
+def test_a_port_that_was_offered_in_another_life_of_the_journal_is_not_offered_again() -> None:
+    """The workers of another round may still dial it, although incarnation and round are the same."""
+    playbook = in_another_life(newcomer(PAIR) << joining(0, 0) >> echo()) << ReservePort()
+    assert playbook >> reserved(2) << Placeholder(Append, entry=Placeholder(Joined, node=ME, round=0, port=2))
+
+
+def test_an_epoch_that_has_ended_in_another_life_of_the_journal_is_not_opened_again() -> None:
+    """Rule 16: an agent of an epoch that has ended ends with it. Only an agent that comes later opens the next one."""
+    playbook = newcomer(PAIR) << joining(0, 0) >> echo()
+    playbook = in_another_life(playbook, joined("n1"), Aborted("y")) << Placeholder(Finish)
+    assert playbook
+    assert playbook.agent.result is not None
+    assert playbook.agent.result.why == AbortedByOperator("y")

@@ -207,6 +207,8 @@ class Agent:
     stage: Stage = Stage.STARTING
     epoch: int | None = None
     """The epoch that this agent takes part in. None until it has read the terms."""
+    epoch_before: tuple[str, int] = "", 0
+    """The journal and the epoch in which this agent took part before it began anew. Empty: it has not begun anew."""
     is_renewed: bool = False
     """True once this agent has taken a new incarnation number. The agent does so when another node has declared it
     lost, or when it was silent for so long that it must assume so."""

@@ -18,7 +18,7 @@ from reknit.core.job.job import Closed, Running, Unopened, Verdict
 from reknit.core.job.majority import can_open
 from reknit.core.job.reasons import Refusal
 
-from .agent import Agent, Pulse, Stage, Timer
+from .agent import Agent, Pulse, Stage, Timer, Workers
 from .events import EntriesRead
 from .reasons import AlreadyFinished, JournalRefused, Replaced, TermsDiffer
 from .situation import owed
@@ -45,8 +45,9 @@ def read(agent: Agent, event: EntriesRead) -> Agent:
         spares_until = agent.at + spare_s(agent, agent.at - silent_since)
         pulse = evolve(pulse, spares_until=max(pulse.spares_until or agent.at, spares_until))
     unread = agent.unread
-    if unread:  # they may be among the entries that were skipped
-        unread = {e: at for e, at in unread.items() if event.base is None and e not in event.entries}
+    if unread:
+        # An entry that is among those that were skipped, and had no effect, is said again, and read back then.
+        unread = {e: at for e, at in unread.items() if e not in event.entries}
     agent = evolve(agent, job=job, me=me, stage=stage, outage=None, unread=unread, pulse=pulse, since=since)
     agent = _after_gap(_taking_part(agent))
     return _identified(agent)
@@ -54,11 +55,21 @@ def read(agent: Agent, event: EntriesRead) -> Agent:
 
 def _begun_anew(agent: Agent) -> Agent:
     """Another journal has taken the place of the one that this agent has read. The agent has no workers. What it was
-    and said there does not count. So it has another nonce (rule 17).
+    and said there does not count, nor what its workers did there. So it has another nonce (rule 17).
     """
-    nonce = f"{agent.nonce}+"
     return evolve(
-        agent, nonce=nonce, stage=Stage.STARTING, epoch=None, is_renewed=False, said={}, unread={}, pulse=Pulse()
+        agent,
+        nonce=f"{agent.nonce}+",
+        stage=Stage.STARTING,
+        epoch=None,
+        epoch_before=agent.epoch_before if agent.epoch is None else (agent.job.journal, agent.epoch),
+        is_renewed=False,
+        workers=Workers(state=agent.workers.state, stuck=agent.workers.stuck),
+        # The workers of other nodes may still dial the port that was offered there.
+        offered=None if agent.offered is None else (agent.offered[0], -1),
+        said={},
+        unread={},
+        pulse=Pulse(),
     )
 
 
@@ -76,6 +87,9 @@ def _taking_part(agent: Agent) -> Agent:
     job = agent.job
     if agent.epoch is not None or isinstance(job.phase, Unopened):
         return agent
+    journal, epoch = agent.epoch_before
+    if journal == job.journal and epoch <= job.epoch:  # the epoch may have ended here without this agent
+        return evolve(agent, epoch=epoch, stage=Stage.OUTSIDE)
     if isinstance(job.phase, Closed):
         if job.phase.outcome.verdict is Verdict.SUCCEEDED:
             return evolve(agent, end=AlreadyFinished())
