@@ -169,8 +169,7 @@ class Witness:
                 if not before.was_read:
                     self.failing_since, self.has_overslept = None, False  # the join timeout counts no more
                 self.is_gap = self.is_gap and at - self.proven_at > before.job.terms.silence_s
-                gone = self.unread if event.base is not None else event.entries
-                self.unread = {entry: first for entry, first in self.unread.items() if entry not in gone}
+                self.unread = {entry: first for entry, first in self.unread.items() if entry not in event.entries}
             case Counters():
                 self._count(event, at, before)
 

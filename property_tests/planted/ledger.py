@@ -257,6 +257,16 @@ EARLY = (
         "setup nodes=2 formed=2 min=1\nmute a\nfail b\nwait 7",
     ),
     Bug(
+        "a-fold-clears-what-has-vanished",
+        6,
+        "agent.identity.read",
+        "if e not in event.entries",
+        "if event.base is None and e not in event.entries",
+        "beat",
+        "setup nodes=3 formed=3 min=2 max=3 budget=3 weather=skip seed=2\nmute c\nfail a\nstall\nwait 4.5",
+        needs_oracle=True,
+    ),
+    Bug(
         "counts-beside-a-hung-keeper",
         6,
         "agent.alive.takes_part",
