@@ -7,6 +7,7 @@ from contextlib import ExitStack
 
 import pytest
 
+from reknit.adapters.journals.envelope import Envelope
 from reknit.adapters.journals.folds import MANY
 from reknit.adapters.journals.tcpstore import journal as journal_module
 from reknit.adapters.ports import Batch, Unavailable
@@ -144,3 +145,30 @@ def test_an_older_fold_does_not_replace_a_newer(store: JobStore) -> None:
     journal.publish(MANY + 10, folded(entries))
     journal.publish(MANY + 1, folded(entries[: MANY + 1]))
     assert journal.read(0, 0.0).base == folded(entries)
+
+
+def test_a_store_that_is_lost_during_the_first_read_is_no_loss_for_the_reader(store: JobStore) -> None:
+    """The reader has taken a fold, and was given nothing. It takes part in whatever journal is there next."""
+    writer, entries = store.journal(), many(MANY + 10)
+    for i, entry in enumerate(entries):
+        writer.append(str(i), entry)
+    first = store.journal()
+    position = first.read(0, 0.0).position
+    first.publish(position, folded(entries))
+    store.client.add(store.key("head"), 1)  # a writer has taken a slot, and dies
+    newcomer, failed = store.journal(), threading.Event()
+
+    def read() -> None:
+        with pytest.raises(Unavailable, match="closed here"):
+            newcomer.read(0, 0.0)
+        failed.set()
+
+    thread = threading.Thread(target=read)
+    thread.start()
+    until(lambda: (course := newcomer._connections._course) is not None and course.prefix.position == position)
+    store.client.set(store.key("header"), b"")
+    until(lambda: newcomer._connections._lines.close_all_but(None) or failed.is_set())
+    thread.join()
+    store.client.set(store.key("head"), b"0")
+    store.client.set(store.key("header"), Envelope(store.job).header())
+    assert newcomer.read(0, 0.0) == Batch(0)

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import socket
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+
 import pytest
 from attrs import evolve
 
+from reknit.adapters.clock import is_readable
 from reknit.adapters.journals.envelope import Envelope
 from reknit.adapters.journals.tcpstore import beginning as beginning_module
 from reknit.adapters.journals.tcpstore import places as places_module
@@ -21,11 +26,12 @@ from reknit.core.job.entries import (
     Lost,
     Node,
     NodeId,
+    Opened,
     Succeeded,
 )
 from reknit.core.job.job import Job, Running
 from reknit.core.job.majority import moved
-from tests.endpoints import ENTRIES, OVER, Agent, at_once, at_work, cut_off, is_in_vain, joined, reconnect
+from tests.endpoints import ENTRIES, OVER, TERMS, Agent, at_once, at_work, cut_off, is_in_vain, joined, reconnect
 from tests.stores import HOST, JobStore, folded, free_port, hosted, stubborn
 
 
@@ -193,6 +199,24 @@ def test_a_round_without_a_majority_ends_when_the_others_go_on_elsewhere(
         stubborn(a.read)
 
 
+def test_who_has_read_no_sealed_round_comes_when_the_others_have_gone(stores: list[JobStore]) -> None:
+    """c has joined, and has not read the seal. d has read nothing. They have no vote, and the host stays away."""
+    a, b, c, d = (Agent(name, stores, founds=name == "a") for name in "abcd")
+    stubborn(lambda: a.say(*ENTRIES[:2]))
+    stubborn(c.read)
+    for agent in (b, c):
+        stubborn(partial(agent.say, agent.joined))
+    d.journal._connections.client("reader")
+    stubborn(a.read)
+    stubborn(b.read)
+    cut_off(a, b, c, d)
+    at_once(a.read, b.read)
+    stubborn(c.read)
+    assert c.job == b.job
+    assert c.places.joined == c.joined, "the same process"
+    assert stubborn(d.read).base == b.job
+
+
 def test_who_has_left_looks_for_no_later_journal(stores: list[JobStore], monkeypatch: pytest.MonkeyPatch) -> None:
     """It has agreed to what follows here."""
     monkeypatch.setattr(places_module, "_STRAYED_S", 0.0)
@@ -247,6 +271,25 @@ def test_a_new_journal_and_an_old_one_cannot_both_begin(stores: list[JobStore], 
     is_in_vain(b.read, "another journal of job .* begins elsewhere")
 
 
+def test_the_objection_of_a_dead_agent_counts_for_nobody_who_comes_later(
+    stores: list[JobStore], hasty: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """c alone would make the new journal void, and could not found the old one again. Then nobody has a journal."""
+    b, c = at_work(stores, "b", "c")
+    host, second = Agent("d", stores, founds=True), b.places._endpoints[1]
+    with hosted() as (_, port):
+        for agent in (host, b, c):
+            agent.places._endpoints = [(HOST, port), second]
+        stubborn(host.read)
+        reconnect(b, c)
+        with monkeypatch.context() as patch:
+            patch.setattr(rebirth_module, "_withdraw", lambda *_: None)
+            is_in_vain(b.read, "1 of the 3 nodes")
+        is_in_vain(c.read, "1 of the 3 nodes")
+        host.say(Opened(TERMS, "new"))
+        assert stubborn(host.read).entries == (Opened(TERMS, "new"),)
+
+
 def test_an_agent_with_one_endpoint_takes_no_note_for_a_journal(stores: list[JobStore]) -> None:
     """Otherwise it would begin a second job at the second endpoint."""
     at_work(stores, "a")
@@ -282,6 +325,20 @@ def test_who_begins_anew_is_told_so_if_the_life_changes_at_once(stores: list[Job
     at_once(a.read, b.read)
     reconnect(c)
     assert stubborn(c.read).base == Job()
+
+
+def test_a_look_at_an_endpoint_ends_when_the_journal_is_closed() -> None:
+    """An agent that is told to leave must not wait for both endpoints, one after the other, that do not answer."""
+    with socket.create_server((HOST, 0)) as first, socket.create_server((HOST, 0)) as second:
+        places = Places([listener.getsockname() for listener in (first, second)])
+        journal = TCPStoreJournal(*first.getsockname(), Envelope("job"), founds=False, places=places)
+        with ThreadPoolExecutor(1) as pool:
+            reading = pool.submit(journal.read, 0, 0.0)
+            with first.accept()[0]:
+                journal.close()
+                with pytest.raises(Unavailable, match="closed here"):
+                    reading.result()
+        assert not is_readable(second.fileno(), 0.0)
 
 
 def test_the_note_of_a_journal_that_was_lost_bars_nobody(stores: list[JobStore]) -> None:

@@ -83,7 +83,7 @@ def votes(store: JobStore, job: Job, *voters: str) -> tuple[int, bool]:
     keys, envelope = Keys(store.job), Envelope(store.job)
     for voter in voters:
         rebirth_module._vote(store.client, keys.vote, envelope, voter, "the offer")
-    count = rebirth_module._voters(store.client, keys.vote, envelope, job, "the offer")
+    count = rebirth_module._counted(job, rebirth_module._ballots(store.client, keys.vote, envelope, job, "the offer"))
     return count.have, count.is_majority
 
 

@@ -25,7 +25,7 @@ from reknit.adapters.journals.tcpstore.keys import OWNER, Keys
 from reknit.adapters.journals.tcpstore.lines import Lines
 from reknit.adapters.journals.tcpstore.places import Places
 from reknit.adapters.journals.tcpstore.rebirth import Election, Memory, await_majority, found_again
-from reknit.adapters.journals.tcpstore.young import has_sealed, is_void_now
+from reknit.adapters.journals.tcpstore.young import is_void, is_void_now
 from reknit.adapters.ports import Refused, Unavailable
 from reknit.core.job.entries import Entry
 from reknit.core.job.job import Job
@@ -94,6 +94,8 @@ class Connections:
 
     def close(self) -> None:
         self._lines.close()
+        if self.places is not None:
+            self.places.close()
 
     def client(self, role: str) -> tuple[Client, Course]:
         """The connection of one of the threads, and the life of the journal that it reaches."""
@@ -148,13 +150,23 @@ class Connections:
             raise places.failed("; ".join(why))
 
     def _order(self, places: Places) -> Sequence[int]:
-        course = self._course
-        if course is None or (self._memory is None and course.starts_over):
+        course, memory = self._course, self._memory
+        if course is None or (memory is None and course.starts_over):
             return (places.latest(self.keys, self._envelope).place,)
-        order = places.order(self._lines.timeout_s, None if self._memory is None else self._memory.job)
+        if memory is None or not memory.job.members:
+            return (self._home_of_a_newcomer(places, course),)
+        order = places.order(self._lines.timeout_s)
         if len(order) > 1:
             self._lines.hurry(1e-3 * self.pace_ms)
         return order
+
+    def _home_of_a_newcomer(self, places: Places, course: Course) -> int:
+        """Where an agent looks that has read no sealed round. It has no vote. So it goes to the other endpoint only
+        when the others have founded the journal again there."""
+        if places.has_left or not places.is_away(self._lines.timeout_s):
+            return places.home
+        found = places.latest(self.keys, self._envelope)
+        return found.place if found.rank > (course.life.number, course.life.name) else places.home
 
     def _opened(self, role: str) -> tuple[Client, Course]:
         client = self._lines.connected(role, (OWNER, self.keys.header, self.keys.offers, self.keys.pace))
@@ -222,7 +234,7 @@ class Connections:
             self._start_over(client)
             raise Unavailable(f"{self.where}: the store has lost the journal")
         if memory is None:
-            if self._has_read_nothing(course):
+            if self._has_read_nothing():
                 self._start_over(client)
             return b""
         return self._founded_from(client, course, memory, void)
@@ -253,21 +265,21 @@ class Connections:
             return header  # it is refused: the job is over, and the other journal may be a new run of it
         if memory is not None and memory.job.members:
             if self.places is not None:
-                if has_sealed(client, self.keys, header, self._envelope):
+                verdict = is_void(client, self.keys, header, self._envelope)
+                if verdict is False:
                     return header  # it is refused
-                # A minority could make the new journal void, and could not found the old one again.
-                await_majority(client, self.keys, self._envelope, memory, header, self._election(self.places))
+                if verdict is None:
+                    # A minority could make the new journal void, and could not found the old one again.
+                    await_majority(client, self.keys, self._envelope, memory, header, self._election(self.places))
             if not is_void_now(client, self.keys, header, self._envelope):
                 return header  # it is refused
             return self._founded_from(client, course, memory, header)
-        if memory is not None or self._has_read_nothing(course):
+        if memory is not None or self._has_read_nothing():
             self._start_over(client)
         return header
 
-    def _has_read_nothing(self, course: Course) -> bool:
-        if self.places is not None:
-            return self._given[1] <= 0  # a link may drop what was read
-        return course.prefix is not None and not course.prefix.position
+    def _has_read_nothing(self) -> bool:
+        return self._given[1] <= 0  # what was read, and not given to the agent, does not count
 
     def _start_over(self, client: Client | None) -> None:
         """Take part in any journal, as if this agent had read nothing. It has no workers."""

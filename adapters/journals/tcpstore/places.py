@@ -13,7 +13,9 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
 
 from attrs import frozen
 
@@ -113,6 +115,15 @@ class Places:
         self._is_silent = False
         """This agent has begun as a new one, and has said nothing since."""
         self._has_left = False
+        self._looking: set[Client] = set()
+        """The connections of the looks that last."""
+        self._is_closed = False
+
+    def close(self) -> None:
+        """A look that waits for an endpoint ends, in whichever thread, and no other one begins."""
+        self._is_closed = True
+        for client in list(self._looking):
+            client.close()
 
     @property
     def is_host(self) -> bool:
@@ -171,14 +182,17 @@ class Places:
         if time.monotonic() - self._failed_at < _PAUSE_S:
             raise Unavailable(self._why)
 
-    def order(self, timeout_s: float, job: Job | None) -> Sequence[int]:
-        """The endpoints that an agent tries that has read the journal. Without a sealed round there is no majority."""
-        if job is None or not job.members or self._has_left:
+    def order(self, timeout_s: float) -> Sequence[int]:
+        """The endpoints that an agent tries that has read a sealed round."""
+        if self._has_left:
             return (self.home,)
         if self._looks_elsewhere:
             return (1 - self.home, self.home)
-        is_away = time.monotonic() - self._reached_at >= away_s(timeout_s, job.terms.silence_s)
-        return (self.home, 1 - self.home) if is_away else (self.home,)
+        return (self.home, 1 - self.home) if self.is_away(timeout_s) else (self.home,)
+
+    def is_away(self, timeout_s: float) -> bool:
+        """The store could not be reached for so long that this agent tries the other endpoint."""
+        return time.monotonic() - self._reached_at >= away_s(timeout_s, self._silence_s)
 
     def point(self, place: int) -> tuple[str, int]:
         self._place = place
@@ -261,12 +275,10 @@ class Places:
 
     def _noted(self, keys: Keys, before: bytes, note: bytes, job: str) -> tuple[bytes, bytes]:
         """Put the note in the place of `before`. Returns the owner of the store, and what stands there now."""
-        client, name = Client(*self._endpoints[1], LOOK_S), owner_of(job)
-        try:
+        name = owner_of(job)
+        with self._look(1, LOOK_S) as client:
             owner = client.compare_set(OWNER, b"", name) if self._exclusive else name
             return owner, client.compare_set(keys.header, before, note) if owner == name else b""
-        finally:
-            client.close()
 
     def _check_owner(self, owner: bytes, job: str) -> None:
         if self._exclusive:
@@ -290,9 +302,25 @@ class Places:
     def _looked(self, place: int, keys: Keys, envelope: Envelope, timeout_s: float) -> Found | None:
         """None: the endpoint does not answer."""
         try:
-            client = Client(*self._endpoints[place], timeout_s, (OWNER, keys.header))
+            with self._look(place, timeout_s, (OWNER, keys.header)) as client:
+                owner, header = client.greeting
         except Unavailable:
             return None
-        client.close()
-        owner, header = client.greeting
         return Found(place, header, envelope.rank_of(header), owner)
+
+    @contextmanager
+    def _look(self, place: int, timeout_s: float, keys: Sequence[str] = ()) -> Iterator[Client]:
+        """A connection to this endpoint, beside those of the agent's threads."""
+        begun: list[Client] = []
+        try:
+            yield Client(*self._endpoints[place], timeout_s, keys, partial(self._begun, begun))
+        finally:
+            for client in begun:
+                client.close()
+                self._looking.discard(client)
+
+    def _begun(self, begun: list[Client], client: Client) -> None:
+        begun.append(client)
+        self._looking.add(client)
+        if self._is_closed:
+            raise Unavailable(f"{endpoint(*self._endpoints[self._place])}: the journal was closed here")

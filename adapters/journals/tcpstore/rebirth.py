@@ -29,7 +29,8 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
+from itertools import count
 from math import inf
 from random import uniform
 
@@ -119,13 +120,26 @@ def await_majority(
     client: Client, keys: Keys, envelope: Envelope, memory: Memory, header: bytes, election: Election
 ) -> None:
     """Wait until there are agents enough to found the journal again, in the place of the one with this header. Raises
-    `Unavailable` if there are not."""
+    `Unavailable` if there are not.
+
+    Each agent renews its objection, and counts the others whose objection it has seen to change. The header may stay
+    for long, and so would the objection of an agent that has died."""
     give_up_at, choice = time.monotonic() + uniform(*_STAY_S), chained("", header)
-    _vote(client, keys.objection, envelope, election.nonce, choice)
-    while not (count := _voters(client, keys.objection, envelope, memory.job, choice)).is_majority:
-        if time.monotonic() >= give_up_at:
+    first: dict[str, bytes] = {}
+    here: set[str] = set()
+    """Whose objection has changed."""
+    for renewals in count(1):
+        _vote(client, keys.objection, envelope, election.nonce, choice, renewals)
+        ballots = _ballots(client, keys.objection, envelope, memory.job, choice)
+        here |= {nonce for nonce, ballot in ballots.items() if first.setdefault(nonce, ballot) != ballot}
+        found = _counted(memory.job, {election.nonce, *(here & ballots.keys())})
+        if found.is_majority:
+            # Another agent may have seen only the last one of this agent. It must see a change as well.
+            _vote(client, keys.objection, envelope, election.nonce, choice, renewals + 1)
+            return
+        if time.monotonic() >= give_up_at and renewals > 1:
             _withdraw(client, keys.objection, election)
-            raise _too_few(election, count)
+            raise _too_few(election, found)
         time.sleep(_POLL_S)
 
 
@@ -192,7 +206,7 @@ class _Candidate:
     def count(self) -> _Count:
         if self._election is None or not self._job.members:
             return _Count(self._offers, len(self._job.live))
-        return _voters(self._client, self._keys.vote, self._envelope, self._job, self.life.name)
+        return _counted(self._job, _ballots(self._client, self._keys.vote, self._envelope, self._job, self.life.name))
 
     def withdraw(self) -> None:
         self._client.compare_set(self._keys.best, self._offer, b"")
@@ -259,10 +273,11 @@ class _Count:
         return self.have >= self.all or waited_s >= _OFFERS_S
 
 
-def _vote(client: Client, key: _KeyOf, envelope: Envelope, nonce: str, choice: str) -> None:
+def _vote(client: Client, key: _KeyOf, envelope: Envelope, nonce: str, choice: str, renewals: int = 0) -> None:
     """`key`: the key of a nonce. `choice`: what this agent votes for, by its name. Empty: for nothing."""
     if nonce:
-        client.set(key(nonce), envelope.seal({"choice": choice}, _ballot(nonce)) if choice else b"")
+        ballot = envelope.seal({"choice": choice, "renewals": renewals}, _ballot(nonce))
+        client.set(key(nonce), ballot if choice else b"")
 
 
 def _withdraw(client: Client, key: _KeyOf, election: Election) -> None:
@@ -270,15 +285,18 @@ def _withdraw(client: Client, key: _KeyOf, election: Election) -> None:
         client.set(key(election.nonce), b"")
 
 
-def _voters(client: Client, key: _KeyOf, envelope: Envelope, job: Job, choice: str) -> _Count:
-    """How many agents of the last round have voted for this choice, and whether they can go on from this fold."""
-    members = {member.nonce for member in job.members}
-    nonces = list(members | set(job.former))
+def _ballots(client: Client, key: _KeyOf, envelope: Envelope, job: Job, choice: str) -> Mapping[str, bytes]:
+    """The votes for this choice of agents of the last two rounds, by nonce."""
+    nonces = list({member.nonce for member in job.members} | set(job.former))
     votes = zip(nonces, client.multi_get([key(nonce) for nonce in nonces]), strict=True)
-    voters = {nonce for nonce, vote in votes if envelope.unseal(vote, _ballot(nonce)).get("choice") == choice}
+    return {nonce: vote for nonce, vote in votes if envelope.unseal(vote, _ballot(nonce)).get("choice") == choice}
+
+
+def _counted(job: Job, voters: Collection[str]) -> _Count:
+    """How many agents of the last round have voted, and whether they can go on from this fold. `voters`: nonces."""
     lack = missing(moved(job), voters)
     if lack is None:
-        return _Count(len(voters & members), len(members))
+        return _Count(sum(member.nonce in voters for member in job.members), len(job.members))
     return _Count(lack.have, lack.members, is_majority=False)
 
 

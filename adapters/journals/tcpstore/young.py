@@ -39,20 +39,20 @@ def is_void_now(client: Client, keys: Keys, header: bytes, envelope: Envelope) -
     end = client.add(slots.head, 0)
     pace_s = min(number(client.get(keys.pace)) / 1e3, _SLOWEST_S)
     hole_s = max(_HOLE_S, _HOLE_ROUND_TRIPS * pace_s)
-    while (is_void := judged(client, slots, found, life, end, hole_s)) is None:
+    while (verdict := judged(client, slots, found, life, end, hole_s)) is None:
         slot = client.add(slots.head, 1) - 1
         client.compare_set(slots.slot(slot), b"", found.seal({"journal": envelope.journal}, _place(life, slot)))
         end = slot + 1
-    return is_void
+    return verdict
 
 
-def has_sealed(client: Client, keys: Keys, header: bytes, envelope: Envelope) -> bool:
-    """Whether a round was sealed in the journal with this header, so that it stays. Raises `Refused` like
-    `is_void_now`."""
+def is_void(client: Client, keys: Keys, header: bytes, envelope: Envelope) -> bool | None:
+    """Whether the journal with this header is void already. False: a round was sealed there first, so it stays. None:
+    nothing has decided yet. Raises `Refused` like `is_void_now`."""
     found = envelope.another()
     life = found.admit(header)
     slots = keys.of(life.name)
-    return judged(client, slots, found, life, client.add(slots.head, 0)) is False
+    return judged(client, slots, found, life, client.add(slots.head, 0))
 
 
 def is_veto(envelope: Envelope, record: bytes, life: Life, slot: int) -> bool:
