@@ -26,9 +26,9 @@ def own_address(endpoints: Sequence[tuple[str, int]]) -> str:
     """
     for host, port in endpoints:
         # Debian's /etc/hosts gives a host's own name a loopback address. No other host can reach this one there.
-        must_leave = not _is_loopback(host)
+        must_leave = not is_loopback(host)
         for source in _sources(host, port):
-            if not (must_leave and _is_loopback(source)):
+            if not (must_leave and is_loopback(source)):
                 return source
     return next((source for host in _ELSEWHERE for source in _sources(host, _ANY_PORT)), "127.0.0.1")
 
@@ -65,7 +65,8 @@ def _sources(host: str, port: int) -> Iterator[str]:
             yield source
 
 
-def _is_loopback(host: str) -> bool:
+def is_loopback(host: str) -> bool:
+    """Whether this name or address leads to the host itself. Nothing is looked up."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:

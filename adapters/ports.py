@@ -27,7 +27,12 @@ if TYPE_CHECKING:
 
 
 class Unavailable(Exception):
-    """The store does not answer now. Trying again may help. The text says what was tried and what happened."""
+    """The journal cannot be used now. Trying again may help. The text says what was tried and what happened."""
+
+    def __init__(self, why: str, *, answers: bool = False) -> None:
+        """`answers`: the store has answered, and something else is missing. False: it has not answered."""
+        super().__init__(why)
+        self.answers = answers
 
 
 class Refused(Exception):

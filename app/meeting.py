@@ -90,12 +90,15 @@ def _check_second(parsed: Parsed, conf: _Conf, terms: Terms) -> None:
             f"{parsed.spelled('fence-after')}: a fence cannot be kept with two endpoints: give one of the two options"
         )
     from reknit.adapters.journals.tcpstore.lines import TIMEOUT_S
-    from reknit.adapters.journals.tcpstore.places import elsewhere_s
+    from reknit.adapters.journals.tcpstore.places import elders_s, elsewhere_s
 
     needed_s = elsewhere_s(TIMEOUT_S, terms.silence_s)
     if parsed["store-timeout"] <= needed_s:
         what = f"more than {needed_s:g} s expected: agents may need that time to reach the second endpoint"
         raise UsageError(f"{parsed.spelled('store-timeout')}: {what}")
+    if terms.join_timeout_s <= (waits_s := elders_s(TIMEOUT_S, terms.silence_s)):
+        what = f"more than {waits_s:g} s expected: a host that comes back may wait so long for others"
+        raise UsageError(f"{conf.spelled('join_timeout')}: {what}")
     if "is_host" in conf.values:
         raise UsageError(f"{conf.spelled('is_host')}: this cannot be given with two endpoints: leave it out")
 
@@ -175,6 +178,9 @@ def _folder(parsed: Parsed) -> str:
     folder = parsed["rdzv-endpoint"]
     if not folder:
         raise UsageError("--rdzv-backend=file needs --rdzv-endpoint=FOLDER, on a file system that all nodes share")
+    if "/" not in folder and folder.partition(":")[2].isdigit():
+        name = parsed.spelled("rdzv-endpoint")
+        raise UsageError(f"{name}: with --rdzv-backend=file, a folder is expected; write ./{folder} for this one")
     return os.path.abspath(str(folder))
 
 
@@ -183,6 +189,8 @@ def _endpoints(parsed: Parsed, backend: str) -> tuple[tuple[str, int], ...]:
     if backend == "etcd" and text:
         return tuple(_endpoint(part, _PORTS["etcd"], spelled) for part in text.split(","))
     if backend == "static":
+        if "," in text:
+            raise UsageError(f"{spelled}: two endpoints need --rdzv-backend=c10d")
         port = _not_zero(parsed["master-port"], parsed.spelled("master-port"))
         return (_endpoint(text, port, spelled) if text else (parsed["master-addr"].strip("[]"), port),)
     if not text:
@@ -197,6 +205,9 @@ def _endpoints(parsed: Parsed, backend: str) -> tuple[tuple[str, int], ...]:
 def _endpoint(text: str, port: int, spelled: str) -> tuple[str, int]:
     """Host and port of `host`, `host:port`, `[v6]` or `[v6]:port`. `port`: used if the text has none."""
     text = text.strip()
+    if "://" in text:
+        tls = "; for TLS, --rdzv-conf=protocol=https" if port == _PORTS["etcd"] else ""
+        raise UsageError(f"{spelled}: HOST:PORT expected, without {text.partition('://')[0]}://{tls}")
     host, end, rest = text[1:].partition("]") if text.startswith("[") else (text.partition(":")[0], "", "")
     if not end:
         rest = text[len(host) :]

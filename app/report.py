@@ -93,7 +93,7 @@ _ORIGINS = {
     69: "the job's journal cannot be used as asked",
     BUG: "a bug in reknit",
     71: "reknit could not end processes: they survive SIGKILL",
-    72: "the job's journal is empty, or another one than before",
+    72: "the job's journal is empty, damaged, or another one than before",
     73: "the endpoint serves another job",
     _NO_STORE: "reknit could not reach the job's store",
     _TOO_FEW: "too few nodes joined in time",
@@ -142,7 +142,8 @@ def _ending(result: Result, restarts: int, *, is_alone: bool, names_options: boo
     from reknit.core.text.describe import budget_text, failure_text, reason_text
 
     if isinstance(result.why, own.AlreadyFinished):
-        yield "the job had succeeded before this node came: nothing was run"
+        advice = "; to run it again, give another --rdzv-id" if names_options else ""
+        yield f"the job had succeeded before this node came: nothing was run{advice}"
         return
     if isinstance(result.why, own.TermsDiffer | own.JournalRefused | own.Replaced):
         yield _outside_text(result.why, names_options=names_options)
@@ -178,11 +179,11 @@ _TERMS = {
     "steady_s": "--max-restarts=N/SECONDS, the seconds",
     "admission": "--admission",
     "fence_s": "--fence-after",
-    "join_timeout_s": "join_timeout",
-    "last_call_s": "last_call_timeout",
-    "settle_s": "settle",
-    "beat_s": "heartbeat (its beat)",
-    "silence_s": "heartbeat (its silence)",
+    "join_timeout_s": "--rdzv-conf=join_timeout",
+    "last_call_s": "--rdzv-conf=last_call_timeout",
+    "settle_s": "--rdzv-conf=settle",
+    "beat_s": "--rdzv-conf=heartbeat (its beat)",
+    "silence_s": "--rdzv-conf=heartbeat (its silence)",
     "needs_majority": "a second endpoint in --rdzv-endpoint",
 }
 """By term: the option or the key of --rdzv-conf that sets it."""

@@ -193,7 +193,7 @@ class Meeting:
 
     @property
     def place(self) -> str:
-        """The store as one text. It is shown in messages, and names the lock on this host."""
+        """The store as one text, for messages."""
         hosts = (f"[{host}]:{port}" if ":" in host else f"{host}:{port}" for host, port in self.endpoints)
         return f"{self.backend}://{self.folder or ','.join(hosts)}"
 

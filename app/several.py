@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from attrs import evolve
 
-from reknit.adapters.address import own_address
+from reknit.adapters.address import is_loopback, own_address
 from reknit.adapters.hostlock import HostLock, Taken, take, take_free
 from reknit.adapters.journals.envelope import Envelope
 from reknit.adapters.link import ThreadedLink
@@ -75,7 +75,7 @@ def wire_several(settings: Settings, meeting: Meeting, world: World, nonce: str)
     try:
         with ExitStack() as stack:
             address = settings.address or own_address(meeting.endpoints)
-            lock = _locked(settings, meeting.place, address)
+            lock = _locked(settings, _lock_place(meeting), address)
             stack.callback(lock.release)
             workers = open_workers(settings, world, nonce, mark=f"{lock.mark}/workers")
             stack.callback(workers.close)
@@ -106,7 +106,7 @@ def wire_several(settings: Settings, meeting: Meeting, world: World, nonce: str)
             link = ThreadedLink(asked, world.clock, nonce, hosts=hosts)
             stack.callback(link.close)
             stack.callback(workers.close)  # a second time, so that the workers are ended before the journal is closed
-            whose = _WHOSE[hosted]
+            whose = "; this node hosts the first store" if hosted == 0 and meeting.has_second else _WHOSE[hosted]
             notes.append(f'node {lock.node} ({address}) joins job "{settings.run_id}" at {meeting.place}{whose}')
             spec = evolve(
                 spec_of(settings, world, lock.node, address),
@@ -126,13 +126,23 @@ def _locked(settings: Settings, place: str, address: str) -> HostLock:
     """Raises `Taken`, `Refused`, and `CannotStart` for a limit of the machine, for example a full disk."""
     try:
         if settings.node_id:
-            return take(settings.run_id, place, settings.node_id)
+            try:
+                return take(settings.run_id, place, settings.node_id)
+            except Taken as e:
+                raise Taken(f"{e}; give this one another --node-id, or end that one") from None
         name = os.uname().nodename
         return take_free(settings.run_id, place, address if name in ("", "localhost") else name)
     except Refused as e:
         if limit := limit_text(e):
             raise CannotStart(f"no lock for this node: {limit}") from None
         raise
+
+
+def _lock_place(meeting: Meeting) -> str:
+    """The same text for all agents on this host that name this store, in whichever order and by whichever name. The
+    lock on this host is named by it."""
+    endpoints = sorted(("localhost" if is_loopback(host) else host, port) for host, port in meeting.endpoints)
+    return evolve(meeting, endpoints=tuple(endpoints), folder=meeting.folder and os.path.realpath(meeting.folder)).place
 
 
 def _hosted(meeting: Meeting, env: Mapping[str, str]) -> tuple[Host | None, int | None]:
@@ -157,13 +167,29 @@ def _places(meeting: Meeting, hosted: int | None, say: Callable[[str], None], si
         return None
     from reknit.adapters.journals.tcpstore.places import Places
 
-    return Places(meeting.endpoints, hosted, partial(_tell_of_move, say), silence_s, exclusive=True)
+    return Places(
+        meeting.endpoints,
+        hosted,
+        partial(_tell_of_move, say),
+        silence_s,
+        exclusive=True,
+        on_wait=partial(_tell_of_wait, say),
+    )
 
 
 def _tell_of_move(say: Callable[[str], None], where: str) -> None:
     from .report import PREFIX  # only now: it is slow to import
 
     say(f"{PREFIX}the job's store is at {where} from now on")
+
+
+def _tell_of_wait(say: Callable[[str], None], wait_s: float) -> None:
+    from .report import PREFIX  # only now: it is slow to import
+
+    say(
+        f"{PREFIX}this job has been here before: this host waits up to {wait_s:.0f} s for agents that remember it, and "
+        "then begins it anew"
+    )
 
 
 def _complaints(meeting: Meeting, job: str) -> list[str]:

@@ -84,7 +84,7 @@ def after_step(world: World, proc: Proc, before: Agent, event: Event, commands: 
             case Append():
                 may_say(world, proc, command.entry)
                 if isinstance(command.entry, Lost):
-                    prompt.may_accuse(proc, event, command.entry)
+                    prompt.may_accuse(proc, before, event, command.entry)
             case Beat():
                 demand(len(command.watch) <= MOST_WATCHED, "L3", f"{proc.name} watches {len(command.watch)}")
                 rhythm.beats(world, proc, event, command)

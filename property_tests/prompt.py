@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING
 
+from reknit.core.agent.agent import Agent
 from reknit.core.agent.events import Counters, Event
 from reknit.core.job.entries import Lost, Node
 from reknit.core.job.job import Closed, Job
@@ -32,11 +33,12 @@ CALM = (
 """Moves after which the next dead node is noticed as soon as ever."""
 
 
-def may_accuse(proc: Proc, event: Event, lost: Lost) -> None:
+def may_accuse(proc: Proc, before: Agent, event: Event, lost: Lost) -> None:
     """A node is accused in the step of a fresh read. If this agent has said an entry long ago in vain, it repeats any
-    accusation that has vanished, in the step of any read."""
+    accusation that has vanished, in the step of any read. In this step the late entry may become one that it wants no
+    more: (1) Its `Lost` of two nodes have vanished, one long ago. (2) It reads that this one lives."""
     agent = proc.agent
-    late_s = agent.at - min(agent.unread.values(), default=agent.at)
+    late_s = agent.at - min([*before.unread.values(), *agent.unread.values()], default=agent.at)
     is_repeated = agent.unread.get(lost, agent.at) < agent.at and late_s > 3 * agent.job.terms.silence_s
     ok = isinstance(event, Counters) and (agent.pulse.acked_at == agent.at or is_repeated)
     demand(ok, "silence", f"{proc.name} accuses {lost.node} without a fresh read")

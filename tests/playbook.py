@@ -217,8 +217,8 @@ def limit(left: int) -> Builder:
     return lambda p: RestartsLimited(p.at, left)
 
 
-def cut_off(why: str = "refused", *, refusal: Refusal | None = None) -> Builder:
-    return lambda p: JournalFailed(p.at, why, refusal)
+def cut_off(why: str = "refused", *, refusal: Refusal | None = None, answers: bool = False) -> Builder:
+    return lambda p: JournalFailed(p.at, why, refusal, answers)
 
 
 def _round(p: Playbook, round: int | None) -> int:

@@ -38,6 +38,7 @@ from tests.playbook import (
     failed,
     failure,
     joined,
+    lost,
     node,
     read,
     running,
@@ -195,6 +196,37 @@ def test_a_run_through_an_outage() -> None:
     assert told(agent(2, 2), *WITH_N1, cut_off("refused"), after(301), after(13))[3:] == [
         f"the store cannot be reached: refused; {STOPPING}"
     ]
+
+
+def test_an_outage_in_which_the_store_comes_back_without_the_others() -> None:
+    """The operator must learn that the network is not to blame any more."""
+    answered = (cut_off("1 of 3", answers=True), cut_off("1 of 3", answers=True), cut_off("refused"), read())
+    lines = told(agent(), *ALONE, cut_off(), cut_off("timeout"), after(7), *answered)
+    answers, more = "the store answers, but the job cannot use it yet", "reknit tries again for 293 s more: 1 of 3"
+    assert lines[1:] == [
+        "the store cannot be reached, workers keep running; reknit tries again for 300 s: refused",
+        f"{answers}, workers keep running; {more}",
+        "the store can be reached again",
+    ]
+    assert reason_text(own.StoreLost("1 of 3", True)) == f"{answers}: 1 of 3"
+
+
+def test_an_agent_that_is_told_to_leave_in_an_outage_does_not_wait() -> None:
+    """It leaves as soon as its workers are gone."""
+    lines = told(agent(), *ALONE, cut_off(), ask_to_leave(), stopped())
+    assert not any("waits until the store" in line for line in lines)
+
+
+def test_a_run_that_is_taken_over_while_it_waits() -> None:
+    """Otherwise the last line of the new agent is the one about its name, for ten minutes."""
+    lines = told(agent(2, 2), start(), read(Opened(agent(2, 2).spec.terms, "j"), joined("n0")), echo())
+    assert lines == ["node n0 is in the job already: this agent takes its place as n0.1", WAITING]
+
+
+def test_a_node_that_comes_back_says_its_name() -> None:
+    """The lines of the other nodes speak of n0.1."""
+    lines = told(agent(1, 2), *WITH_N1, read(lost("n0", by="n1")), stopped(), ack(), read())
+    assert "this node is n0.1 for the others from now on" in lines
 
 
 def test_an_outage_with_a_fence() -> None:

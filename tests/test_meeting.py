@@ -288,7 +288,7 @@ def test_the_master_of_another_backend_is_said_to_do_nothing() -> None:
         ("--rdzv-endpoint=:7", "--rdzv-endpoint=:7: HOST:PORT expected"),
         ("--rdzv-endpoint=[::1]7", "--rdzv-endpoint=[::1]7: HOST:PORT expected"),
         ("--rdzv-endpoint=[::1", "--rdzv-endpoint=[::1: HOST:PORT expected"),
-        ("--rdzv-endpoint=a,b", "--rdzv-endpoint=a,b: HOST:PORT expected"),
+        ("--rdzv-endpoint=a,b", "--rdzv-endpoint=a,b: two endpoints need --rdzv-backend=c10d"),
         (
             "--rdzv-backend=c10d --rdzv-endpoint=a,b,c",
             "--rdzv-endpoint=a,b,c: one endpoint expected, or two different ones",
@@ -306,6 +306,10 @@ def test_the_master_of_another_backend_is_said_to_do_nothing() -> None:
             "--store-timeout=12: more than 22 s expected: agents may need that time to reach the second endpoint",
         ),
         (
+            "--rdzv-backend=c10d --rdzv-endpoint=a,b --rdzv-conf=join_timeout=35",
+            "--rdzv-conf: join_timeout=35: more than 35 s expected: a host that comes back may wait so long for others",
+        ),
+        (
             "--rdzv-backend=c10d --rdzv-endpoint=a --store-timeout=0",
             "--store-timeout=0: with several nodes, more than 0 s are expected",
         ),
@@ -315,7 +319,7 @@ def test_the_master_of_another_backend_is_said_to_do_nothing() -> None:
         ),
         ("--rdzv-endpoint=::1", "--rdzv-endpoint=::1: HOST:PORT expected"),
         ("--rdzv-endpoint=fe80::1", "--rdzv-endpoint=fe80::1: HOST:PORT expected, an IPv6 address in brackets"),
-        ("--rdzv-endpoint=tcp://h:7", "--rdzv-endpoint=tcp://h:7: HOST:PORT expected, an IPv6 address in brackets"),
+        ("--rdzv-endpoint=tcp://h:7", "--rdzv-endpoint=tcp://h:7: HOST:PORT expected, without tcp://"),
         ("--rdzv-conf=join_timeout", "--rdzv-conf: join_timeout: KEY=VALUE expected"),
         ("--rdzv-conf=join_timeout=", "--rdzv-conf: join_timeout=: KEY=VALUE expected"),
         ("--rdzv-conf==3", "--rdzv-conf: =3: KEY=VALUE expected"),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import re
 import subprocess
 from base64 import b64encode
@@ -271,6 +273,34 @@ def test_a_job_in_a_folder_that_never_ended_is_removed_when_nobody_lives(
             "job dead: not ended: removed",
         ]
         assert [path.name for path in tmp_path.iterdir()] == ["alive"]
+
+
+def test_a_job_of_which_it_cannot_be_told_whether_it_has_ended_is_kept(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The operator learns that it is there, why it is kept, and what can be done."""
+    for job in ("of another user", "damaged"):
+        with closing(FileJournal(str(tmp_path), Envelope(job))) as journal:
+            journal.append("open", OPENED)
+            journal.append("end", Aborted("told to end"))
+    damaged = tmp_path / "damaged" / "journal"
+    data = bytearray(damaged.read_bytes())
+    data[-200:-160] = b"x" * 40
+    damaged.write_bytes(data)
+    theirs, real = tmp_path / "of%20another%20user", os.open
+
+    def denied(path: str, *args: Any, **kwargs: Any) -> int:
+        if str(path).startswith(str(theirs)):
+            raise PermissionError(errno.EACCES, "Permission denied", str(path))
+        return real(path, *args, **kwargs)
+
+    monkeypatch.setattr(os, "open", denied)
+    assert prune(("--rdzv-backend=file", f"--rdzv-endpoint={tmp_path}", "--older-than=0", "--abandoned"), {}) == 0
+    advice = f"if no agent of the job lives, remove the folder {damaged.parent}"
+    assert capfd.readouterr().out.splitlines() == [
+        f"job damaged: kept: its journal is damaged; {advice}",
+        f"job of another user: kept: {theirs} cannot be read: Permission denied",
+    ]
 
 
 def test_a_folder_is_cleared_in_the_same_words(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:

@@ -18,7 +18,8 @@ from reknit.adapters.orphans import MARK
 from reknit.adapters.ports import Refused, Unavailable
 from reknit.app.arguments import parse
 from reknit.app.parsing import asked
-from reknit.app.several import HostedJournal, open_journal
+from reknit.app.settings import Meeting
+from reknit.app.several import HostedJournal, _lock_place, open_journal
 from reknit.app.wire import SECRETS
 from reknit.core.job.entries import Filler, Node, NodeId
 from reknit.core.job.job import Job
@@ -125,11 +126,31 @@ def test_a_name_that_is_taken(tmp_path: Path, c10d: tuple[str, ...]) -> None:
         until((tmp_path / "up0").exists)
         with agent(tmp_path, *argv) as second:
             assert second.end() == 76
-        says = rf"reknit: another agent of job J runs on this host as me \(pid {first.pid}, since [-0-9: ]+: .+\)"
+        who = rf"another agent of job J runs on this host as me \(pid {first.pid}, since [-0-9: ]+: .+\)"
+        says = f"reknit: {who}; give this one another --node-id, or end that one"
         assert re.fullmatch(says, second.err.splitlines()[0])
         assert second.err.splitlines()[1:] == ["reknit: exit status 76: another agent has this node's id"]
         first.signal(signal.SIGTERM)
         assert first.end() == 128 + signal.SIGTERM
+
+
+def test_agents_of_one_store_get_different_names_however_they_write_it(tmp_path: Path) -> None:
+    """Otherwise the second agent on a host would throw out the first one."""
+    (tmp_path / "link").symlink_to(tmp_path)
+    for one, other in (
+        ("c10d a:1,b:2", "c10d b:2,a:1"),
+        ("c10d localhost:1", "c10d 127.0.0.1:1"),
+        (f"file {tmp_path}", f"file {tmp_path}/link"),
+    ):
+        assert _lock_place(meeting_at(one)) == _lock_place(meeting_at(other))
+    assert _lock_place(meeting_at("c10d a:1")) != _lock_place(meeting_at("c10d a:2"))
+
+
+def meeting_at(text: str) -> Meeting:
+    backend, place = text.split()
+    endpoints = [part.split(":") for part in place.split(",")] if backend == "c10d" else []
+    folder = place if backend == "file" else ""
+    return Meeting(backend, tuple((host, int(port)) for host, port in endpoints), folder)
 
 
 def test_what_a_killed_agent_left_is_ended_first(tmp_path: Path, c10d: tuple[str, ...]) -> None:

@@ -16,6 +16,7 @@ from reknit.adapters.journals.envelope import Envelope
 from reknit.adapters.journals.tcpstore import journal as journal_module
 from reknit.adapters.journals.tcpstore.client import Client
 from reknit.adapters.journals.tcpstore.journal import TCPStoreJournal
+from reknit.adapters.journals.tcpstore.keys import OWNER, Keys
 from reknit.adapters.ports import Batch, Refused, Unavailable
 from reknit.core.job.entries import Aborted, Entry, Filler, Node, NodeId
 from reknit.core.job.reasons import Refusal
@@ -125,10 +126,25 @@ def test_a_store_that_serves_another_job_is_refused() -> None:
         store.journal("one", exclusive=True).append("1", Aborted("x"))
         store.journal("one", exclusive=True).append("2", Aborted("x"))
         with pytest.raises(
-            Refused, match=rf"^127\.0\.0\.1:{port} serves job one, not two; choose another endpoint$"
+            Refused, match=rf"^127\.0\.0\.1:{port} serves job one, not two: give --rdzv-id=one, or another endpoint$"
         ) as refused:
             store.journal("two", exclusive=True).read(0, 0.0)
         assert refused.value.refusal is Refusal.OTHER_JOB
+
+
+def test_a_store_that_serves_another_job_later_is_an_outage() -> None:
+    """Somebody has started the wrong job at the endpoint of a host that was lost. The workers of this one run on."""
+    with hosted() as (_, port), ExitStack() as closing:
+        store = JobStore(port, closing)
+        mine = store.journal("one", exclusive=True)
+        mine.append("1", Aborted("x"))
+        mine.read(0, 0.0)
+        store.client.set(OWNER, b"two")
+        store.client.set(Keys("one").header, b"")
+        for client in mine._connections._lines.clients.values():
+            client.close()
+        with pytest.raises(Unavailable, match="serves job two, not one"):
+            mine.read(1, 0.0)
 
 
 def test_only_who_founds_a_journal_begins_it(store: JobStore) -> None:

@@ -135,7 +135,7 @@ def test_a_host_that_has_lost_its_store_does_not_wait_for_ever(
     store: JobStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """All the others may have died with it."""
-    monkeypatch.setattr(beginning_module, "_ELDERS_S", 0.05)
+    monkeypatch.setattr(beginning_module, "ELDERS_S", 0.05)
     assert store.journal(has_elders=True).read(0, 0.0) == Batch(0)
 
 
@@ -177,7 +177,7 @@ def test_a_host_that_has_lost_its_store_waits_longer_for_those_who_have_offered(
     lost: Lost, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Several agents are dead, so the only one that remembers waits for them, and its way is long."""
-    monkeypatch.setattr(beginning_module, "_ELDERS_S", 0.3)
+    monkeypatch.setattr(beginning_module, "ELDERS_S", 0.3)
     monkeypatch.setattr(rebirth_module, "_ONE_MISSING_S", 1.0)
     store, (_, guest) = lost()
     host = store.journal(has_elders=True)

@@ -38,8 +38,8 @@ from tests.stores import HOST, JobStore, folded, free_port, hosted, stubborn
 @pytest.fixture(autouse=True)
 def no_long_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     """In these tests everybody who remembers a journal is there at once."""
-    monkeypatch.setattr(Places, "elders_s", lambda places, timeout_s: 0.3)
-    monkeypatch.setattr(beginning_module, "_ELDERS_S", 0.3)
+    monkeypatch.setattr(Places, "wait_for_elders_s", lambda places, timeout_s: 0.3)
+    monkeypatch.setattr(beginning_module, "ELDERS_S", 0.3)
 
 
 @pytest.fixture
@@ -252,7 +252,10 @@ def test_a_host_begins_nothing_while_the_second_endpoint_does_not_answer(stores:
     host = Agent("a", stores, founds=True)
     second = host.places._endpoints[1]
     host.places._endpoints = [host.places._endpoints[0], (HOST, free_port())]
-    is_in_vain(host.read, "no store answers at the second endpoint .*: this host waits for it")
+    is_in_vain(
+        host.read,
+        "no store answers at the second endpoint .* begins when both hosts are there",
+    )
     assert stores[0].client.get(stores[0].key("header")) == b""
     host.places._endpoints = [host.places._endpoints[0], second]
     assert stubborn(host.read) == Batch(0)
@@ -364,7 +367,7 @@ def test_a_job_does_not_begin_beside_another_one_at_the_second_endpoint(stores: 
         other.read(0, 0.0)
         places = Places([(HOST, first), (HOST, second)], exclusive=True)
         host = TCPStoreJournal(HOST, first, Envelope("mine"), exclusive=True, founds=True, places=places)
-        with pytest.raises(Refused, match="serves job other, not mine; choose another endpoint"):
+        with pytest.raises(Refused, match="serves job other, not mine: give --rdzv-id=other, or another endpoint"):
             host.read(0, 0.0)
         other.close()
         host.close()

@@ -198,8 +198,8 @@ class Envelope:
         if header.get("elsewhere"):
             raise Refused(
                 Refusal.SETUP,
-                f"{what} begins at another endpoint: give all nodes the same --rdzv-endpoint=HOST,HOST, with the "
-                "addresses of two different hosts",
+                f"{what} begins at another endpoint: give all nodes the same --rdzv-endpoint=HOST,HOST, in the "
+                "same order, with the addresses of two different hosts",
             )
         if self._key.checked(record, "header") is None:
             if not is_signed:

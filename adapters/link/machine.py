@@ -167,8 +167,8 @@ def _noted(link: Link, happened: Input, at: float) -> Link:
             return _appended(link)
         case Beaten(counts):
             return _beaten(link, counts, at)
-        case Failed(lane, why):
-            return _failed(link, lane, JournalFailed(at, why))
+        case Failed(lane, why, answers):
+            return _failed(link, lane, JournalFailed(at, why, answers=answers))
         case Forbidden(refusal, why):
             return link._replace(is_ended=True, news=(*link.news, JournalFailed(at, why, refusal)))
         case Closed():

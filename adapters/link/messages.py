@@ -88,6 +88,8 @@ class Failed(NamedTuple):
 
     lane: Lane
     why: str
+    answers: bool = False
+    """As in `Unavailable`."""
 
 
 class Forbidden(NamedTuple):

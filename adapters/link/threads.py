@@ -144,7 +144,7 @@ class ThreadedLink:
         try:
             return self._made(call)
         except Unavailable as e:
-            return messages.Failed(LANES[type(call)], str(e))
+            return messages.Failed(LANES[type(call)], str(e), e.answers)
         except Refused as e:
             return messages.Forbidden(e.refusal, str(e))
 

@@ -220,7 +220,9 @@ class Agent:
     bears what the job bears."""
     leaving: StopRequest | None = None
     outage: str | None = None
-    """Why the store cannot be reached, while it cannot."""
+    """Why the store cannot be used, while it cannot."""
+    store_answers: bool = False
+    """In this outage, the store has answered the call that failed last."""
     overslept: bool = False
     """In the outage that lasts, this agent was suspended until its patience was over, and tries once more."""
     end: AgentEnd | None = None

@@ -58,13 +58,15 @@ class Counters:
 
 @frozen
 class JournalFailed:
-    """The journal or the counters cannot be reached. The adapter goes on trying, unless `refusal` is set."""
+    """The journal or the counters cannot be used. The adapter goes on trying, unless `refusal` is set."""
 
     at: float
     why: str
     """One line for the operator of this node."""
     refusal: Refusal | None = None
     """Set if trying again does not help. None: trying again may help."""
+    answers: bool = False
+    """The store has answered, and something else is missing. For people: the agent does the same in both cases."""
 
 
 @frozen

@@ -48,7 +48,17 @@ def read(agent: Agent, event: EntriesRead) -> Agent:
     if unread:
         # An entry that is among those that were skipped, and had no effect, is said again, and read back then.
         unread = {e: at for e, at in unread.items() if e not in event.entries}
-    agent = evolve(agent, job=job, me=me, stage=stage, outage=None, unread=unread, pulse=pulse, since=since)
+    agent = evolve(
+        agent,
+        job=job,
+        me=me,
+        stage=stage,
+        outage=None,
+        store_answers=False,
+        unread=unread,
+        pulse=pulse,
+        since=since,
+    )
     agent = _after_gap(_taking_part(agent))
     return _identified(agent)
 
@@ -122,7 +132,7 @@ def _text(value: object) -> str:
     """A term as the user writes it: `soon`, not `Admission.SOON`."""
     if isinstance(value, bool):
         return "yes" if value else "no"
-    return str(value.value if isinstance(value, Enum) else value)
+    return f"{value:g}" if isinstance(value, float) else str(value.value if isinstance(value, Enum) else value)
 
 
 def _identified(agent: Agent) -> Agent:

@@ -20,6 +20,8 @@ class StoreLost:
     `why` is what the adapter reported last, or `UNSAID` (core/agent/step.py) if no call has failed."""
 
     why: str
+    answers: bool = False
+    """As in `JournalFailed`."""
 
 
 @frozen

@@ -121,14 +121,14 @@ def _observed(agent: Agent, event: Event) -> Agent:  # noqa: C901  # a dispatche
 def _journal_failed(agent: Agent, event: JournalFailed) -> Agent:
     if event.refusal is not None and agent.outcome is None:
         return evolve(agent, end=JournalRefused(event.refusal, event.why))
-    return evolve(agent, outage=event.why)
+    return evolve(agent, outage=event.why, store_answers=event.answers)
 
 
 def _out_of_patience(agent: Agent) -> Agent:
     """An outage that has lasted too long ends this agent. The job may go on: other nodes may reach the journal."""
     if agent.end is not None or agent.outcome is not None or not is_due(agent, Timer.OUTAGE):
         return agent
-    return evolve(agent, end=StoreLost(agent.outage or UNSAID))
+    return evolve(agent, end=StoreLost(agent.outage or UNSAID, agent.store_answers))
 
 
 def _out_of_restarts(agent: Agent) -> Agent:

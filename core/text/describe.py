@@ -90,8 +90,8 @@ def reason_text(reason: Reason) -> str:  # noqa: C901  # a dispatcher: one arm p
             return "the other nodes have declared this node lost"
         case own.CutOff(seconds):
             return f"the store has acknowledged no beat of this node for {seconds:g} s (--fence-after)"
-        case own.StoreLost(why):
-            return f"the store cannot be reached: {why}"
+        case own.StoreLost(why, answers):
+            return f"{_OUTAGE[answers]}: {why}"
         case own.JournalRefused(_, why):
             return why
         case own.TermsDiffer():
@@ -121,8 +121,7 @@ def budget_text(max_restarts: int) -> str:
 def decisions(before: Agent, after: Agent, commands: Sequence[Command]) -> Iterator[str]:
     """Lines that tell the operator of this agent what one step has decided. Most steps have none."""
     yield from _store_news(before, after)
-    if _takes_over(before, after):
-        yield f"node {after.me.id} is in the job already: this agent takes its place as {after.me}"
+    yield from _name_news(before, after)
     if after.me in after.job.succeeded and after.me not in before.job.succeeded and after.outcome is None:
         yield "all workers of this node succeeded; it waits for the other nodes (a signal ends the wait)"
     if is_only_serving(after) and after.outcome is None and not is_only_serving(before):
@@ -151,14 +150,25 @@ def decisions(before: Agent, after: Agent, commands: Sequence[Command]) -> Itera
         yield from _pause_news(before, after)
 
 
+def _name_news(before: Agent, after: Agent) -> Iterator[str]:
+    if _takes_over(before, after):
+        yield f"node {after.me.id} is in the job already: this agent takes its place as {after.me}"
+    elif after.me.incarnation > before.me.incarnation and after.end is None:
+        yield f"this node is {after.me} for the others from now on"
+
+
 def _store_news(before: Agent, after: Agent) -> Iterator[str]:
-    if after.outage and not before.outage and after.outcome is None:
+    is_news = not before.outage or after.store_answers > before.store_answers
+    if after.outage and is_news and after.outcome is None:
         limit_s = after.spec.store_timeout_s if after.was_read else after.spec.terms.join_timeout_s
-        runs_on = _runs_on(after)
-        yield f"the store cannot be reached{runs_on}; reknit tries again for {limit_s:g} s: {after.outage}"
+        left_s = limit_s - (after.at - after.since.get((Timer.OUTAGE, 0), after.at))
+        for_s = f"for {left_s:.0f} s more" if before.outage else f"for {limit_s:g} s"
+        yield f"{_OUTAGE[after.store_answers]}{_runs_on(after)}; reknit tries again {for_s}: {after.outage}"
     elif before.outage and not after.outage:
-        yield "the store can be reached again" if before.was_read else "the store can be reached now"
-    if after.outage and after.outcome is None and after.end is None and before.workers.alive > after.workers.alive:
+        how = "used" if before.store_answers else "reached"
+        yield f"the store can be {how} {'again' if before.was_read else 'now'}"
+    has_ended_them = before.workers.alive > after.workers.alive
+    if after.outage and after.outcome is None and after.end is None and after.leaving is None and has_ended_them:
         yield "this node has no workers now; it waits until the store can be reached"
 
 
@@ -176,7 +186,8 @@ def _job_news(before: Agent, after: Agent) -> Iterator[str]:
         policy = new.terms.restarts
         left = "the only restart is" if policy.max_restarts == 1 else f"all {policy.max_restarts} restarts are"
         yield f"a round has run for {policy.steady_s:g} s: {left} left again"
-    if old.phase == new.phase and len(old.live) == len(new.live):
+    has_come = new.is_live(after.me) and not old.is_live(after.me)
+    if old.phase == new.phase and len(old.live) == len(new.live) and not has_come:
         return
     match new.phase:
         case Running() if not isinstance(old.phase, Running) or old.round != new.round:
@@ -184,8 +195,9 @@ def _job_news(before: Agent, after: Agent) -> Iterator[str]:
             yield sealed_text(new) + "; this node stands by" * stands_by
         case Gathering() if isinstance(old.phase, Running) and new.why is not None and not _is_told(after, new.why):
             yield f"round {old.round} ended: {reason_text(new.why)}"
-        case Gathering(expected=expected) if new.is_live(after.me) and not expected and not _was_waiting(old, new):
-            yield _waiting_text(new)
+        case Gathering(expected=expected) if new.is_live(after.me) and not expected:
+            if has_come or not _was_waiting(old, new):
+                yield _waiting_text(new)
         case _:
             pass
 
@@ -267,6 +279,11 @@ def _count(n: int, noun: str) -> str:
     return f"{n} {noun}" if n == 1 else f"{n} {noun}s"
 
 
+_OUTAGE = {
+    False: "the store cannot be reached",
+    True: "the store answers, but the job cannot use it yet",
+}
+"""By whether the store answers."""
 _HOW = {
     reasons.Departure.LOST: "fell silent",
     reasons.Departure.LEFT: "left",

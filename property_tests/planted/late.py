@@ -227,7 +227,7 @@ LATE = (
         "no-patience-ends",
         15,
         "agent.step._out_of_patience",
-        "return evolve(agent, end=StoreLost(agent.outage or UNSAID))",
+        "return evolve(agent, end=StoreLost(agent.outage or UNSAID, agent.store_answers))",
         "return agent",
         "L1",
         "setup host=yes\ncrash a",

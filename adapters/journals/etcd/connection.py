@@ -18,6 +18,7 @@ import socket
 import ssl
 import threading
 from collections.abc import Callable, Sequence
+from http import HTTPStatus
 from http.client import HTTPConnection, HTTPException
 from time import monotonic
 from typing import TYPE_CHECKING
@@ -183,6 +184,8 @@ class Server:
             if not self._login.was_let_in:
                 raise Refused(Refusal.SETUP, f"etcd at {self.url} {denial}")
             message = f"etcd {denial}"
+        if status == HTTPStatus.NOT_FOUND:
+            message = "another program answers there, or etcd on a port that is not for clients (HTTP status 404)"
         raise ValueError(message if message else f"HTTP status {status}")
 
     def _posted(self, path: str, data: object, give_up: float) -> tuple[int, str]:

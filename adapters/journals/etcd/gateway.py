@@ -185,7 +185,7 @@ class Gateway:
 
         Raises `Unavailable`, whose text names the error of each server. Raises `Refused` if etcd does not let this
         client in."""
-        reasons = []
+        reasons, has_answered = [], False
         request = {"compare": compare, "success": then, "failure": otherwise}
         for _ in self._servers:
             if self._is_closed:
@@ -202,10 +202,12 @@ class Gateway:
                     server.timeout_s = min(2 * server.timeout_s, _ROUND_TRIPS * self._least_s)
                 waited = f" within {limit_s:g} s" if isinstance(e, TimeoutError) else ""
                 reasons.append(f"{server.url}: {why(e)}{waited}")
+                has_answered = has_answered or isinstance(e, ValueError)
                 self._current = (self._current + 1) % len(self._servers)
         if self._is_closed:
             raise Unavailable("the connection to etcd was closed here")
-        raise Unavailable(f"no server of etcd has answered: {'; '.join(reasons)}")
+        what = "no server of etcd can be used" if has_answered else "no server of etcd has answered"
+        raise Unavailable(f"{what}: {'; '.join(reasons)}", answers=has_answered)
 
     def watch(self, prefix: str, revision: int) -> Watch | None:
         """Watch the keys that begin with `prefix` from `revision` on, on the server that answered last. None if that

@@ -365,7 +365,8 @@ class FileJournal:
             except OSError as e:
                 if e.errno not in _FOR_GOOD:
                     raise
-                why = f"the folder {self._path} (--rdzv-endpoint) cannot hold the job's journal: {e.strerror}"
+                what = "it is a file, not a folder" if os.path.isfile(self._path) else e.strerror
+                why = f"the folder {self._path} (--rdzv-endpoint) cannot hold the job's journal: {what}"
                 if owner := folder.owner(self._folder):
                     why += f"; {self._folder} belongs to {owner}, and --rdzv-conf=group=GROUP would share it"
                 raise Refused(Refusal.SETUP, why) from None

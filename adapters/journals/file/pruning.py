@@ -17,6 +17,7 @@ import os
 import shutil
 import time
 from collections.abc import Mapping, Sequence
+from urllib.parse import unquote
 
 from reknit.adapters.journals.envelope import Envelope, Record
 from reknit.adapters.ports import Refused, Stored, Unavailable
@@ -24,7 +25,7 @@ from reknit.core.job.fold import fold_all
 from reknit.core.job.job import Job
 from reknit.core.job.reasons import Refusal
 
-from .folder import UNNAMED, file_name
+from .folder import UNNAMED, file_name, owner
 from .journal import FileJournal
 from .lines import first_line
 from .turn import Turn
@@ -49,7 +50,7 @@ class FolderShelf:
         """By job: what agents had written when they were looked at."""
 
     def jobs(self) -> Sequence[str]:
-        """The ids of the jobs whose journals this user can read, in order."""
+        """The ids of the jobs, in order. A folder that this user may not read may be one of a job as well."""
         found = {name: _job_in(os.path.join(self._path, name)) for name in self._names()}
         return sorted(job for name, job in found.items() if job is not None and self._is_wanted(job, name))
 
@@ -58,15 +59,24 @@ class FolderShelf:
             self._looked[job] = _written(self._folder(job))  # before it is read: what comes later must count
             records = self._records(job)
         except (Refused, Unavailable) as e:
-            is_other = isinstance(e, Refused) and e.refusal is Refusal.SECRET
-            return Stored(job, why="it has another secret (--rdzv-secret)" if is_other else str(e))
+            return Stored(job, why=self._unread(job, e))
         except OSError as e:
-            return Stored(job, why=f"its journal cannot be read: {e.strerror}")
+            whose = f" (it belongs to {who})" if (who := owner(self._folder(job))) else ""
+            return Stored(job, why=f"{self._folder(job)}{whose} cannot be read: {e.strerror}")
         folded = fold_all(Job(), [record.entry for record in records])
         verdict = folded.outcome.verdict if folded.outcome else None
         # Of the records, and not only of the last one: the clock of one writer may be wrong.
         at = max((record.at for record in records if record.at is not None), default=None)
         return Stored(job, verdict, at, folded.terms.silence_s)
+
+    def _unread(self, job: str, error: Refused | Unavailable) -> str:
+        """Why it cannot be told whether this job has ended."""
+        refusal = error.refusal if isinstance(error, Refused) else None
+        if refusal is Refusal.SECRET:
+            return "it has another secret (--rdzv-secret)"
+        if refusal is Refusal.IDENTITY:
+            return f"its journal is damaged; if no agent of the job lives, remove the folder {self._folder(job)}"
+        return str(error)
 
     def is_quiet(self, job: str, but: str = "") -> bool:
         """`but`: the name of a file that does not matter."""
@@ -128,9 +138,12 @@ class FolderShelf:
 
 
 def _job_in(folder: str) -> str | None:
-    """The id of the job whose journal lies in this folder. None: it holds no journal that can be read."""
+    """The id of the job whose journal lies in this folder, or the name of a folder that this user may not read. None:
+    the folder holds no journal."""
     try:
         fd = os.open(os.path.join(folder, "journal"), os.O_RDONLY | os.O_CLOEXEC)
+    except PermissionError:
+        return unquote(os.path.basename(folder), errors="surrogatepass")
     except OSError:
         return None
     try:

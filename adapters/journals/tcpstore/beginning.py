@@ -12,11 +12,9 @@ from reknit.adapters.journals.envelope import Envelope
 from reknit.adapters.journals.tcpstore.client import Client
 from reknit.adapters.journals.tcpstore.keys import OWNER, Keys
 from reknit.adapters.journals.tcpstore.lines import Lines
-from reknit.adapters.journals.tcpstore.places import Places, check_owner, owner_of
+from reknit.adapters.journals.tcpstore.places import ELDERS_S, Places, check_owner, owner_of
 from reknit.adapters.ports import Unavailable
 
-_ELDERS_S = 3.0
-"""How long a host that has lost its store waits for agents that remember the journal. They try again every second."""
 _OFFERED_S = 6.0
 """How much longer such a host waits if an agent has offered to found the journal again by then. That agent may wait for
 others, one after another, and its way to the store may be long. Seconds."""
@@ -62,7 +60,7 @@ class Beginning:
                 return owner, b""
         has_note = not header and self._places is not None and self._places.is_reserved(self._keys, self._envelope)
         if not header and (self._has_elders or offers or has_note):
-            is_there = client.wait([self._keys.header], _ELDERS_S)
+            is_there = client.wait([self._keys.header], ELDERS_S)
             if self._places is not None:
                 self._wait_for_elders(client, self._places, is_there=is_there)
             elif not is_there and client.get(self._keys.offers):
@@ -71,13 +69,15 @@ class Beginning:
 
     def _wait_for_elders(self, client: Client, places: Places, *, is_there: bool) -> None:
         """At one of two endpoints: raises `Unavailable` while agents live that remember the journal."""
-        give_up_at = time.monotonic() + places.elders_s(self._lines.timeout_s)
+        give_up_at = time.monotonic() + (0.0 if is_there else places.wait_for_elders_s(self._lines.timeout_s))
         count = client.get(self._keys.offers)
         while not is_there and time.monotonic() < give_up_at:
             is_there = client.wait([self._keys.header], _POLL_S)
             if client.get(self._keys.offers) != count:
                 raise Unavailable(
-                    f"{self._lines.where}: agents of the job are here, and wait for a majority of its nodes"
+                    f"{self._lines.where}: agents of the job are here, and wait for a majority of the nodes of the "
+                    "last round; an agent that was started again, as this one, does not count",
+                    answers=True,
                 )
 
     def _begun_here(self, client: Client) -> bytes:
@@ -109,7 +109,7 @@ class Beginning:
         give_up_at = time.monotonic() + _VOID_S
         while (header := client.get(self._keys.header)) == self.void:
             if time.monotonic() >= give_up_at:
-                raise Unavailable(f"{self._lines.where}: {makes_way(self._envelope.job)}")
+                raise Unavailable(f"{self._lines.where}: {makes_way(self._envelope.job)}", answers=True)
             time.sleep(_POLL_S)
         return header
 

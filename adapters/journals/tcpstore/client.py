@@ -43,6 +43,7 @@ _MOST_BYTES = 1 << 28
 _KEEPALIVE = {"TCP_KEEPIDLE": 10, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3}
 
 _CLOSED_HERE = "the connection was closed here"
+_NO_STORE = "answers, but not as a TCPStore: another program uses this port"
 
 T = TypeVar("T")
 
@@ -190,7 +191,7 @@ class Client:
         ping = os.urandom(4)
         self._send(_VALIDATE + _U32.pack(_MAGIC) + _PING + ping + (_keys(_MULTI_GET, keys) if keys else b""))
         if self._take(4) != ping:
-            raise Unavailable(f"{self._where} answers, but not as a TCPStore")
+            raise Unavailable(f"{self._where} {_NO_STORE}")
         return self._read_values(len(keys))
 
     # ---- asking ----
@@ -235,7 +236,7 @@ class Client:
     def _read_bytes(self) -> bytes:
         (length,) = _U64.unpack(self._take(8))
         if length > _MOST_BYTES:
-            raise Unavailable(f"{self._where} answers, but not as a TCPStore")
+            raise Unavailable(f"{self._where} {_NO_STORE}")
         return self._take(length)
 
     def _read_sum(self) -> int:

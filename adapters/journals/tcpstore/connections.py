@@ -133,6 +133,7 @@ class Connections:
         with places.moving:
             places.check_pause()
             why: list[str] = []
+            answers = False
             for place in self._order(places):
                 self._lines.check_open()
                 self._lines.address = places.point(place)
@@ -140,6 +141,7 @@ class Connections:
                     found = self._opened(role)
                 except Unavailable as error:
                     why.append(str(error))
+                    answers = answers or error.answers
                 except Refused as refused:
                     if refused.refusal is not Refusal.OTHER_JOB or place == places.home:
                         raise
@@ -147,7 +149,7 @@ class Connections:
                 else:
                     places.found()
                     return found
-            raise places.failed("; ".join(why))
+            raise places.failed("; ".join(why), answers=answers)
 
     def _order(self, places: Places) -> Sequence[int]:
         course, memory = self._course, self._memory
@@ -203,9 +205,9 @@ class Connections:
             if not header:
                 job, hint = self._envelope.job, "if no agent hosts this store, give --rdzv-conf=is_host=false"
                 if self.places is not None:
-                    hint = "it begins when the hosts of both endpoints are there"
+                    hint = "it begins when both hosts are there, and no agent is left that remembers it"
                 why = f"waited {self._lines.timeout_s:g} s for its host to begin the journal of job {job} ({hint})"
-                raise Unavailable(f"{self.where}: {why}")
+                raise Unavailable(f"{self.where}: {why}", answers=True)
         return self._entered(client, header)
 
     # ---- a store that was lost ----
@@ -223,7 +225,7 @@ class Connections:
     def _found_again(self, client: Client, course: Course, void: bytes = b"") -> bytes:
         """The header, after the store has lost everything. Empty: this agent cannot found the journal again. `void`: a
         header that makes way."""
-        self._beginning.claim(client)
+        self._claim(client)
         self._check_folded()
         memory = self._memory
         if self.places is not None and (
@@ -232,12 +234,20 @@ class Connections:
             # No round was formed, as far as this agent knows. Another agent may know better, and be elsewhere.
             self.places.begin_anew()
             self._start_over(client)
-            raise Unavailable(f"{self.where}: the store has lost the journal")
+            raise Unavailable(f"{self.where}: the store has lost the journal", answers=True)
         if memory is None:
             if self._has_read_nothing():
                 self._start_over(client)
             return b""
         return self._founded_from(client, course, memory, void)
+
+    def _claim(self, client: Client) -> None:
+        """Raises `Unavailable` if the store serves another job now. This agent may have workers, and somebody may only
+        have started the wrong job there."""
+        try:
+            self._beginning.claim(client)
+        except Refused as refused:
+            raise Unavailable(str(refused), answers=True) from None
 
     def _election(self, places: Places) -> Election:
         nonce = "" if places.joined is None or places.has_left else places.joined.nonce
@@ -248,7 +258,7 @@ class Connections:
         if self.places is None:
             return found_again(client, self.keys, self._envelope, memory, void, number)
         if memory.job.outcome is not None:
-            raise Unavailable(f"{self.where}: the store has lost the journal, and the job is over")
+            raise Unavailable(f"{self.where}: the store has lost the journal, and the job is over", answers=True)
         election = self._election(self.places)
         header = found_again(client, self.keys, self._envelope, memory, void, number, election)
         self.places.note_again(self.keys, self._envelope, header)
@@ -260,7 +270,8 @@ class Connections:
         if self._envelope.is_elsewhere(header):
             if self.places is not None:
                 self.places.look_elsewhere()  # a majority may be in time to make that journal void
-            raise Unavailable(f"{self.where}: another journal of job {self._envelope.job} begins elsewhere")
+            where, job = self.where, self._envelope.job
+            raise Unavailable(f"{where}: another journal of job {job} begins elsewhere", answers=True)
         if memory is not None and memory.job.outcome is not None:
             return header  # it is refused: the job is over, and the other journal may be a new run of it
         if memory is not None and memory.job.members:
@@ -302,7 +313,7 @@ class Connections:
             with self._greeting:
                 places.look_elsewhere()
                 self._lines.close_all_but(None)
-            raise Unavailable(f"the job goes on in a later journal at {places.name_of(found)}")
+            raise Unavailable(f"the job goes on in a later journal at {places.name_of(found)}", answers=True)
 
     def made_way(self, client: Client, course: Course) -> Unavailable:
         """The error for an agent that has read that this journal is void."""
@@ -311,7 +322,7 @@ class Connections:
                 self._beginning.void = course.header
                 self._start_over(client)
         client.close()
-        return Unavailable(f"{self.where}: {makes_way(self._envelope.job)}")
+        return Unavailable(f"{self.where}: {makes_way(self._envelope.job)}", answers=True)
 
     def _entered(self, client: Client, header: bytes) -> Course:
         course = self._course

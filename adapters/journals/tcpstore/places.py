@@ -36,6 +36,9 @@ _BRIEF_LOOK_S = 1.0
 """The same for an agent that has more to do meanwhile, if no store of the job is far away. Seconds."""
 _PAUSE_S = 0.5
 """After both endpoints were tried in vain, no thread of the agent tries again for so long. Seconds."""
+ELDERS_S = 3.0
+"""How long a host that has lost its store waits for agents that remember the journal. They try again every second. With
+two endpoints it waits longer (`elders_s`)."""
 _SILENCES = 2
 """An agent tries the other endpoint when it could not reach the store for so many silence limits, and the time that a
 call may take."""
@@ -54,6 +57,12 @@ def elsewhere_s(timeout_s: float, silence_s: float) -> float:
     return away_s(timeout_s, silence_s) + FIRST * timeout_s
 
 
+def elders_s(timeout_s: float, silence_s: float) -> float:
+    """How many seconds a host waits at most for agents that remember the journal: until they have been at both
+    endpoints, and had time to find a majority at the second one."""
+    return ELDERS_S + elsewhere_s(timeout_s, silence_s) + LONGEST_STAY_S
+
+
 def owner_of(job: str) -> bytes:
     """What stands at the key `OWNER` in a store that serves this job."""
     return job.encode(errors="surrogatepass")
@@ -63,7 +72,8 @@ def check_owner(where: str, owner: bytes, job: str) -> None:
     """Raises `Refused` if the store at this endpoint serves another job. `owner`: what stands at the key `OWNER`."""
     if owner not in (b"", owner_of(job)):
         other = owner.decode(errors="replace")
-        raise Refused(Refusal.OTHER_JOB, f"{where} serves job {other}, not {job}; choose another endpoint")
+        why = f"{where} serves job {other}, not {job}: give --rdzv-id={other}, or another endpoint"
+        raise Refused(Refusal.OTHER_JOB, why)
 
 
 @frozen
@@ -91,10 +101,13 @@ class Places:
         on_move: Callable[[str], object] = lambda _: None,
         silence_s: float = Terms().silence_s,
         exclusive: bool = False,
+        on_wait: Callable[[float], object] = lambda _: None,
     ) -> None:
         """`endpoints`: two. `hosted`: the one whose store this agent hosts, 0 or 1. None: it hosts none. `on_move`:
         called with the endpoint when the journal was found at another one than before. `silence_s`: of the terms of
-        this agent, in seconds. `exclusive`: each of the two stores serves one job only."""
+        this agent, in seconds. `exclusive`: each of the two stores serves one job only. `on_wait`: called before this
+        host waits for agents that remember the journal, with the seconds that it waits at most."""
+        self._on_wait = on_wait
         self.moving = threading.Lock()
         """Held while a connection is made."""
         self.home = 0
@@ -106,7 +119,7 @@ class Places:
         self._place = 0
         self._reached_at = time.monotonic()
         self._looks_elsewhere = False
-        self._failed_at, self._why = float("-inf"), ""
+        self._failed_at, self._why, self._answers = float("-inf"), "", False
         self._strayed_at = float("inf")
         self._joined: Joined | None = None
         """The last `Joined` that this agent has said. None: it has said none since it began as a new one."""
@@ -180,7 +193,7 @@ class Places:
 
     def check_pause(self) -> None:
         if time.monotonic() - self._failed_at < _PAUSE_S:
-            raise Unavailable(self._why)
+            raise Unavailable(self._why, answers=self._answers)
 
     def order(self, timeout_s: float) -> Sequence[int]:
         """The endpoints that an agent tries that has read a sealed round."""
@@ -210,14 +223,15 @@ class Places:
         """Try the other endpoint first, when the next connection is made."""
         self._looks_elsewhere = True
 
-    def elders_s(self, timeout_s: float) -> float:
-        """How many seconds a host waits for agents that remember the journal: until they have been at both endpoints,
-        and had time to find a majority at the second one."""
-        return elsewhere_s(timeout_s, self._silence_s) + LONGEST_STAY_S
+    def wait_for_elders_s(self, timeout_s: float) -> float:
+        """How many more seconds this host waits for agents that remember the journal. The operator is told so."""
+        wait_s = elders_s(timeout_s, self._silence_s) - ELDERS_S
+        self._on_wait(wait_s)
+        return wait_s
 
-    def failed(self, why: str) -> Unavailable:
-        self._failed_at, self._why = time.monotonic(), why
-        return Unavailable(why)
+    def failed(self, why: str, *, answers: bool) -> Unavailable:
+        self._failed_at, self._why, self._answers = time.monotonic(), why, answers
+        return Unavailable(why, answers=answers)
 
     # ---- what is there ----
 
@@ -260,7 +274,7 @@ class Places:
         owner, found = self._noted(keys, before, note, envelope.job)
         self._check_owner(owner, envelope.job)
         if found != note:
-            raise self.failed(f"another agent was faster at {endpoint(*self._endpoints[1])}")
+            raise self.failed(f"another agent was faster at {endpoint(*self._endpoints[1])}", answers=True)
 
     def note_again(self, keys: Keys, envelope: Envelope, header: bytes) -> None:
         """The journal with this header has been founded at the first endpoint, or another one has made way for it. A
@@ -289,12 +303,13 @@ class Places:
         found, where = self._looked(1, keys, envelope, LOOK_S), endpoint(*self._endpoints[1])
         if found is None:
             raise self.failed(
-                f"no store answers at the second endpoint {where}: this host waits for it, because a job begins only "
-                "when both are there, and may have begun there before"
+                f"no store answers at the second endpoint {where}, and a job with two endpoints begins when both hosts "
+                "are there",
+                answers=True,
             )
         self._check_owner(found.owner, envelope.job)
         if found.rank[0] >= 0:
-            raise self.failed(f"the job goes on at {where}")
+            raise self.failed(f"the job goes on at {where}", answers=True)
         if found.header and not envelope.is_elsewhere(found.header):
             envelope.another().admit(found.header)  # it is refused
         return found.header

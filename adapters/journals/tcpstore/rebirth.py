@@ -306,7 +306,11 @@ def _ballot(nonce: str) -> str:
 
 def _too_few(election: Election, count: _Count) -> Unavailable:
     have = f"{count.have} of the {count.all} nodes of the last round can go on from here"
-    return Unavailable(f"{election.where}: {have}, and more than half are needed")
+    return Unavailable(
+        f"{election.where}: {have}, and more than half are needed; an agent that was started again does not count: if "
+        "the others stay away, start all agents of the job again",
+        answers=True,
+    )
 
 
 def _awaited(client: Client, keys: Keys, void: bytes) -> bytes:
