@@ -66,6 +66,8 @@ class Batch:
     base: Job | None = None
     """The fold of the entries that the reader skipped because it was far behind. `entries` follow it. None: nothing was
     skipped. Only a journal that remembers folds (`Remembers`) skips entries."""
+    is_other_life: bool = False
+    """The journal was founded again since the read before (rule 16). It goes on from `base`."""
 
 
 class Journal(Protocol):

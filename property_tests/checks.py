@@ -29,7 +29,6 @@ from collections.abc import Sequence
 from math import inf
 from typing import TYPE_CHECKING
 
-from reknit.adapters.simulated.hosts import Group
 from reknit.adapters.simulated.staff import ECHO
 from reknit.adapters.simulated.store import RETRY_S
 from reknit.core.agent.agent import Agent, Stage
@@ -50,7 +49,8 @@ from reknit.core.job.restart import Sequel
 from reknit.core.job.workers import WorkerFailure
 
 from . import ends, lasting, meaning, prompt, results, rhythm
-from .hosts import Proc, Violation, demand
+from .alone import is_alive, starts_alone
+from .hosts import Proc, demand
 from .oracle import ranks
 
 if TYPE_CHECKING:
@@ -233,7 +233,7 @@ def may_say(world: World, proc: Proc, entry: Entry) -> None:
     demand(is_ours or isinstance(entry, Opened), "terms", f"{proc.name} says {entry} to a job with other terms")
     group = proc.group
     if isinstance(entry, Joined):
-        demand(not _alive(group), "S2", f"{proc.name} says Joined with workers alive")
+        demand(not is_alive(group), "S2", f"{proc.name} says Joined with workers alive")
         quiet = proc.felt(world.now - world.moved.get(entry.node, -1e9))
         heard = not proc.agent.is_renewed or job.is_live(entry.node) or quiet <= proc.spec.terms.silence_s + 1.0
         demand(heard, "fresh", f"{proc.name} comes back unheard for {quiet:.2f} s")
@@ -245,7 +245,7 @@ def may_say(world: World, proc: Proc, entry: Entry) -> None:
             demand(waited_s >= backoff_s - SLACK, "backoff", f"{proc.name} joins again after {waited_s:.2f} s")
     elif isinstance(entry, Left):
         stuck = group is not None and group.is_stuck and entry.stuck
-        demand(not _alive(group) or stuck, "S2", f"{proc.name} says Left with workers alive")
+        demand(not is_alive(group) or stuck, "S2", f"{proc.name} says Left with workers alive")
         told = proc.agent.leaving is not None and proc.agent.outcome is None and job.is_live(entry.node)
         has_told = (entry.node, Leaving(entry.node)) in proc.said
         demand(not told or has_told, "order", f"{proc.name} says Left before Leaving")
@@ -286,10 +286,6 @@ def _is_returning(world: World, proc: Proc, node: Node) -> bool:
     )
 
 
-def _alive(group: Group | None) -> bool:
-    return group is not None and bool(group.running)
-
-
 def _bore_s(world: World, proc: Proc) -> float:
     """For how long this agent has missed a round trip of some kind."""
     if proc.was_out or proc.was_late or proc.was_full:
@@ -320,7 +316,7 @@ def may_start(world: World, proc: Proc, command: StartWorkers) -> None:
     # The bootstrap port is the store's of this round alone: no key of an earlier round can be read there.
     hosted = {g.key for g in world.groups if g.command.assignment.group_rank == 0 and g.hosts == head}
     demand(hosted <= {(job.epoch, round)}, "S1", f"{proc.name}: rounds {hosted} had the same bootstrap port before")
-    _alone(world, proc, (job.epoch, round))
+    starts_alone(world, proc, (job.epoch, round))
     terms = proc.spec.terms
     quiet = proc.felt(world.now - world.moved.get(me, -1e9))
     limit = terms.silence_s + SLACK if terms.fence_s is None else terms.fence_s
@@ -352,46 +348,11 @@ def may_stop(world: World, proc: Proc, command: StopWorkers) -> None:
         demand(alone or held_s >= ECHO_S - SLACK, "echo", f"{proc.name} acts on an echo after {held_s:.2f} s")
 
 
-def _alone(world: World, proc: Proc, key: tuple[int, int]) -> None:
-    """S2: nobody but the lost still runs another round."""
-    demand(not _alive(proc.group), "S2", f"{proc.name} starts {key} with workers alive")
-    demand(all((g.key, g.node) != (key, proc.agent.me) for g in world.groups), "S2", f"{proc.name} starts {key} twice")
-    for other in world.procs:
-        group = other.group
-        if group is None or not group.running or group.key == key or group.is_stuck or other.dead:
-            continue
-        if any(p.id == other.id and p.twin != other.twin for p in world.procs):
-            continue  # another host has its id, and neither can see to the workers of the other
-        if group.key[0] != key[0]:
-            if _is_late(world, other, key[0]):
-                continue
-        elif _is_excused(world, other, group):
-            continue
-        raise Violation("S2", f"{proc.name} starts {key} while {other.name} still runs {group.key}")
-
-
-def _is_excused(world: World, other: Proc, group: Group) -> bool:
-    """Declared lost, and not bound to kill first. Neither an agent that is suspended nor a keeper that hangs can."""
-    if other.spec.terms.fence_s is not None and not (other.was_suspended or other.host in world.hung):
-        return False
-    return any(isinstance(e, Lost) and e.node == group.node for e in world.journal)
-
-
-def _is_late(world: World, other: Proc, epoch: int) -> bool:
-    """It may still have workers of an epoch before: rule 16 gives its node the grace and silence of the opener."""
-    opened = next(e for e in world.journal if isinstance(e, Opened) and e.epoch == epoch)
-    opener = next(p for p in world.procs if p.agent.nonce == opened.journal)
-    waits_s = (opener.spec.grace_s + opener.spec.terms.silence_s) / opener.rate
-    could_not_know = other.was_cut or other.was_suspended or other.refused or not other.up
-    could_not_know = could_not_know or other.host in world.hung  # its keeper ends no workers
-    return could_not_know or other.spec.grace_s / other.rate > waits_s - 1.0
-
-
 def may_finish(world: World, proc: Proc) -> None:
     """S5, S7."""
     group, agent = proc.group, proc.agent
     stuck = group is not None and group.is_stuck
-    demand(not _alive(group) or stuck, "S7", f"{proc.name} finishes with workers alive")
+    demand(not is_alive(group) or stuck, "S7", f"{proc.name} finishes with workers alive")
     result = agent.result
     demand(result is not None, "S7", f"{proc.name} finishes without a result")
     assert result is not None
@@ -444,8 +405,8 @@ def after_landing(world: World, entry: Entry, before: Job) -> None:
     if isinstance(entry, Lost) and before.is_live(entry.node):
         world.excess += MOST_LANDED  # the work of a fault, and it may come back
     world.excess += isinstance(entry, Steady)  # the ends of many rounds may be forgiven in one
-    if isinstance(entry, Joined) and world.stalls and _replaces(entry, before):
-        world.excess += MOST_LANDED  # a stall made a gap in its beats, and it is another incarnation
+    if isinstance(entry, Joined) and world.was_troubled and _replaces(entry, before):
+        world.excess += MOST_LANDED  # for example, a stall made a gap in its beats, and it is another incarnation
     key = job.epoch, job.round
     world.entries[key] += 1
     most = MOST_LANDED * len(world.procs) + world.excess

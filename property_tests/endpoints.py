@@ -12,7 +12,7 @@ from random import Random
 from types import SimpleNamespace
 from unittest.mock import patch
 
-from reknit.adapters.journals.tcpstore import beginning, journal, lines, places, rebirth
+from reknit.adapters.journals.tcpstore import beginning, journal, lines, places, rebirth, votes
 from reknit.adapters.ports import Unavailable
 
 PLACES = (0, 1)
@@ -77,10 +77,10 @@ class Network:
         """All agents use these stores and this clock."""
         clock = SimpleNamespace(monotonic=self.monotonic, sleep=self.sleep)
         with ExitStack() as stack:
-            for module in (beginning, journal, places, rebirth):
+            for module in (beginning, journal, places, rebirth, votes):
                 stack.enter_context(patch.object(module, "time", clock))
             stack.enter_context(patch.object(rebirth, "os", SimpleNamespace(urandom=self.dice.randbytes)))
-            stack.enter_context(patch.object(rebirth, "uniform", self.dice.uniform))
+            stack.enter_context(patch.object(votes, "uniform", self.dice.uniform))
             for module in (lines, places):
                 stack.enter_context(patch.object(module, "Client", self.client))
             yield

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from math import inf
 
 from attrs import define, field, frozen
 
@@ -71,6 +72,8 @@ class Proc(hosts.Proc):
     """As whom it has beaten last, and when."""
     beaten: int = 0
     """The count of that beat."""
+    hung_at: float = -inf
+    """When its keeper hung last."""
     out_at: float = 0.0
     """When something kept it from the store last."""
     woken: deque[float] = field(factory=lambda: deque(maxlen=MOST_WOKEN))

@@ -45,6 +45,8 @@ def note_out(world: World, proc: Proc) -> None:
     """Remember when this agent was last without the store. It is asked before each move, because an agent that is
     suspended makes no step, and moves end the faults."""
     is_out = is_faulty(world, proc) or proc.cut or proc.full or proc.refused
+    if proc.host in world.hung:
+        proc.hung_at = world.now
     if is_out or world.outage or world.stalls or world.store_dead:
         proc.out_at = world.now
 

@@ -79,6 +79,8 @@ class Process:
         self.rounds: set[tuple[str, Round]] = set()
         """The rounds whose seals it has read, each with the nonce under which it has read the seal."""
         self.has_workers = False
+        self.untaken: tuple[str, Entry] | None = None
+        """What it wanted to say last, if no journal has taken it. Its link says it again before it reads."""
         self.is_departing = False
         """It says nothing but goodbye."""
         self.is_acting = self.is_reading = False
@@ -127,7 +129,7 @@ class Process:
     def lives(self) -> int:
         """How many lives the journal has had before the one that it is in."""
         course = self.journal._connections._course
-        return 0 if course is None else course.life.number
+        return 0 if course is None else len(course.life.before)
 
     # ---- saying ----
 
@@ -144,8 +146,13 @@ class Process:
             if self.journal._connections.may_say(entry, course):
                 late.append(Late(cast(Client, client).store, course, self.envelope, entry))
         if draw != 0:
-            self.journal.append(str(self.dice.random()), entry)
+            self._append(str(self.dice.random()), entry)
         return late
+
+    def _append(self, token: str, entry: Entry) -> None:
+        self.untaken = token, entry
+        self.journal.append(token, entry)
+        self.untaken = None
 
     def wish(self, *, is_calm: bool = False) -> Entry | None:
         """What an agent could say that has read this. Mostly what the job waits for. `is_calm`: nothing else."""
@@ -203,6 +210,8 @@ class Process:
         draw = 0 if reads else 1 if is_calm else self.dice.randrange(6)
         try:
             with self.acting():
+                if self.untaken is not None:
+                    self._append(*self.untaken)
                 if draw < 5:
                     self.is_reading = True
                     self.read()

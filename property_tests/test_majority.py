@@ -177,7 +177,7 @@ class World:
     def _land(self, late: Late) -> None:
         if late.store in self.network.stores:
             late.land()
-            self.landed_elsewhere += any(p.lives > late.course.life.number for p in self.processes)
+            self.landed_elsewhere += any(p.lives > len(late.course.life.before) for p in self.processes)
 
     # ---- what is in the journals ----
 

@@ -198,7 +198,7 @@ class Witness:
         if isinstance(before.end, StoreLost):
             return
         is_over = self.failing_since is not None and agent.at >= self.failing_since + _patience_s(agent)
-        must = is_over and before.end is None and agent.outcome is None
+        must = is_over and self._is_failing(before, agent) and before.end is None and agent.outcome is None
         has = isinstance(agent.end, StoreLost)
         if agent.end is None or has:
             demand(must == has, "outage", f"{name} {'ends' if has else 'goes on'}, failing since {self.failing_since}")
@@ -228,14 +228,16 @@ class Witness:
         wakes_at = inf if agent.wakes_at is None else agent.wakes_at
         demand(at >= falls_at or wakes_at <= falls_at, "fence", f"{name} sleeps over its fence")
 
+    def _is_failing(self, before: Agent, agent: Agent) -> bool:
+        is_failing = self.is_out or not agent.was_read or self.is_entry_late(agent)
+        if not _beats(agent, before):
+            return is_failing
+        is_unheard = not self.reads or agent.at - self.reads[-1].at > agent.job.terms.silence_s
+        return is_failing or self.is_read_late(agent) or (is_unheard and not _is_stop_late(agent))
+
     def _wait(self, name: str, before: Agent, agent: Agent) -> None:
         """Since when round trips of some kind fail, and that the agent is awake when it has waited long enough."""
-        terms = agent.job.terms
-        is_failing = self.is_out or not agent.was_read or self.is_entry_late(agent)
-        if _beats(agent, before):
-            is_unheard = not self.reads or agent.at - self.reads[-1].at > terms.silence_s
-            is_failing = is_failing or self.is_read_late(agent) or (is_unheard and not _is_stop_late(agent))
-        if not is_failing:
+        if not self._is_failing(before, agent):
             self.failing_since, self.has_overslept = None, False
         elif self.failing_since is None:
             self.failing_since = agent.at

@@ -59,6 +59,12 @@ class Agent:
         self.journal.remember(self.position, self.job)
         return batch
 
+    @property
+    def number(self) -> int:
+        """Of the life of the journal in which it is. 0: the first one."""
+        course = self.journal._connections._course
+        return 0 if course is None else course.life.number
+
     def lose_home(self) -> None:
         """Its home does not answer any more, and that for long."""
         endpoints = [*self.places._endpoints]

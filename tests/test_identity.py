@@ -273,9 +273,20 @@ def test_a_port_that_was_offered_in_another_life_of_the_journal_is_not_offered_a
     assert playbook >> reserved(2) << Placeholder(Append, entry=Placeholder(Joined, node=ME, round=0, port=2))
 
 
+def test_who_goes_on_in_another_life_of_the_journal_offers_another_port() -> None:
+    """As the same process. Its `Joined` may have been sealed where it was said first."""
+    playbook = newcomer(PAIR) << joining(0, 0)
+    other = fold_all(Job(), (Opened(PAIR, "x"), joined("n1")))
+    assert playbook >> (lambda p: EntriesRead(p.at, (), other)), "a published fold changes nothing"
+    playbook = playbook >> (lambda p: EntriesRead(p.at, (), other, True)) << ReservePort()
+    assert playbook >> reserved(2) << Placeholder(Append, entry=Placeholder(Joined, node=ME, nonce="mine", port=2))
+
+
 def test_an_epoch_that_has_ended_in_another_life_of_the_journal_is_not_opened_again() -> None:
     """Rule 16: an agent of an epoch that has ended ends with it. Only an agent that comes later opens the next one."""
     playbook = newcomer(PAIR) << joining(0, 0) >> echo()
+    playbook = playbook >> (lambda p: EntriesRead(p.at, (), Job())) << Placeholder(Append, entry=Placeholder(Opened))
+    playbook = playbook >> read(Opened(PAIR, "young")) << ReservePort()
     playbook = in_another_life(playbook, joined("n1"), Aborted("y")) << Placeholder(Finish)
     assert playbook
     assert playbook.agent.result is not None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from attrs import evolve
 
+from reknit.core.job import memory
 from reknit.core.job.entries import (
     Aborted,
     Confirmed,
@@ -37,7 +38,7 @@ from reknit.core.job.majority import (
     missing,
     moved,
 )
-from reknit.core.job.reasons import NoMajority, TooFewNodes
+from reknit.core.job.reasons import BudgetSpent, NoMajority, TooFewNodes
 from reknit.core.job.workers import WorkerFailure
 
 TERMS = Terms(min_nodes=1, max_nodes=5, restarts=RestartPolicy(1), needs_majority=True)
@@ -257,6 +258,17 @@ def test_a_member_process_that_was_renewed_is_seated_before_old_seats() -> None:
 # ---- another journal ----
 
 
+def test_a_member_process_is_seated_first_also_if_all_seats_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    """a, the only member, was lost and came back. c was in the round in its place, without a majority."""
+    monkeypatch.setattr(memory, "REMEMBERED", 0)
+    one = evolve(TERMS, max_nodes=1)
+    job = running("a", joined("b", 1), joined("c", 1), *lost("a", "b", by="c"), terms=one)
+    assert not job.seats
+    job = fold_all(job, [joined("a", 1, incarnation=1, nonce="a")])
+    assert job.phase == Running(1)
+    assert [member.nonce for member in job.members] == ["a"]
+
+
 def test_what_was_said_for_a_sealed_round_is_over() -> None:
     """An agent goes on in another journal only if what it has said last cannot count in the one before."""
     job, back = running("ab"), joined("a", 1)
@@ -293,13 +305,34 @@ def test_a_goodbye_counts_in_one_journal() -> None:
     assert (isinstance(x.phase, Running), isinstance(y.phase, Running)) == (True, False)
 
 
-def test_other_jobs_move_as_they_are() -> None:
-    """Before the first round there is no majority."""
-    one = evolve(TERMS, needs_majority=False)
-    for job in (running("abc"), fold_all(Job(), [Opened(TERMS, "j"), joined("a")]), Job()):
+def test_a_round_that_runs_moves_as_it_is() -> None:
+    """Its workers run on."""
+    for job in (running("abc"), fold_all(Job(), [Opened(TERMS, "j")]), Job()):
         assert moved(job) == job
-    gathering = running("abc", failed("a"), joined("b", 1), terms=one)
-    assert moved(gathering) is gathering
+
+
+def test_everybody_joins_again_without_a_majority_too() -> None:
+    """One agent may have read that the round was sealed, and its workers dial the ports of that round."""
+    one = evolve(TERMS, needs_majority=False)
+    for job in (
+        running("abc", failed("a"), joined("b", 1), terms=one),
+        fold_all(Job(), [Opened(one, "j"), joined("a")]),
+    ):
+        base = moved(job)
+        assert isinstance(base.phase, Gathering)
+        assert base.phase.expected == {joined.node for joined in job.live.values()}
+
+
+def test_who_goes_after_a_move_excuses_no_failure_if_it_was_back() -> None:
+    """d is a standby, and c has joined the next round already. Both are expected after the move."""
+    terms = evolve(TERMS, restarts=RestartPolicy(0), max_nodes=3, min_nodes=2)
+    job = running("abc", joined("d", 1), failed("b"), joined("c", 1), terms=terms)
+    for gone in ("d", "c"):
+        for base in (job, moved(job)):
+            back = [joined(name, 1) for name in "abcd" if name != gone]
+            end = fold_all(base, [*lost(gone, by="a"), *back, LastCall(1)])
+            assert isinstance(end.phase, Closed), gone
+            assert isinstance(end.phase.outcome.why, BudgetSpent)
 
 
 def test_a_round_that_was_sealed_in_vain_ends_there() -> None:

@@ -71,4 +71,7 @@ def test_a_node_that_is_late(tmp_path: Path) -> None:
         (late,) = nodes.start("late")
         assert late.end() == 0
         assert late.ups == []
-        assert late.said[-1] == "the job had succeeded before this node came: nothing was run; to run it again, give another --rdzv-id"
+        assert (
+            late.said[-1]
+            == "the job had succeeded before this node came: nothing was run; to run it again, give another --rdzv-id"
+        )

@@ -13,7 +13,7 @@ from reknit.adapters.clock import is_readable
 from reknit.adapters.journals.envelope import Envelope
 from reknit.adapters.journals.tcpstore import beginning as beginning_module
 from reknit.adapters.journals.tcpstore import places as places_module
-from reknit.adapters.journals.tcpstore import rebirth as rebirth_module
+from reknit.adapters.journals.tcpstore import votes as votes_module
 from reknit.adapters.journals.tcpstore.journal import TCPStoreJournal
 from reknit.adapters.journals.tcpstore.places import Places
 from reknit.adapters.ports import Batch, Refused, Unavailable
@@ -45,7 +45,7 @@ def no_long_waits(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
     """Agents do not stay long where they find no majority."""
-    monkeypatch.setattr(rebirth_module, "_STAY_S", (0.1, 0.1))
+    monkeypatch.setattr(votes_module, "_STAY_S", (0.1, 0.1))
     monkeypatch.setattr(places_module, "_PAUSE_S", 0.0)
 
 
@@ -54,7 +54,7 @@ def test_a_majority_founds_the_journal_again_at_the_second_endpoint(stores: list
     b, c = at_work(stores, "b", "c")
     cut_off(b, c)
     job = b.job
-    assert at_once(b.read, c.read) == [Batch(4, base=job)] * 2
+    assert at_once(b.read, c.read) == [Batch(4, base=job, is_other_life=True)] * 2
     b.say(Aborted("x"))
     newcomer = Agent("d", stores)
     newcomer.lose_home()
@@ -213,7 +213,7 @@ def test_who_has_read_no_sealed_round_comes_when_the_others_have_gone(stores: li
     at_once(a.read, b.read)
     stubborn(c.read)
     assert c.job == b.job
-    assert c.places.joined == c.joined, "the same process"
+    assert c.journal._connections._voice.joined == c.joined, "the same process"
     assert stubborn(d.read).base == b.job
 
 
@@ -286,7 +286,7 @@ def test_the_objection_of_a_dead_agent_counts_for_nobody_who_comes_later(
         stubborn(host.read)
         reconnect(b, c)
         with monkeypatch.context() as patch:
-            patch.setattr(rebirth_module, "_withdraw", lambda *_: None)
+            patch.setattr(votes_module, "withdraw", lambda *_: None)
             is_in_vain(b.read, "1 of the 3 nodes")
         is_in_vain(c.read, "1 of the 3 nodes")
         host.say(Opened(TERMS, "new"))

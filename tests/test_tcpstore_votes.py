@@ -10,6 +10,7 @@ from attrs import evolve
 from reknit.adapters.journals.envelope import Envelope
 from reknit.adapters.journals.tcpstore import places as places_module
 from reknit.adapters.journals.tcpstore import rebirth as rebirth_module
+from reknit.adapters.journals.tcpstore import votes as votes_module
 from reknit.adapters.journals.tcpstore.keys import Keys
 from reknit.adapters.ports import Unavailable
 from reknit.core.job.entries import Failed, LastCall, Left, Lost, Node, NodeId, Opened
@@ -22,7 +23,7 @@ from tests.stores import JobStore, folded
 @pytest.fixture(autouse=True)
 def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
     """Agents stay only as long where they find no majority as they would need to use one."""
-    monkeypatch.setattr(rebirth_module, "_STAY_S", (2.5, 2.5))
+    monkeypatch.setattr(votes_module, "_STAY_S", (2.5, 2.5))
     monkeypatch.setattr(places_module, "_PAUSE_S", 0.0)
 
 
@@ -31,7 +32,7 @@ def test_less_than_a_majority_does_not(stores: list[JobStore]) -> None:
     (b,) = at_work(stores, "b")
     cut_off(b)
     for _ in range(2):
-        is_in_vain(b.read, "1 of the 3 nodes of the last round can go on from here, and more than half are needed")
+        is_in_vain(b.read, "[01] of the 3 nodes of the last round can go on from here, and more than half are needed")
     assert stores[1].client.get(stores[1].key("vote/b")) == b"", "an agent that has gone elsewhere does not count"
     assert stores[1].client.get(stores[1].key("best")) == b""
 
@@ -57,7 +58,7 @@ def test_the_vote_of_a_dead_agent_counts_for_nobody_who_comes_later(
     b, c = at_work(stores, "b", "c")
     cut_off(b, c)
     with monkeypatch.context() as patch:
-        patch.setattr(rebirth_module, "_withdraw", lambda *_: None)
+        patch.setattr(rebirth_module, "withdraw", lambda *_: None)
         is_in_vain(b.read, "1 of the 3 nodes")
     is_in_vain(c.read, "1 of the 3 nodes")
 
@@ -82,8 +83,8 @@ def votes(store: JobStore, job: Job, *voters: str) -> tuple[int, bool]:
     """How many members of the last round have voted for an offer, and whether they can go on from this fold."""
     keys, envelope = Keys(store.job), Envelope(store.job)
     for voter in voters:
-        rebirth_module._vote(store.client, keys.vote, envelope, voter, "the offer")
-    count = rebirth_module._counted(job, rebirth_module._ballots(store.client, keys.vote, envelope, job, "the offer"))
+        votes_module.vote(store.client, keys.vote, envelope, voter, "the offer")
+    count = votes_module.counted(job, votes_module.cast(store.client, keys.vote, envelope, job, "the offer"))
     return count.have, count.is_majority
 
 

@@ -224,7 +224,7 @@ def _found(link: Link, batch: Batch, at: float) -> Link:
     reading = reading._replace(position=batch.position, told=reading.told + len(batch.entries))
     if is_empty and not before.tells:
         return link._replace(reading=reading)
-    event = EntriesRead(at, batch.entries, batch.base)
+    event = EntriesRead(at, batch.entries, batch.base, batch.is_other_life)
     return link._replace(reading=reading._replace(is_told=True), news=(*link.news, event))
 
 

@@ -202,13 +202,14 @@ class Agent:
     port: int | None = None
     """The bootstrap port for the next `Joined`. None while workers use it."""
     offered: tuple[Node, int] | None = None
-    """Incarnation and round of the `Joined` that has offered `port`. None: no `Joined` has."""
+    """Incarnation and round of the `Joined` that has offered `port`. None: no `Joined` has. The round is -1 if it was
+    another life of the journal."""
     job: Job = Job()
     stage: Stage = Stage.STARTING
     epoch: int | None = None
     """The epoch that this agent takes part in. None until it has read the terms."""
-    epoch_before: tuple[str, int] = "", 0
-    """The journal and the epoch in which this agent took part before it began anew. Empty: it has not begun anew."""
+    epochs_before: Mapping[str, int] = EMPTY
+    """The epochs in which this agent took part before it began anew, by journal."""
     is_renewed: bool = False
     """True once this agent has taken a new incarnation number. The agent does so when another node has declared it
     lost, or when it was silent for so long that it must assume so."""

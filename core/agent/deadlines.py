@@ -85,6 +85,12 @@ def is_due(agent: Agent, timer: Literal[Timer.OUTAGE, Timer.ECHO]) -> bool:
     return since is not None and agent.at >= since + _delay_s(agent, timer)
 
 
+def is_out(agent: Agent) -> bool:
+    """This agent is without the store, also if no adapter reports an outage: a call into a hung file system does not
+    return."""
+    return agent.outage is not None or not agent.was_read or is_unanswered(agent)
+
+
 def deadlines(agent: Agent) -> dict[Timer, float]:
     """When each running timer runs out, on the agent's clock."""
     return {timer: since + _delay_s(agent, timer) for (timer, _), since in agent.since.items()}
@@ -108,8 +114,8 @@ def next_wake(agent: Agent, timers: Iterable[float]) -> float | None:
 
 def _conditions(agent: Agent) -> Iterator[tuple[Timer, int]]:
     job = agent.job
-    if agent.outage is not None or not agent.was_read or is_unanswered(agent):
-        yield OUTAGE  # also if no adapter reports an outage: a call into a hung file system does not return
+    if is_out(agent):
+        yield OUTAGE
     if agent.was_read and isinstance(job.phase, Unopened):
         yield Timer.OPEN, 0
     if agent.is_departing and not agent.workers.alive:

@@ -45,6 +45,8 @@ class EntriesRead:
     base: Job | None = None
     """The fold of all that comes before `entries`. The reader takes it in place of entries that it has skipped, because
     it was far behind. None: the reader has skipped nothing."""
+    is_other_life: bool = False
+    """The journal was founded again since the read before, and goes on from `base` (rule 16)."""
 
 
 @frozen

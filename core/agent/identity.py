@@ -32,7 +32,9 @@ def read(agent: Agent, event: EntriesRead) -> Agent:
         if agent.workers.alive:
             why = "another journal has taken the place of the one in which this node's workers were started"
             return evolve(agent, end=JournalRefused(Refusal.IDENTITY, why))
-        agent = _begun_anew(agent)
+        agent = _without_offer(_begun_anew(agent))
+    if event.is_other_life:
+        agent = _without_offer(agent)
     job, me = fold_all(agent.job if event.base is None else event.base, event.entries), agent.me
     stage = agent.stage
     since = agent.since
@@ -63,20 +65,28 @@ def read(agent: Agent, event: EntriesRead) -> Agent:
     return _identified(agent)
 
 
+def _without_offer(agent: Agent) -> Agent:
+    """The port that was offered must not be offered again. The round may have been sealed with it in the life of the
+    journal before, and workers of other nodes may still dial it.
+    """
+    return agent if agent.offered is None else evolve(agent, offered=(agent.offered[0], -1))
+
+
 def _begun_anew(agent: Agent) -> Agent:
     """Another journal has taken the place of the one that this agent has read. The agent has no workers. What it was
     and said there does not count, nor what its workers did there. So it has another nonce (rule 17).
     """
+    before = agent.epochs_before
+    if agent.epoch is not None:
+        before = {**before, agent.job.journal: agent.epoch}
     return evolve(
         agent,
         nonce=f"{agent.nonce}+",
         stage=Stage.STARTING,
         epoch=None,
-        epoch_before=agent.epoch_before if agent.epoch is None else (agent.job.journal, agent.epoch),
+        epochs_before=before,
         is_renewed=False,
         workers=Workers(state=agent.workers.state, stuck=agent.workers.stuck),
-        # The workers of other nodes may still dial the port that was offered there.
-        offered=None if agent.offered is None else (agent.offered[0], -1),
         said={},
         unread={},
         pulse=Pulse(),
@@ -97,8 +107,8 @@ def _taking_part(agent: Agent) -> Agent:
     job = agent.job
     if agent.epoch is not None or isinstance(job.phase, Unopened):
         return agent
-    journal, epoch = agent.epoch_before
-    if journal == job.journal and epoch <= job.epoch:  # the epoch may have ended here without this agent
+    epoch = agent.epochs_before.get(job.journal)
+    if epoch is not None and epoch <= job.epoch:  # the epoch may have ended here without this agent
         return evolve(agent, epoch=epoch, stage=Stage.OUTSIDE)
     if isinstance(job.phase, Closed):
         if job.phase.outcome.verdict is Verdict.SUCCEEDED:

@@ -22,7 +22,7 @@ from reknit.core.job.reasons import BudgetSpent
 
 from .agent import Agent, StopRequest, Timer
 from .commands import SIGKILL, SIGTERM, Command
-from .deadlines import after_sleep, is_due, next_wake, run_timers
+from .deadlines import after_sleep, is_due, is_out, next_wake, run_timers
 from .ending import drive_end
 from .events import (
     Counters,
@@ -128,6 +128,8 @@ def _out_of_patience(agent: Agent) -> Agent:
     """An outage that has lasted too long ends this agent. The job may go on: other nodes may reach the journal."""
     if agent.end is not None or agent.outcome is not None or not is_due(agent, Timer.OUTAGE):
         return agent
+    if not is_out(agent):
+        return agent  # the store is back in the step in which the patience is over
     return evolve(agent, end=StoreLost(agent.outage or UNSAID, agent.store_answers))
 
 

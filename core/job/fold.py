@@ -49,7 +49,7 @@ from .job import (
     crowd,
     room,
 )
-from .majority import can_go_on, can_open, can_seal, confirmed, has_enough, lack, with_goodbye
+from .majority import can_go_on, can_open, can_seal, confirmed, has_enough, is_over, lack, with_goodbye
 from .memory import buried, past_of, unburied
 from .reasons import AbortedByOperator, AllSucceeded, Departure, JobEnd, NodeGone, NodesAdmitted, RoundEnd
 from .restart import judge, root_cause, steadied
@@ -210,7 +210,7 @@ def _leaving(job: Job, node: Node) -> Job:
             # The node stays expected: its workers may be in their grace, and only `Left` says that they are gone.
             return _ended(job, NodeGone(node, Departure.LEAVING))
         case Gathering() as phase if node in phase.expected:
-            return evolve(job, phase=_excused(phase, NodeGone(node, Departure.LEAVING)))
+            return evolve(job, phase=_excused(job, phase, NodeGone(node, Departure.LEAVING)))
         case _:
             return job  # a standby, or a node whose work is done: no round changes
 
@@ -232,7 +232,7 @@ def _departed(job: Job, node: Node, why: NodeGone) -> Job:
     """`node` is gone for ever."""
     if not job.is_live(node):
         return job  # nobody knows this node, or it is gone already
-    working = _is_working(job, node)
+    working, before = _is_working(job, node), job
     job = evolve(
         job,
         live={k: v for k, v in job.live.items() if k != node.id},
@@ -244,15 +244,15 @@ def _departed(job: Job, node: Node, why: NodeGone) -> Job:
         case Running() if working:
             return _ended(job, why)
         case Gathering() as phase if node in phase.expected:
-            return evolve(job, phase=evolve(_excused(phase, why), expected=phase.expected - {node}))
+            return evolve(job, phase=evolve(_excused(before, phase, why), expected=phase.expected - {node}))
         case _:
             return job
 
 
-def _excused(phase: Gathering, why: NodeGone) -> Gathering:
+def _excused(job: Job, phase: Gathering, why: NodeGone) -> Gathering:
     """A member that goes without having failed itself excuses what its peers fail of."""
-    if phase.excuse is not None or _has_failed(phase, why.node):
-        return phase
+    if phase.excuse is not None or _has_failed(phase, why.node) or not is_over(job.live[why.node.id], job):
+        return phase  # not over: after a move, nodes are expected that were no members, or were back (rule 17)
     return evolve(phase, excuse=why)
 
 

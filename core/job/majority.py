@@ -162,10 +162,9 @@ def moved(job: Job) -> Job:
     """The fold with which another journal begins that goes on from this one.
 
     A goodbye counts in one journal only. While a round is gathered, nobody knows who comes to the other journal. So all
-    live nodes are expected there, and join again if they come.
+    live nodes are expected there, and join again if they come. They offer another port: the round may have been sealed
+    before, and the workers of a node that does not come may dial the port with which it was.
     """
-    if not job.terms.needs_majority or not job.members:
-        return job
     phase = job.phase
     if isinstance(phase, Gathering):
         phase = evolve(phase, expected=frozenset(joined.node for joined in job.live.values()))

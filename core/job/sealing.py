@@ -22,7 +22,7 @@ def sealed(job: Job) -> Job:
     In a job that needs a majority, all agent processes of members come first, also those that were declared lost and
     have joined again. They are counted for the round, so they must be in it (`majority`)."""
     candidates = ready(job)
-    if job.seats:  # in the first round all are newcomers
+    if job.members:  # in the first round all are newcomers
         again = {member.nonce for member in job.members} if job.terms.needs_majority else set()
         candidates.sort(
             key=lambda j: (j.node not in job.member_nodes, j.nonce not in again, j.node.id not in job.seats)

@@ -65,6 +65,7 @@ class Beginning:
                 self._wait_for_elders(client, self._places, is_there=is_there)
             elif not is_there and client.get(self._keys.offers):
                 client.wait([self._keys.header], _OFFERED_S)
+            header = client.get(self._keys.header)  # a note for another journal must not be written in vain
         return owner, header or self._begun_here(client)
 
     def _wait_for_elders(self, client: Client, places: Places, *, is_there: bool) -> None:
@@ -87,7 +88,7 @@ class Beginning:
         self._places.reserve(self._keys, self._envelope, header)
         found = client.compare_set(self._keys.header, b"", header)
         if found != header:
-            self._places.note_again(self._keys, self._envelope, found)
+            self._places.note_again(self._keys, self._envelope, found, self._envelope.elsewhere(header))
         return found
 
     def awaited(self, client: Client) -> tuple[bytes, bytes]:

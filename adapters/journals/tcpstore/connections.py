@@ -24,7 +24,9 @@ from reknit.adapters.journals.tcpstore.course import Course
 from reknit.adapters.journals.tcpstore.keys import OWNER, Keys
 from reknit.adapters.journals.tcpstore.lines import Lines
 from reknit.adapters.journals.tcpstore.places import Places
-from reknit.adapters.journals.tcpstore.rebirth import Election, Memory, await_majority, found_again
+from reknit.adapters.journals.tcpstore.rebirth import Memory, found_again
+from reknit.adapters.journals.tcpstore.voice import Voice
+from reknit.adapters.journals.tcpstore.votes import Election, Past, await_majority
 from reknit.adapters.journals.tcpstore.young import is_void, is_void_now
 from reknit.adapters.ports import Refused, Unavailable
 from reknit.core.job.entries import Entry
@@ -74,6 +76,8 @@ class Connections:
         self._folded: tuple[int, Job] | None = None
         """The position up to which the agent has folded the journal, and the fold. There may be no digest for it."""
         self._starts_over = False
+        self._voice = Voice()
+        self._past = Past()
 
     @property
     def where(self) -> str:
@@ -108,12 +112,10 @@ class Connections:
     def may_say(self, entry: Entry, course: Course) -> bool:
         """Whether this agent still wants to say this. Raises `Unavailable` if it has come to another life of the
         journal than that of `course` meanwhile: what is appended there would count in the life before."""
-        if self.places is None:
-            return True
         with self._saying:
             if self._course is not course:
                 raise Unavailable(f"{self.where}: the journal has begun another life")
-            return self.places.may_say(entry)
+            return self._voice.may_say(entry, is_stranger=course.is_strange)
 
     def holds(self, position: int) -> None:
         """The agent holds what is before this position, and nothing beyond."""
@@ -155,6 +157,8 @@ class Connections:
         course, memory = self._course, self._memory
         if course is None or (memory is None and course.starts_over):
             return (places.latest(self.keys, self._envelope).place,)
+        if self._voice.has_left:
+            return (places.home,)
         if memory is None or not memory.job.members:
             return (self._home_of_a_newcomer(places, course),)
         order = places.order(self._lines.timeout_s)
@@ -165,7 +169,7 @@ class Connections:
     def _home_of_a_newcomer(self, places: Places, course: Course) -> int:
         """Where an agent looks that has read no sealed round. It has no vote. So it goes to the other endpoint only
         when the others have founded the journal again there."""
-        if places.has_left or not places.is_away(self._lines.timeout_s):
+        if not places.is_away(self._lines.timeout_s):
             return places.home
         found = places.latest(self.keys, self._envelope)
         return found.place if found.rank > (course.life.number, course.life.name) else places.home
@@ -229,10 +233,9 @@ class Connections:
         self._check_folded()
         memory = self._memory
         if self.places is not None and (
-            course.starts_over or self.places.is_silent if memory is None else not memory.job.members
+            course.starts_over or self._voice.is_silent if memory is None else not memory.job.members
         ):
             # No round was formed, as far as this agent knows. Another agent may know better, and be elsewhere.
-            self.places.begin_anew()
             self._start_over(client)
             raise Unavailable(f"{self.where}: the store has lost the journal", answers=True)
         if memory is None:
@@ -249,9 +252,10 @@ class Connections:
         except Refused as refused:
             raise Unavailable(str(refused), answers=True) from None
 
-    def _election(self, places: Places) -> Election:
-        nonce = "" if places.joined is None or places.has_left else places.joined.nonce
-        return Election(nonce, *self._given, self.where)
+    def _election(self) -> Election:
+        voice = self._voice
+        nonce = "" if voice.joined is None or voice.has_left else voice.joined.nonce
+        return Election(nonce, *self._given, self.where, self._past)
 
     def _founded_from(self, client: Client, course: Course, memory: Memory, void: bytes) -> bytes:
         number = course.life.number + 1
@@ -259,9 +263,10 @@ class Connections:
             return found_again(client, self.keys, self._envelope, memory, void, number)
         if memory.job.outcome is not None:
             raise Unavailable(f"{self.where}: the store has lost the journal, and the job is over", answers=True)
-        election = self._election(self.places)
+        election = self._election()
+        note = self.places.note(self.keys, self._envelope)  # now: a later one is of a journal that has begun since
         header = found_again(client, self.keys, self._envelope, memory, void, number, election)
-        self.places.note_again(self.keys, self._envelope, header)
+        self.places.note_again(self.keys, self._envelope, header, note)
         return header
 
     def _at_another(self, client: Client, course: Course, header: bytes) -> bytes:
@@ -281,7 +286,7 @@ class Connections:
                     return header  # it is refused
                 if verdict is None:
                     # A minority could make the new journal void, and could not found the old one again.
-                    await_majority(client, self.keys, self._envelope, memory, header, self._election(self.places))
+                    await_majority(client, self.keys, self._envelope, memory.job, header, self._election())
             if not is_void_now(client, self.keys, header, self._envelope):
                 return header  # it is refused
             return self._founded_from(client, course, memory, header)
@@ -294,6 +299,7 @@ class Connections:
 
     def _start_over(self, client: Client | None) -> None:
         """Take part in any journal, as if this agent had read nothing. It has no workers."""
+        self._voice.begin_anew()
         course = self._course
         if self._memory is not None or (course is not None and (course.starts_over or course.is_entered)):
             self._starts_over = True
@@ -307,9 +313,8 @@ class Connections:
         memory, places, course = self._memory, self.places, self._course
         if memory is None or places is None or course is None:
             return
-        if found := places.later(
-            self.keys, self._envelope, memory.job, (course.life.number, course.life.name), 1e-3 * self.pace_ms
-        ):
+        rank, round_trip_s = (course.life.number, course.life.name), 1e-3 * self.pace_ms
+        if found := places.later(self.keys, self._envelope, self._voice, memory.job, rank, round_trip_s):
             with self._greeting:
                 places.look_elsewhere()
                 self._lines.close_all_but(None)
@@ -331,7 +336,8 @@ class Connections:
         life = self._envelope.admit(header)
         if self._beginning.void and self.places is not None:
             # The agent that has founded the journal again may have died before it did this.
-            self.places.note_again(self.keys, self._envelope, header)
+            before = self._envelope.elsewhere(self._beginning.void)
+            self.places.note_again(self.keys, self._envelope, header, before)
             self._beginning.void = b""
         if course is not None and course.life.name == life.name:
             return course
@@ -339,10 +345,10 @@ class Connections:
             starts_over = self._starts_over or (course is not None and course.starts_over)
             begins_anew = course is not None and not starts_over and self._has_to_begin_anew(course, life)
             if begins_anew and self.places is not None:
-                self.places.begin_anew()
+                self._voice.begin_anew()
                 self._memory, self._folded, self._given, starts_over = None, None, (life, _NOTHING), True
             entered = Course(self.keys, life, header, starts_over=starts_over)
-            entered.has_other_base = self.places is not None and course is not None
+            entered.has_other_base = entered.is_strange = course is not None
             self._course, self._starts_over = entered, False
         if course is not None:
             self._lines.close_all_but(client)  # the others lead to the store that was lost
@@ -358,12 +364,12 @@ class Connections:
         known = "" if course.prefix is None else course.prefix.at(life.position)
         has_more = (position > 0 and common(given, life) < position) or known not in ("", life.digest)
         places = self.places
-        if places is not None and places.has_left:
+        if places is not None and self._voice.has_left:
             return True
         if self._reads_only or not has_more:
             return False
         self._check_folded()
-        if places is None or places.may_have_workers(Job() if self._folded is None else self._folded[1]):
+        if places is None or self._voice.may_have_workers(Job() if self._folded is None else self._folded[1]):
             raise self.left_behind()
         return True
 

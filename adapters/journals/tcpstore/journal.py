@@ -201,7 +201,7 @@ class TCPStoreJournal:
             batch = Batch(0, base=Job()) if is_told_twice else self._base(client, course)
             course.is_telling = course.starts_over = self._places is not None
         elif course.has_other_base:
-            batch = self._base(client, course)
+            batch = evolve(self._base(client, course), is_other_life=True)
             course.is_telling = True
         else:
             if course.prefix is not None and after > course.prefix.position:

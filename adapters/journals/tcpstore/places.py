@@ -23,11 +23,12 @@ from reknit.adapters.journals.envelope import Envelope
 from reknit.adapters.journals.tcpstore.client import Client, endpoint
 from reknit.adapters.journals.tcpstore.keys import OWNER, Keys
 from reknit.adapters.journals.tcpstore.lines import FIRST, ROUND_TRIPS, TIMEOUT_S
-from reknit.adapters.journals.tcpstore.rebirth import LONGEST_STAY_S
+from reknit.adapters.journals.tcpstore.voice import Voice
+from reknit.adapters.journals.tcpstore.votes import LONGEST_STAY_S
 from reknit.adapters.ports import Refused, Unavailable
-from reknit.core.job.entries import Entry, Joined, Left, Opened, Terms
+from reknit.core.job.entries import Terms
 from reknit.core.job.job import Gathering, Job, Running
-from reknit.core.job.majority import has_majority, is_over
+from reknit.core.job.majority import has_majority
 from reknit.core.job.reasons import Refusal
 
 LOOK_S = FIRST * TIMEOUT_S
@@ -92,7 +93,7 @@ class Found:
 
 
 class Places:
-    """Where one agent's journal is, and what the agent has said there."""
+    """Where one agent's journal is."""
 
     def __init__(
         self,
@@ -121,13 +122,6 @@ class Places:
         self._looks_elsewhere = False
         self._failed_at, self._why, self._answers = float("-inf"), "", False
         self._strayed_at = float("inf")
-        self._joined: Joined | None = None
-        """The last `Joined` that this agent has said. None: it has said none since it began as a new one."""
-        self._retired = ""
-        """The nonce under which this agent says nothing any more."""
-        self._is_silent = False
-        """This agent has begun as a new one, and has said nothing since."""
-        self._has_left = False
         self._looking: set[Client] = set()
         """The connections of the looks that last."""
         self._is_closed = False
@@ -143,48 +137,6 @@ class Places:
         """This agent hosts the store in which the journal is."""
         return self._hosted == self.home
 
-    # ---- what this agent has said ----
-
-    def may_say(self, entry: Entry) -> bool:
-        """Note that this agent is about to say this. False: the agent has wanted it before it began as a new one."""
-        if self._is_old(entry):
-            return False
-        if isinstance(entry, Joined):
-            self._joined = entry
-        elif isinstance(entry, Left):
-            self._has_left = True
-        return True
-
-    def _is_old(self, entry: Entry) -> bool:
-        # What an agent wants is said in order. So everything before the first entry with its new nonce is old.
-        nonce = entry.nonce if isinstance(entry, Joined) else entry.journal if isinstance(entry, Opened) else ""
-        if self._is_silent and nonce not in ("", self._retired):
-            self._is_silent = False
-        return self._is_silent or (nonce != "" and nonce == self._retired)
-
-    @property
-    def is_silent(self) -> bool:
-        """This agent has begun as a new one, and has said nothing since."""
-        return self._is_silent
-
-    @property
-    def joined(self) -> Joined | None:
-        return self._joined
-
-    @property
-    def has_left(self) -> bool:
-        """This agent has said goodbye."""
-        return self._has_left
-
-    def may_have_workers(self, job: Job) -> bool:
-        """`job`: what this agent has read. An agent that has joined a round that is not sealed has no workers."""
-        return self._joined is not None and is_over(self._joined, job)
-
-    def begin_anew(self) -> None:
-        """What this agent wanted to say until now is not said any more."""
-        self._retired = self._retired if self._joined is None else self._joined.nonce
-        self._is_silent, self._joined, self._has_left = True, None, False
-
     # ---- where to look ----
 
     def reached(self) -> None:
@@ -196,9 +148,7 @@ class Places:
             raise Unavailable(self._why, answers=self._answers)
 
     def order(self, timeout_s: float) -> Sequence[int]:
-        """The endpoints that an agent tries that has read a sealed round."""
-        if self._has_left:
-            return (self.home,)
+        """The endpoints that an agent tries that has read a sealed round, and has not said goodbye."""
         if self._looks_elsewhere:
             return (1 - self.home, self.home)
         return (self.home, 1 - self.home) if self.is_away(timeout_s) else (self.home,)
@@ -242,14 +192,20 @@ class Places:
         return max(found, key=lambda each: (each.rank, -each.place))
 
     def later(
-        self, keys: Keys, envelope: Envelope, job: Job, rank: tuple[int, str], round_trip_s: float
+        self,
+        keys: Keys,
+        envelope: Envelope,
+        voice: Voice,
+        job: Job,
+        rank: tuple[int, str],
+        round_trip_s: float,
     ) -> Found | None:
         """A later journal than the one with this rank, if this agent waits for a majority in vain, or works without
         one: the nodes that have succeeded may be lost, and then the round goes on. None: there is none, or it is not
         yet time to look again."""
-        joined, phase, now = self._joined, job.phase, time.monotonic()
+        joined, phase, now = voice.joined, job.phase, time.monotonic()
         is_waiting = isinstance(phase, Gathering) and joined is not None and joined.node not in phase.expected
-        if not (is_waiting or isinstance(phase, Running)) or has_majority(job) or self._has_left:
+        if not (is_waiting or isinstance(phase, Running)) or has_majority(job) or voice.has_left:
             self._strayed_at = float("inf")
             return None
         self._strayed_at = min(self._strayed_at, now)
@@ -276,14 +232,18 @@ class Places:
         if found != note:
             raise self.failed(f"another agent was faster at {endpoint(*self._endpoints[1])}", answers=True)
 
-    def note_again(self, keys: Keys, envelope: Envelope, header: bytes) -> None:
-        """The journal with this header has been founded at the first endpoint, or another one has made way for it. A
-        note of another journal names this one from now on. Otherwise nobody could go to the second endpoint any
-        more."""
+    def note(self, keys: Keys, envelope: Envelope) -> bytes:
+        """The note at the second endpoint, if this agent looks at the first one. Empty: there is none."""
+        found = self._looked(1, keys, envelope, _BRIEF_LOOK_S) if self._place == 0 else None
+        return found.header if found is not None and found.header and envelope.is_elsewhere(found.header) else b""
+
+    def note_again(self, keys: Keys, envelope: Envelope, header: bytes, before: bytes) -> None:
+        """The journal with this header has been founded at the first endpoint, or another one has made way for it. The
+        note `before` names this journal from now on. Otherwise nobody could go to the second endpoint any more. A note
+        that was written since stays: its journal may have begun when this one was lost."""
         try:
-            found = self._looked(1, keys, envelope, _BRIEF_LOOK_S)
-            if self._place == 0 and found is not None and found.header and envelope.is_elsewhere(found.header):
-                self._noted(keys, found.header, envelope.elsewhere(header), envelope.job)
+            if self._place == 0 and before:
+                self._noted(keys, before, envelope.elsewhere(header), envelope.job)
         except Unavailable:
             pass  # the store at the second endpoint is lost, and the note with it
 

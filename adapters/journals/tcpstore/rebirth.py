@@ -22,43 +22,48 @@ the whole fold.
    with this offer has not. That agent waits for the votes of a majority (rule 17). Only votes for this very offer
    count, so the vote of an agent that has died counts for no later one. An agent that waits in vain takes its offer and
    its vote back, and looks at the other endpoint. How long it waits is drawn by lot. Otherwise two agents that are
-   never at the same endpoint together would stay so for ever.
+   never at the same endpoint together would stay so for ever. The agent whose offer was the best in vain makes none
+   the next time. Otherwise it would keep those from agreeing who have read something else.
 """
 
 from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Collection, Mapping
-from itertools import count
+from collections.abc import Mapping
 from math import inf
-from random import uniform
 
-from attrs import frozen
+from attrs import evolve, frozen
 
 from reknit.adapters.journals.envelope import Envelope
-from reknit.adapters.journals.history import Life, chained, common, lives
+from reknit.adapters.journals.history import Life, common, lives
 from reknit.adapters.journals.tcpstore.client import Client
 from reknit.adapters.journals.tcpstore.keys import Keys, LifeKeys
+from reknit.adapters.journals.tcpstore.votes import (
+    POLL_S,
+    Count,
+    Election,
+    cast,
+    counted,
+    highest,
+    position_of,
+    stay_s,
+    too_few,
+    vote,
+    withdraw,
+)
 from reknit.adapters.ports import Unavailable
 from reknit.core.job.job import Job
-from reknit.core.job.majority import missing, moved
+from reknit.core.job.majority import moved
 
 _OFFERS_S = 1.5
 """How long the agent with the best offer waits for others. An agent that lost its store tries again every second."""
 _ONE_MISSING_S = 0.3
 _RENEW_S = 1.0
 """How often the best offer is renewed. One that stands still for `2 * _OFFERS_S` is that of a dead agent."""
-LONGEST_STAY_S = 10.0
-_STAY_S = (5.0, LONGEST_STAY_S)
-"""How long an agent waits at one of two endpoints for a majority, at least and at most. Meanwhile it can take the place
-of a dead agent with a better offer, and wait for others. Seconds."""
-_POLL_S = 0.05
 LARGEST = 4 << 20
 """Upper bound on a value in the store, in bytes. torch's server closes the connection at a value of 8 MiB. A larger
 fold is published only where a life of the journal begins, in several values."""
-_KeyOf = Callable[[str], str]
-"""The key of an agent, by its nonce."""
 
 
 @frozen
@@ -71,19 +76,6 @@ class Memory:
     """Of all records before `position`."""
     life: Life = Life()
     """In which it has read them."""
-
-
-@frozen
-class Election:
-    """An agent's part in founding a journal again whose store may be at two endpoints."""
-
-    nonce: str
-    """Names the agent, as in its `Joined`. Empty: it has no vote, because it has not joined, or has said goodbye."""
-    life: Life
-    position: int
-    """The agent has read this life of the journal up to this position, and may not have folded all of it."""
-    where: str
-    """The endpoint, for messages."""
 
 
 def found_again(
@@ -103,44 +95,18 @@ def found_again(
 
     Raises `Unavailable` if there is no majority."""
     candidate = _Candidate(client, keys, envelope, memory, number, election)
-    give_up_at = inf if election is None else time.monotonic() + uniform(*_STAY_S)
+    give_up_at = inf if election is None else time.monotonic() + stay_s()
     candidate.come()
     while not (header := _awaited(client, keys, void)):
         if candidate.is_chosen():
             return _founded(client, keys, envelope, memory, candidate.life, void)
         if election is not None and time.monotonic() >= give_up_at:
-            error = _too_few(election, candidate.count())
+            election.past.was_in_vain = candidate.is_best
+            error = too_few(election, candidate.count())
             candidate.withdraw()
             raise error
         candidate.look()
     return header
-
-
-def await_majority(
-    client: Client, keys: Keys, envelope: Envelope, memory: Memory, header: bytes, election: Election
-) -> None:
-    """Wait until there are agents enough to found the journal again, in the place of the one with this header. Raises
-    `Unavailable` if there are not.
-
-    Each agent renews its objection, and counts the others whose objection it has seen to change. The header may stay
-    for long, and so would the objection of an agent that has died."""
-    give_up_at, choice = time.monotonic() + uniform(*_STAY_S), chained("", header)
-    first: dict[str, bytes] = {}
-    here: set[str] = set()
-    """Whose objection has changed."""
-    for renewals in count(1):
-        _vote(client, keys.objection, envelope, election.nonce, choice, renewals)
-        ballots = _ballots(client, keys.objection, envelope, memory.job, choice)
-        here |= {nonce for nonce, ballot in ballots.items() if first.setdefault(nonce, ballot) != ballot}
-        found = _counted(memory.job, {election.nonce, *(here & ballots.keys())})
-        if found.is_majority:
-            # Another agent may have seen only the last one of this agent. It must see a change as well.
-            _vote(client, keys.objection, envelope, election.nonce, choice, renewals + 1)
-            return
-        if time.monotonic() >= give_up_at and renewals > 1:
-            _withdraw(client, keys.objection, election)
-            raise _too_few(election, found)
-        time.sleep(_POLL_S)
 
 
 class _Candidate:
@@ -162,6 +128,7 @@ class _Candidate:
         """The number of the life that this agent has read last (`Life.number`). It may have come to a later life, and
         have read nothing there."""
         self._election = election
+        self._abstains = election is not None and election.past.was_in_vain
         self._renewals = 0
         self._offer = self._made()
         self._offers = 0
@@ -173,8 +140,14 @@ class _Candidate:
         self._renewed_at = 0.0
         self._least_s = 0.0
 
+    @property
+    def is_best(self) -> bool:
+        """This agent's offer is the best one."""
+        return self._best == self._offer
+
     def come(self) -> None:
-        self._see(_offered(self._client, self._keys, self._envelope, self._offer))
+        self._best_at = time.monotonic()
+        self._see(self._client.get(self._keys.best) if self._abstains else self._offered())
         self._client.add(self._keys.offers, 1)
         # Only now: whoever counts this offer must find it.
         self._offers = self._client.add(self._keys.offers_of(self._envelope.journal), 1)
@@ -183,35 +156,72 @@ class _Candidate:
         """See which offer is the best now. Keep it, renew it, or put this agent's own in its place."""
         client, keys = self._client, self._keys
         self._offers, (best,) = client.add_and_get(keys.offers_of(self._envelope.journal), 0, [keys.best])
+        if self._abstains and not best and self._waited_s() >= 2 * _OFFERS_S:
+            self._abstains = False  # nobody else makes an offer
+        if self._abstains:
+            self._see(best)
+            return
         is_dead = best == self._best != self._offer and self._waited_s() >= 2 * _OFFERS_S
         if is_dead:
             best = client.compare_set(keys.best, best, self._offer)
         is_better = _rank(self._envelope, self._offer) < _rank(self._envelope, best)
         if is_better:
-            best = _offered(client, keys, self._envelope, self._offer)
+            best = self._offered()
         if is_dead or is_better:
             self._least_s = _OFFERS_S
         self._see(best)
         if best == self._offer and time.monotonic() - self._renewed_at >= _RENEW_S:
             self._renew()
 
+    def _offered(self) -> bytes:
+        """Put this agent's offer in place if it is the best. Returns the best."""
+        client, best = self._client, self._client.compare_set(self._keys.best, b"", self._offer)
+        while _rank(self._envelope, self._offer) < _rank(self._envelope, best):
+            best = client.compare_set(self._keys.best, best, self._offer)
+        return best
+
     def is_chosen(self) -> bool:
         """Whether this agent is to found the journal."""
         waited_s = self._waited_s()
-        if self._best != self._offer or waited_s < self._least_s or not self.count().is_enough(waited_s):
+        if not self.is_best or waited_s < self._least_s or not self._is_enough(waited_s):
+            return False
+        if not self._has_highest_number():
             return False
         # An agent that was counted may have come with a better offer. It has offered before it was counted.
         return self._client.get(self._keys.best) == self._offer
 
-    def count(self) -> _Count:
+    def _is_enough(self, waited_s: float) -> bool:
+        """As many agents have come as can be expected."""
+        count = self.count()
+        if not count.is_majority:
+            return False
+        if count.have >= count.all - 1 and waited_s >= _ONE_MISSING_S:
+            return True
+        return count.have >= count.all or waited_s >= _OFFERS_S
+
+    def count(self) -> Count:
         if self._election is None or not self._job.members:
-            return _Count(self._offers, len(self._job.live))
-        return _counted(self._job, _ballots(self._client, self._keys.vote, self._envelope, self._job, self.life.name))
+            return Count(self._offers, len(self._job.live))
+        return counted(self._job, self._ballots())
+
+    def _ballots(self) -> Mapping[str, bytes]:
+        choice = _choice_of(self.life.name, self.life.number)
+        return cast(self._client, self._keys.vote, self._envelope, self._job, choice)
+
+    def _has_highest_number(self) -> bool:
+        """The new life has a higher number than any that one of the voters has voted for before. That one may have
+        been founded, and another agent may be there. Otherwise the offer names another number from now on."""
+        number = 0 if self._election is None else highest(self._envelope, self._ballots())
+        if number < self.life.number:
+            return True
+        self.life = evolve(self.life, number=number + 1)
+        self._renew()
+        return False
 
     def withdraw(self) -> None:
         self._client.compare_set(self._keys.best, self._offer, b"")
         if self._election is not None:
-            _withdraw(self._client, self._keys.vote, self._election)
+            withdraw(self._client, self._keys.vote, self._election)
 
     def _waited_s(self) -> float:
         return time.monotonic() - self._best_at - self._client.round_trip_s
@@ -221,8 +231,7 @@ class _Candidate:
             return
         self._best, self._best_at = best, time.monotonic()
         if self._election is not None:
-            choice = self._choice(best, self._election)
-            _vote(self._client, self._keys.vote, self._envelope, self._election.nonce, choice)
+            self._vote(best, self._election)
 
     def _renew(self) -> None:
         before, self._renewals = self._offer, self._renewals + 1
@@ -230,20 +239,37 @@ class _Candidate:
         self._renewed_at = time.monotonic()
         if self._client.compare_set(self._keys.best, before, self._offer) == self._offer:
             self._best = self._offer  # this agent waits no longer for that
+            if self._election is not None:
+                self._vote(self._offer, self._election)  # it may name another number now
 
     def _made(self) -> bytes:
         job, life = self._job, self.life
         fields = {"position": life.position, "digest": life.digest, "name": life.name, "number": self._number}
-        more = {"before": life.before, "journal": self._envelope.journal, "renewals": self._renewals}
+        more = {
+            "founds": life.number,
+            "before": life.before,
+            "journal": self._envelope.journal,
+            "renewals": self._renewals,
+        }
         has_workers = bool(job.members) and job.outcome is None
         return self._envelope.seal({**fields, **more, "has_workers": has_workers}, "offer")
 
-    def _choice(self, offer: bytes, election: Election) -> str:
-        """What this agent votes for when this offer is the best: the name of the life that the offer would found.
-        Empty: for nothing, because that life would not hold all that this agent has read."""
+    def _vote(self, offer: bytes, election: Election) -> None:
+        """Vote for the life that this offer would found. Vote for nothing if that life would not hold all that this
+        agent has read."""
         fields = self._envelope.unseal(offer, "offer")
-        life = Life(str(fields.get("name")), _position(fields), before=lives(fields.get("before")))
-        return life.name if common(election.life, life) >= election.position else ""
+        life = Life(str(fields.get("name")), position_of(fields), before=lives(fields.get("before")))
+        number, choice, past = fields.get("founds"), "", election.past
+        if type(number) is int and common(election.life, life) >= election.position:
+            choice = _choice_of(life.name, number)
+            past.voted(life.name, number)
+        beside = {"number": past.number_beside(life.name)}
+        vote(self._client, self._keys.vote, self._envelope, election.nonce, choice, beside)
+
+
+def _choice_of(name: str, number: int) -> str:
+    """What a vote for the life with this name and number names."""
+    return f"{name} {number}"
 
 
 def _founded(client: Client, keys: Keys, envelope: Envelope, memory: Memory, life: Life, void: bytes) -> bytes:
@@ -254,70 +280,11 @@ def _founded(client: Client, keys: Keys, envelope: Envelope, memory: Memory, lif
     return client.compare_set(keys.header, void, envelope.header(life))
 
 
-# ---- who has come ----
-
-
-@frozen
-class _Count:
-    """How many agents have offered."""
-
-    have: int
-    all: int
-    is_majority: bool = True
-
-    def is_enough(self, waited_s: float) -> bool:
-        if not self.is_majority:
-            return False
-        if self.have >= self.all - 1 and waited_s >= _ONE_MISSING_S:
-            return True
-        return self.have >= self.all or waited_s >= _OFFERS_S
-
-
-def _vote(client: Client, key: _KeyOf, envelope: Envelope, nonce: str, choice: str, renewals: int = 0) -> None:
-    """`key`: the key of a nonce. `choice`: what this agent votes for, by its name. Empty: for nothing."""
-    if nonce:
-        ballot = envelope.seal({"choice": choice, "renewals": renewals}, _ballot(nonce))
-        client.set(key(nonce), ballot if choice else b"")
-
-
-def _withdraw(client: Client, key: _KeyOf, election: Election) -> None:
-    if election.nonce:
-        client.set(key(election.nonce), b"")
-
-
-def _ballots(client: Client, key: _KeyOf, envelope: Envelope, job: Job, choice: str) -> Mapping[str, bytes]:
-    """The votes for this choice of agents of the last two rounds, by nonce."""
-    nonces = list({member.nonce for member in job.members} | set(job.former))
-    votes = zip(nonces, client.multi_get([key(nonce) for nonce in nonces]), strict=True)
-    return {nonce: vote for nonce, vote in votes if envelope.unseal(vote, _ballot(nonce)).get("choice") == choice}
-
-
-def _counted(job: Job, voters: Collection[str]) -> _Count:
-    """How many agents of the last round have voted, and whether they can go on from this fold. `voters`: nonces."""
-    lack = missing(moved(job), voters)
-    if lack is None:
-        return _Count(sum(member.nonce in voters for member in job.members), len(job.members))
-    return _Count(lack.have, lack.members, is_majority=False)
-
-
-def _ballot(nonce: str) -> str:
-    return f"vote of {nonce}"
-
-
-def _too_few(election: Election, count: _Count) -> Unavailable:
-    have = f"{count.have} of the {count.all} nodes of the last round can go on from here"
-    return Unavailable(
-        f"{election.where}: {have}, and more than half are needed; an agent that was started again does not count: if "
-        "the others stay away, start all agents of the job again",
-        answers=True,
-    )
-
-
 def _awaited(client: Client, keys: Keys, void: bytes) -> bytes:
     """The header, if there is another than `void` soon. Empty: there is none."""
     if not void:
-        return client.get(keys.header) if client.wait([keys.header], _POLL_S) else b""
-    time.sleep(_POLL_S)
+        return client.get(keys.header) if client.wait([keys.header], POLL_S) else b""
+    time.sleep(POLL_S)
     header = client.get(keys.header)
     return b"" if header == void else header
 
@@ -347,25 +314,11 @@ def base_of(client: Client, keys: LifeKeys, envelope: Envelope) -> tuple[int, Jo
     return position, job
 
 
-def _offered(client: Client, keys: Keys, envelope: Envelope, offer: bytes) -> bytes:
-    """Put this offer in place if it is the best. Returns the best."""
-    best = client.compare_set(keys.best, b"", offer)
-    while _rank(envelope, offer) < _rank(envelope, best):
-        best = client.compare_set(keys.best, best, offer)
-    return best
-
-
 def _rank(envelope: Envelope, offer: bytes) -> tuple[int, int, int, str]:
     """The smaller, the better. What is no offer of a journal of this job is the worst. The order is the same for all
     agents, whichever journal they remember. Otherwise two of them would replace each other's offer for ever."""
     fields = envelope.of(offer).unseal(offer, "offer")
-    position, number = _position(fields), fields.get("number")
+    position, number = position_of(fields), fields.get("number")
     if position < 0 or type(number) is not int:
         return 2, 0, 0, ""
     return 0 if fields.get("has_workers") is True else 1, -number, -position, str(fields.get("name"))
-
-
-def _position(offer: Mapping[str, object]) -> int:
-    """-1: there is none."""
-    position = offer.get("position")
-    return position if type(position) is int else -1

@@ -1,0 +1,60 @@
+"""S2: one round at a time."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from reknit.adapters.simulated.hosts import Group
+from reknit.core.job.entries import Lost, Opened
+
+from .hosts import Proc, Violation, demand
+
+if TYPE_CHECKING:
+    from .world import World
+
+HUNG_S = 15.0
+"""A keeper that has hung has ended the workers so long afterwards: after the grace, and a little more."""
+
+
+def is_alive(group: Group | None) -> bool:
+    return group is not None and bool(group.running)
+
+
+def starts_alone(world: World, proc: Proc, key: tuple[int, int]) -> None:
+    """S2: nobody but the lost still runs another round."""
+    demand(not is_alive(proc.group), "S2", f"{proc.name} starts {key} with workers alive")
+    demand(all((g.key, g.node) != (key, proc.agent.me) for g in world.groups), "S2", f"{proc.name} starts {key} twice")
+    for other in world.procs:
+        group = other.group
+        if group is None or not group.running or group.key == key or group.is_stuck or other.dead:
+            continue
+        if any(p.id == other.id and p.twin != other.twin for p in world.procs):
+            continue  # another host has its id, and neither can see to the workers of the other
+        if group.key[0] != key[0]:
+            if _is_late(world, other, key[0]):
+                continue
+        elif _is_excused(world, other, group):
+            continue
+        raise Violation("S2", f"{proc.name} starts {key} while {other.name} still runs {group.key}")
+
+
+def _is_excused(world: World, other: Proc, group: Group) -> bool:
+    """Declared lost, and not bound to kill first. Neither an agent that is suspended nor a keeper that hangs can."""
+    if other.spec.terms.fence_s is not None and not (other.was_suspended or _hung_lately(world, other)):
+        return False
+    return any(isinstance(e, Lost) and e.node == group.node for e in world.journal)
+
+
+def _hung_lately(world: World, other: Proc) -> bool:
+    """Its keeper hangs, or did until lately, and has not ended the workers yet."""
+    return world.now - other.hung_at < HUNG_S
+
+
+def _is_late(world: World, other: Proc, epoch: int) -> bool:
+    """It may still have workers of an epoch before: rule 16 gives its node the grace and silence of the opener."""
+    opened = next(e for e in world.journal if isinstance(e, Opened) and e.epoch == epoch)
+    opener = next(p for p in world.procs if p.agent.nonce == opened.journal)
+    waits_s = (opener.spec.grace_s + opener.spec.terms.silence_s) / opener.rate
+    could_not_know = other.was_cut or other.was_suspended or other.refused or not other.up
+    could_not_know = could_not_know or _hung_lately(world, other)  # its keeper ends no workers
+    return could_not_know or other.spec.grace_s / other.rate > waits_s - 1.0
