@@ -235,7 +235,7 @@ LATE = (
     Bug(
         "any-read-is-enough",
         15,
-        "agent.deadlines._conditions",
+        "agent.deadlines.is_out",
         " or is_unanswered(agent)",
         "",
         "L1",

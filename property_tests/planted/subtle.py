@@ -192,7 +192,7 @@ SUBTLE = (
     Bug(
         "waits-for-ever-for-the-first-read",
         15,
-        "agent.deadlines._conditions",
+        "agent.deadlines.is_out",
         " or not agent.was_read",
         "",
         "L1",
