@@ -260,6 +260,8 @@ def may_say(world: World, proc: Proc, entry: Entry) -> None:
         before, count = proc.agent.pulse.heard.get(entry.node), proc.counts.get(entry.node, 0)
         beater = world.beaten_by.get(entry.node)
         is_other = beater is not None and world.now - beater.started_at < limit
+        # Two processes with one id set the counter in turn, each to its own count. Both may hear no answers.
+        is_other = is_other or any(p.twin and p.id == entry.node.id for p in world.procs)
         is_set_back = before is not None and (count < before.count or (count == before.count and is_other))
         demand(quiet >= limit or is_set_back, "silence", f"{proc.name} accuses {entry.node}, silent for {quiet:.2f} s")
         demand(
