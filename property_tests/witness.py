@@ -219,7 +219,8 @@ class Witness:
                 demand(at >= falls_at, "fence", f"{name} stops its workers for a fence that falls at {falls_at:.2f}")
             if isinstance(command, StopWorkers) and isinstance(command.why, NodeGone | NodesAdmitted):
                 node = agent.workers.node
-                is_gone = node is not None and agent.job.is_gone(node)
+                is_first = before.workers.stopping is None  # a shorter grace keeps the reason
+                is_gone = is_first and node is not None and agent.job.is_gone(node)
                 demand(not is_gone, "fence", f"{name} stops its workers for {command.why}, though {node} is gone")
         if not agent.workers.alive or not before.workers.alive or not _beats(agent, before):
             return

@@ -103,7 +103,10 @@ def test_something_else_at_the_endpoint_is_told_apart() -> None:
         connection.sendall(b"SSH-2.0-OpenSSH_9.6\r\n")
         _read_to_the_end(connection)
 
-    with answering(answer) as port, pytest.raises(Unavailable, match=r"answers, but not as a TCPStore$"):
+    with (
+        answering(answer) as port,
+        pytest.raises(Unavailable, match=r"answers, but not as a TCPStore: another program uses this port$"),
+    ):
         Client(HOST, port, LONG_S)
 
 

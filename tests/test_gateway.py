@@ -139,7 +139,7 @@ def test_who_cannot_be_reached_is_named_with_the_reason(nobody: tuple[str, int],
         (200, b"<html>", "Expecting value"),
         (200, b"[]", "not an answer of etcd"),
         (200, b"{}", "not an answer of etcd"),
-        (404, b"Not Found", "Not Found"),
+        (404, b"Not Found", "another program answers there, or etcd on a port that is not for clients"),
         (503, b'{"error":"x","message":"etcdserver: no leader","code":14}', "etcdserver: no leader"),
     ],
 )

@@ -17,7 +17,7 @@ def at_two() -> tuple[str, ...]:
 def three(nodes: Nodes) -> tuple[NodeRun, NodeRun, NodeRun]:
     """Nodes of which a hosts the first store and b the second. On one host, whoever comes first hosts it."""
     (a,) = nodes.start("a")
-    a.says("this node hosts the job's store")
+    a.says("this node hosts the first store")
     (b,) = nodes.start("b")
     b.says("this node hosts the second store")
     (c,) = nodes.start("c")

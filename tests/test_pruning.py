@@ -80,7 +80,7 @@ def test_the_journals_in_a_folder_are_found_and_judged(tmp_path: Path) -> None:
     assert before < end.at < time.time() + 1
     again = one.look("again")
     assert (again.verdict, again.silence_s, again.why) == (None, 7.0, "")
-    assert "is damaged between the bytes" in one.look("damaged").why
+    assert "is damaged; if no agent of the job lives, remove the folder" in one.look("damaged").why
     assert one.look("signed").why == "it has another secret (--rdzv-secret)"
     assert FolderShelf(str(tmp_path), "secret").look("signed").verdict is Verdict.ABORTED
     with pytest.raises(Refused, match="none: No such file"):

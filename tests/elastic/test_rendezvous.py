@@ -222,7 +222,7 @@ def test_an_unknown_backend_is_named() -> None:
 @pytest.mark.parametrize("backend", ["c10d", "file", "etcd", "static", "reknit"])
 def test_the_registry_makes_the_light_handler(backend: str) -> None:
     """A backend name never loads torch, see below."""
-    made = get_rendezvous_handler(params(backend))
+    made = get_rendezvous_handler(params(backend, "folder" if backend == "file" else "h:7"))
     assert isinstance(made, ReknitRendezvousHandler)
     assert (made.get_backend(), made.get_run_id()) == (backend, "job1")
 
