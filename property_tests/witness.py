@@ -230,7 +230,8 @@ class Witness:
         demand(at >= falls_at or wakes_at <= falls_at, "fence", f"{name} sleeps over its fence")
 
     def _is_failing(self, before: Agent, agent: Agent) -> bool:
-        is_failing = self.is_out or not agent.was_read or self.is_entry_late(agent)
+        is_late = agent.me == self.me and self.is_entry_late(agent)  # a new incarnation wants other entries said
+        is_failing = self.is_out or not agent.was_read or is_late
         if not _beats(agent, before):
             return is_failing
         is_unheard = not self.reads or agent.at - self.reads[-1].at > agent.job.terms.silence_s
