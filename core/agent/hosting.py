@@ -13,6 +13,8 @@ The journal ends with the process that hosts its store. Its guests are the other
 
 from __future__ import annotations
 
+from reknit.core.job.ring import NEIGHBOURS, after
+
 from .agent import Agent, StopRequest, Timer
 from .commands import SIGKILL
 from .reasons import Replaced, TermsDiffer
@@ -71,7 +73,10 @@ def are_guests_dead(agent: Agent) -> bool:
     """Every watched guest has been silent for `DEAD` silence limits.
 
     The last live nodes can die without an entry `Lost`: no other node is left to say it. A host that has said goodbye
-    may not say it.
+    may not say it. A guest that has just joined was not heard yet, and lives.
     """
+    job, heard = agent.job, agent.pulse.heard
+    if any(node not in heard for node in after(job.ring, agent.me, job.seats, NEIGHBOURS)):
+        return False
     silences = [h.silent_s - h.spared_s for node, h in agent.pulse.heard.items() if agent.job.is_live(node)]
     return bool(silences) and min(silences) >= DEAD * agent.job.terms.silence_s

@@ -26,7 +26,7 @@ from attrs import evolve
 
 from reknit.core.job.entries import Lost, Node
 from reknit.core.job.job import Gathering, Job
-from reknit.core.job.ring import after
+from reknit.core.job.ring import NEIGHBOURS, after
 
 from .agent import Agent, Heard
 from .alive import is_entry_late, is_read_late, is_stop_late, takes_part
@@ -34,8 +34,6 @@ from .commands import Beat, Command
 from .events import Counters
 from .hosting import must_hear_guests
 
-NEIGHBOURS = 2
-"""How many nodes each node watches. It is constant, so a beat costs the same in a job of any size."""
 EXPECTED = 64
 """Upper bound on the expected nodes that one node watches while a round is gathered. With it, two nodes detect the loss
 of a rack of 64 neighbours within one silence limit. Most nodes watch two."""

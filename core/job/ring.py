@@ -11,6 +11,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from .entries import Joined, Node, NodeId
 
+NEIGHBOURS = 2
+"""How many nodes each node watches. It is constant, so a beat costs the same in a job of any size."""
 _NO_SEAT = float("inf")
 
 

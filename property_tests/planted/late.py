@@ -371,6 +371,15 @@ LATE = (
         "setup\nabort",
     ),
     Bug(
+        "leaves-a-guest-that-has-just-joined",
+        12,
+        "agent.hosting.are_guests_dead",
+        "if any(node not in heard",
+        "if False and any(node not in heard",
+        "host",
+        "",
+    ),
+    Bug(
         "patience-ends-with-the-outage",
         15,
         "agent.step._out_of_patience",
