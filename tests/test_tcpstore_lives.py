@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
+from typing import Any
 
 import pytest
 from attrs import evolve
@@ -109,12 +110,12 @@ def test_the_note_of_a_journal_that_has_begun_since_stays(
     new, again = Agent("d", stores, founds=True), Places.note_again
     new.joined = evolve(new.joined, nonce="new")
 
-    def late(places: Places, *args: object) -> None:
+    def late(places: Places, *args: Any) -> None:
         new.places._endpoints = [(HOST, free_port()), b.places._endpoints[1]]
         with hosted() as (_, port):
             new.places._endpoints = [(HOST, port), b.places._endpoints[1]]
             stubborn(new.read)
-        again(places, *args)  # type: ignore[arg-type]
+        again(places, *args)
 
     with at_another_first_endpoint(b, c), ThreadPoolExecutor(1) as pool:
         with monkeypatch.context() as patch:

@@ -48,7 +48,7 @@ def read(agent: Agent, event: EntriesRead) -> Agent:
         pulse = evolve(pulse, spares_until=max(pulse.spares_until or agent.at, spares_until))
     unread = agent.unread
     if unread:
-        # An entry that is among those that were skipped, and had no effect, is said again, and read back then.
+        # A skipped entry of this agent may have had no effect. The agent says it again, and reads it back then.
         unread = {e: at for e, at in unread.items() if e not in event.entries}
     agent = evolve(
         agent,

@@ -115,7 +115,7 @@ class Connections:
         with self._saying:
             if self._course is not course:
                 raise Unavailable(f"{self.where}: the journal has begun another life")
-            return self._voice.may_say(entry, is_stranger=course.is_strange)
+            return self._voice.may_say(entry, is_stranger=course.has_other_base)
 
     def holds(self, position: int) -> None:
         """The agent holds what is before this position, and nothing beyond."""
@@ -348,7 +348,7 @@ class Connections:
                 self._voice.begin_anew()
                 self._memory, self._folded, self._given, starts_over = None, None, (life, _NOTHING), True
             entered = Course(self.keys, life, header, starts_over=starts_over)
-            entered.has_other_base = entered.is_strange = course is not None
+            entered.has_other_base = course is not None
             self._course, self._starts_over = entered, False
         if course is not None:
             self._lines.close_all_but(client)  # the others lead to the store that was lost

@@ -16,8 +16,6 @@ class Course:
         """This agent has read another journal before, and the next read must tell it to begin anew."""
         self.has_other_base = False
         """This life may begin with another fold than the one before ended with. So the next read must tell the fold."""
-        self.is_strange = False
-        """This agent has come from another life of the journal, and has folded nothing of this one."""
         self.is_telling = False
         """The reader has read what these two ask for. The agent has yet to fold it."""
         self.keys = keys.of(life.name)
@@ -44,7 +42,6 @@ class Course:
 
     def taken_in(self) -> None:
         """The agent has folded what was read last. A link may drop what was read before, and read it again."""
-        self.is_strange = False
         if self.is_telling:
             self.has_other_base = self.has_other_base and self.starts_over
             self.starts_over = self.is_telling = False

@@ -33,7 +33,7 @@ class Voice:
 
     def may_say(self, entry: Entry, *, is_stranger: bool) -> bool:
         """Note that this agent is about to say this. False: the agent has wanted it for another life of the journal.
-        `is_stranger`: the agent has come from another life, and has folded nothing of this one."""
+        `is_stranger`: the agent has come from another life, and has not folded the fold with which this one begins."""
         if self._is_old(entry) or (is_stranger and isinstance(entry, _OF_ONE_LIFE)):
             return False
         if isinstance(entry, Joined):
