@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from itertools import count
 from random import Random
 from types import SimpleNamespace
 from unittest.mock import patch
@@ -25,6 +26,8 @@ class Store:
 
     def __init__(self) -> None:
         self.values: dict[str, bytes] = {}
+        self.headers: list[bytes] = []
+        """The headers that were written here, in this order, and the notes in their place."""
         self.first_folds: dict[str, bytes] = {}
         """The fold with which each life begins that was founded here, by its key."""
 
@@ -41,6 +44,11 @@ class Network:
         self.others_act = others_act
         """Called while an agent waits."""
         self.now = 0.0
+        self._ports = count(1)
+
+    def free_port(self) -> int:
+        """A port that no agent has offered."""
+        return next(self._ports)
 
     def lose(self, place: int) -> None:
         """The host of this endpoint is started again. Its store is empty."""
@@ -116,6 +124,8 @@ class Client:
 
     def set(self, key: str, value: bytes) -> None:
         self._values[key] = value
+        if key.endswith("/header"):
+            self.store.headers.append(value)
         if key.endswith("/fold") and f"{key[:-5]}/head" not in self.store.values:
             self.store.first_folds[key] = value  # later ones are published by readers
 

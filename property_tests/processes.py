@@ -61,8 +61,10 @@ class Late:
 class Process:
     """An agent process."""
 
-    def __init__(self, dice: Random, network: Network, name: str, nonce: str, *, founds: bool = False) -> None:
-        """`founds`: it begins the first journal, at the first endpoint."""
+    def __init__(
+        self, dice: Random, network: Network, name: str, nonce: str, *, founds: bool = False, has_two: bool = True
+    ) -> None:
+        """`founds`: it begins a journal, at the first endpoint. `has_two`: the store may be at two endpoints."""
         self.dice, self.network, self.name, self.nonce = dice, network, name, nonce
         self.reach = dict.fromkeys(PLACES, True)
         """Which endpoints it reaches."""
@@ -70,14 +72,20 @@ class Process:
         """How often it has found its journal at another endpoint than before."""
         self.envelope = Envelope(JOB, author=nonce)
         endpoints = [("endpoint", place) for place in PLACES]
-        self.places = Places(endpoints, hosted=0 if founds else None, on_move=self._moved)
+        self.places = Places(endpoints, hosted=0 if founds else None, on_move=self._moved) if has_two else None
         self.journal = TCPStoreJournal("endpoint", 0, self.envelope, founds=founds, places=self.places)
         self.job, self.position = Job(), 0
         """What it has read."""
         self.last: Joined | None = None
         """The last `Joined` that it has said under this nonce."""
+        self.port = 0
+        """The last port that it has offered. No other process has the same."""
+        self.offered: tuple[Node, int] | None = None
+        """For which node and round it has offered this port in this life of the journal. None: for none."""
         self.rounds: set[tuple[str, Round]] = set()
         """The rounds whose seals it has read, each with the nonce under which it has read the seal."""
+        self.stores: set[tuple[tuple[str, int], Round]] = set()
+        """The address and port of the store of each of these rounds."""
         self.has_workers = False
         self.untaken: tuple[str, Entry] | None = None
         """What it wanted to say last, if no journal has taken it. Its link says it again before it reads."""
@@ -97,11 +105,16 @@ class Process:
             batch = self.journal.read(self.position, 0.0)
         except Unavailable:  # the connection has broken
             batch = self.journal.read(self.position, 0.0)
+        if self.dice.randrange(10) == 0:  # the link drops it, because something could not be said meanwhile
+            self.journal.take_back(self.position)
+            return
+        if batch.is_other_life:
+            self.offered = None
         if batch.base is not None and batch.base.journal != self.job.journal != "":
             if self.has_workers:
                 self.end = "an agent that may have workers never begins anew"
                 return
-            self.nonce, self.last = f"{self.nonce}+", None
+            self.nonce, self.last, self.offered = f"{self.nonce}+", None, None
         self.job = self.job if batch.base is None else batch.base
         self._note_round()
         for entry in batch.entries:
@@ -115,7 +128,9 @@ class Process:
 
     def _note_round(self) -> None:
         if self.job.members and isinstance(self.job.phase, Running | Gathering):
-            self.rounds.add((self.nonce, Round.of(self.job)))
+            round, first = Round.of(self.job), self.job.members[0]
+            self.rounds.add((self.nonce, round))
+            self.stores.add(((first.address, first.port), round))
 
     @property
     def known(self) -> Joined | None:
@@ -124,6 +139,11 @@ class Process:
         if joined is None or joined.nonce != self.nonce:
             return None
         return joined if self.last is None or joined.node.incarnation >= self.last.node.incarnation else None
+
+    @property
+    def home(self) -> int:
+        """The endpoint at which its journal is."""
+        return 0 if self.places is None else self.places.home
 
     @property
     def lives(self) -> int:
@@ -174,6 +194,12 @@ class Process:
         return self._news(known.node) if not is_calm and dice.randrange(2) else None
 
     def joining(self) -> Joined:
+        joined = self._joining()
+        if self.offered != (joined.node, joined.round):
+            self.port, self.offered = self.network.free_port(), (joined.node, joined.round)
+        return evolve(joined, port=self.port)
+
+    def _joining(self) -> Joined:
         job, known = self.job, self.known
         if known is not None:
             return evolve(known, round=job.round)

@@ -21,6 +21,7 @@ from reknit.core.job.entries import (
     NodeId,
     Opened,
     RestartPolicy,
+    Succeeded,
     Terms,
 )
 from reknit.core.job.fold import fold_all
@@ -309,6 +310,28 @@ def test_a_round_that_runs_moves_as_it_is() -> None:
     """Its workers run on."""
     for job in (running("abc"), fold_all(Job(), [Opened(TERMS, "j")]), Job()):
         assert moved(job) == job
+
+
+def test_a_standby_joins_again_in_the_next_journal() -> None:
+    """c has succeeded, was declared lost, and is a standby with seat 0. Round 1 may have been sealed with it in the
+    journal before. The workers of that round would dial the port at which the round of this journal has its store."""
+    job = running("cab", Succeeded(node("c"), 0), *lost("c", by="a"), joined("c", 1, incarnation=1, nonce="c"))
+    base = moved(job)
+    assert job.phase == base.phase == Running(0)
+    assert (job.is_live(node("c", 1)), base.is_live(node("c", 1)), base.is_gone(node("c", 1))) == (True, False, True)
+    x = fold_all(job, [failed("b"), *lost("a", by="b"), joined("b", 1), LastCall(1)])
+    y = fold_all(base, [failed("a"), *lost("b", by="a"), joined("a", 1), LastCall(1)])
+    assert [member.node for member in x.members] == [node("c", 1), node("b")]
+    assert isinstance(y.phase, Gathering)
+    y = fold_all(y, [joined("c", 1, incarnation=2, nonce="c"), LastCall(1)])
+    assert [member.node for member in y.members] == [node("c", 2), node("a")]
+
+
+def test_a_standby_that_joins_again_has_read_the_last_seal() -> None:
+    """Otherwise the job would wait for ever for those of the round before, if the standby does not come."""
+    job = running("abc", failed("a"), joined("b", 1), joined("a", 1), joined("c", 1), Succeeded(node("b"), 1))
+    job = fold_all(job, [*lost("b", by="a"), joined("b", 2, incarnation=1, nonce="b")])
+    assert (job.former, moved(job).former, moved(job).confirmed) == (("a", "b", "c"), ("a", "b", "c"), {"b"})
 
 
 def test_everybody_joins_again_without_a_majority_too() -> None:

@@ -70,9 +70,9 @@ def at_once(*calls: Callable[[], T]) -> list[T]:
         return [future.result() for future in [pool.submit(stubborn, call) for call in calls]]
 
 
-def go_on(journal: TCPStoreJournal, after: int) -> Batch:
-    """What an agent does that comes to the next life of the journal."""
-    batch = journal.read(after, 0.0)
+def go_on(journal: TCPStoreJournal, after: int, wait_s: float = 0.0) -> Batch:
+    """What an agent does that comes to the next life of the journal, or to another journal."""
+    batch = journal.read(after, wait_s)
     if batch.base is not None:
         journal.remember(batch.position, batch.base)
     return batch
@@ -246,7 +246,7 @@ def test_a_young_journal_makes_way(lost: Lost) -> None:
     old = folded(SEALED)
     found = at_once(
         *(partial(go_on, journal, 3) for journal in elders),
-        *(partial(journal.read, 2, PATIENCE_S) for journal in (host, guest)),
+        *(partial(go_on, journal, 2, PATIENCE_S) for journal in (host, guest)),
     )
     assert found == [next_life(SEALED), next_life(SEALED), Batch(3, base=old), Batch(3, base=old)]
     elders[0].append("later", Aborted("x"))
@@ -296,8 +296,26 @@ def test_an_agent_that_remembers_no_sealed_round_takes_part_in_another_journal(l
     store, (elder, _) = lost(entries=opened("old", "a"))
     host = store.journal()
     say(host, opened("new", "c"))
-    assert stubborn(lambda: elder.read(2, 0.0)) == Batch(0, base=Job())
+    assert stubborn(lambda: go_on(elder, 2)) == Batch(0, base=Job())
     assert list(elder.read(0, 0.0).entries) == opened("new", "c")
+
+
+@pytest.mark.parametrize("is_founded_again", [False, True])
+def test_an_agent_that_begins_anew_is_told_so_until_it_has_folded_it(lost: Lost, *, is_founded_again: bool) -> None:
+    """Its link drops what it has read while an append or a beat fails. Then the agent would fold the entries of the new
+    journal onto what it has folded of the old one, and could start the workers of a round that nobody has sealed."""
+    store, (elder, _) = lost(entries=opened("old", "a"))
+    if is_founded_again:
+        found(store, opened("new", "c"))
+    host = store.journal()
+    begun = host.read(0, 0.0) if is_founded_again else Batch(0, base=Job())
+    say(host, [] if is_founded_again else opened("new", "c"))
+    for _ in range(2):
+        assert stubborn(lambda: elder.read(2, 0.0)) == begun
+        elder.take_back(2)
+    go_on(elder, 2)
+    host.append("later", Aborted("x"))
+    assert elder.read(begun.position, 0.0).entries[-1] == Aborted("x")
 
 
 def test_who_comes_to_a_journal_that_makes_way_waits_for_the_other_one(
@@ -342,7 +360,7 @@ def test_a_young_journal_that_was_founded_again_makes_way(lost: Lost) -> None:
     assert host.read(2, 0.0).position == 3
     readings = at_once(
         *(partial(go_on, journal, 3) for journal in elders),
-        *(partial(journal.read, 3, PATIENCE_S) for journal in (host, late)),
+        *(partial(go_on, journal, 3, PATIENCE_S) for journal in (host, late)),
     )
     assert readings == [
         next_life(SEALED),

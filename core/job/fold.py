@@ -50,10 +50,10 @@ from .job import (
     room,
 )
 from .majority import can_go_on, can_open, can_seal, confirmed, has_enough, is_over, lack, with_goodbye
-from .memory import buried, past_of, unburied
+from .memory import buried, past_of, unburied, without_nodes
 from .reasons import AbortedByOperator, AllSucceeded, Departure, JobEnd, NodeGone, NodesAdmitted, RoundEnd
 from .restart import judge, root_cause, steadied
-from .ring import with_nodes, without
+from .ring import with_nodes
 from .sealing import sealed
 
 
@@ -233,13 +233,7 @@ def _departed(job: Job, node: Node, why: NodeGone) -> Job:
     if not job.is_live(node):
         return job  # nobody knows this node, or it is gone already
     working, before = _is_working(job, node), job
-    job = evolve(
-        job,
-        live={k: v for k, v in job.live.items() if k != node.id},
-        leaving=job.leaving - {node},
-        ring=without(job.ring, node, job.seats),
-        **buried(job, (node,)),
-    )
+    job = without_nodes(job, (node,))
     match job.phase:
         case Running() if working:
             return _ended(job, why)

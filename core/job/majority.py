@@ -23,6 +23,7 @@ from attrs import evolve
 
 from .entries import Confirmed, Joined, Node
 from .job import Gathering, Job, Running, Unopened, Verdict, coming, ready
+from .memory import without_nodes
 from .reasons import JobEnd, NoMajority, TooFewNodes
 
 
@@ -161,11 +162,18 @@ def is_over(joined: Joined, job: Job) -> bool:
 def moved(job: Job) -> Job:
     """The fold with which another journal begins that goes on from this one.
 
-    A goodbye counts in one journal only. While a round is gathered, nobody knows who comes to the other journal. So all
-    live nodes are expected there, and join again if they come. They offer another port: the round may have been sealed
-    before, and the workers of a node that does not come may dial the port with which it was.
+    A goodbye counts in one journal only. Nobody knows who comes to the other journal. So whoever has joined the next
+    round joins it again there, and offers another port: the round may have been sealed before, and the workers of a
+    node that does not come may dial the port with which it was. While that round is gathered, all live nodes are
+    expected. Standbys of a running round are gone, and come back as new incarnations. Those among them that were
+    members before have shown that they have read the last seal.
     """
     phase = job.phase
     if isinstance(phase, Gathering):
         phase = evolve(phase, expected=frozenset(joined.node for joined in job.live.values()))
+    elif isinstance(phase, Running):
+        standbys = [joined for joined in job.live.values() if joined.node not in job.member_nodes]
+        job = without_nodes(job, [joined.node for joined in standbys])
+        for joined in standbys:
+            job = _with(job, joined.nonce) if joined.round > phase.round else job
     return evolve(job, phase=phase, farewells=frozenset())

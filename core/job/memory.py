@@ -9,7 +9,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import islice
 from typing import Any
 
@@ -18,6 +18,7 @@ from attrs import evolve
 from .entries import Failed, Node, NodeId
 from .job import Job, Outcome
 from .reasons import AbortedByOperator, BudgetSpent
+from .ring import without
 from .workers import WorkerFailure
 
 REMEMBERED = 1024
@@ -43,6 +44,15 @@ def buried(job: Job, nodes: Iterable[Node]) -> dict[str, Any]:
         floor = max(floor, gone.pop(node_id))
         seats.pop(node_id, None)
     return {"gone": gone, "floor": floor, "seats": seats}
+
+
+def without_nodes(job: Job, nodes: Sequence[Node]) -> Job:
+    """The job once these live nodes are gone, in this order. The phase is not changed."""
+    ids, ring = {node.id for node in nodes}, job.ring
+    for node in nodes:
+        ring = without(ring, node, job.seats)
+    live = {node_id: joined for node_id, joined in job.live.items() if node_id not in ids}
+    return evolve(job, live=live, leaving=job.leaving.difference(nodes), ring=ring, **buried(job, nodes))
 
 
 def unburied(gone: Mapping[NodeId, int], ids: Iterable[NodeId]) -> Mapping[NodeId, int]:

@@ -199,7 +199,7 @@ class TCPStoreJournal:
             # makes it begin anew. What this one holds follows with the next read.
             is_told_twice = self._places is not None or not course.life.name
             batch = Batch(0, base=Job()) if is_told_twice else self._base(client, course)
-            course.is_telling = course.starts_over = self._places is not None
+            course.is_telling = True
         elif course.has_other_base:
             batch = evolve(self._base(client, course), is_other_life=True)
             course.is_telling = True
