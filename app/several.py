@@ -187,8 +187,8 @@ def _tell_of_wait(say: Callable[[str], None], wait_s: float) -> None:
     from .report import PREFIX  # only now: it is slow to import
 
     say(
-        f"{PREFIX}this job has been here before: this host waits up to {wait_s:.0f} s for agents that remember it, and "
-        "then begins it anew"
+        f"{PREFIX}this job has been here before: this host waits up to {wait_s:.0f} s for agents that remember it; if "
+        "there is none, it begins the job anew"
     )
 
 

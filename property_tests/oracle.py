@@ -6,6 +6,8 @@ in place. Members, restarts and verdicts must agree with the fold.
 
 from __future__ import annotations
 
+from attrs import evolve
+
 from reknit.core.job.entries import (
     Aborted,
     Admission,
@@ -102,7 +104,8 @@ class Oracle:
                 self.seats.remove(node.id)
 
     def _enter(self, entry: Joined) -> None:
-        self.live[entry.node.id] = entry
+        round = self.round + (self.phase == "running")
+        self.live[entry.node.id] = evolve(entry, round=min(entry.round, round))
         self.departed = [n for n in self.departed if n.id != entry.node.id]
 
     def top(self, node_id: str) -> int:

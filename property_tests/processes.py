@@ -163,7 +163,7 @@ class Process:
         draw, late = self.dice.randrange(12), []
         if draw < 3:
             client, course = self.journal._changing("writer")
-            if self.journal._connections.may_say(entry, course):
+            if self.journal._connections.may_say(entry, course, self.journal._connections.known):
                 late.append(Late(cast(Client, client).store, course, self.envelope, entry))
         if draw != 0:
             self._append(str(self.dice.random()), entry)

@@ -183,6 +183,15 @@ def test_closing_from_another_thread_ends_a_wait(client: Client) -> None:
     assert "closed here" in ends[0]
 
 
+def test_a_connection_that_another_thread_has_closed_takes_no_limit(client: Client) -> None:
+    """An agent that moves closes the connections of its threads, whatever they do."""
+    client.close()
+    with pytest.raises(Unavailable, match="closed here"):
+        client.get("x")
+    with pytest.raises(Unavailable, match="closed here"):
+        client.limit(1.0)
+
+
 def test_an_endpoint_is_written_as_in_a_url() -> None:
     """::1:29500 could be read in two ways."""
     assert endpoint("::1", 29500) == "[::1]:29500"

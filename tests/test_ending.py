@@ -7,6 +7,7 @@ import pytest
 from reknit.core.agent.agent import Spec
 from reknit.core.agent.commands import Append, Finish, Result, StopWorkers
 from reknit.core.agent.ending import sequel
+from reknit.core.agent.events import EntriesRead
 from reknit.core.agent.reasons import JournalRefused, SignalReceived, TermsDiffer
 from reknit.core.agent.states import WorkerState
 from reknit.core.agent.workers import StartWorkers
@@ -22,7 +23,8 @@ from reknit.core.job.entries import (
     Succeeded,
     Terms,
 )
-from reknit.core.job.job import Running
+from reknit.core.job.fold import fold_all
+from reknit.core.job.job import Job, Running
 from reknit.core.job.reasons import AbortedByOperator, AllSucceeded, BudgetSpent, Refusal, TooFewNodes, WorkerFailed
 from reknit.core.job.restart import Sequel
 from reknit.core.job.workers import Assignment, WorkerRanks
@@ -304,6 +306,17 @@ def test_a_host_whose_last_guests_fell_silent_ends() -> None:
     """Nobody is left who could call the last one lost: without this it would serve the dead for ever."""
     playbook = told_host()
     for _ in range(12):
+        assert playbook.agent.result is None
+        assert playbook >> after(1) >> ack(n1=1, n2=1)
+    assert finishing(playbook >> after(1) >> ack(n1=1, n2=1)).why == SignalReceived(15)
+
+
+def test_a_host_that_has_not_joined_hears_that_its_guests_are_dead() -> None:
+    """It waits to begin the next epoch, and is told to leave. Those of the last epoch have died without a goodbye."""
+    over = fold_all(Job(), (Opened(PAIR, "x"), joined("n1"), joined("n2"), Aborted("y")))
+    playbook = Playbook(an_agent(terms=PAIR, hosts_journal=True)) >> start() >> after(1)
+    playbook = playbook >> (lambda p: EntriesRead(p.at, (), over)) >> ask_to_leave() >> ack(n1=1, n2=1)
+    for _ in range(11):
         assert playbook.agent.result is None
         assert playbook >> after(1) >> ack(n1=1, n2=1)
     assert finishing(playbook >> after(1) >> ack(n1=1, n2=1)).why == SignalReceived(15)

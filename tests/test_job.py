@@ -7,7 +7,7 @@ from attrs import evolve
 
 from reknit.core.job.entries import Aborted, Admission, Leaving, Opened, RestartPolicy, Succeeded, Terms
 from reknit.core.job.fold import fold, fold_all
-from reknit.core.job.job import Job, admissible, coming, lacking, ready, room
+from reknit.core.job.job import Job, admissible, coming, has_admissible, lacking, ready, room
 from reknit.core.job.majority import can_seal
 from reknit.core.job.reasons import AbortedByOperator
 
@@ -80,6 +80,13 @@ def test_nobody_is_admissible_once_a_member_has_succeeded() -> None:
     assert admissible(job) == (node("n2"),)
     assert admissible(evolve(job, succeeded=frozenset({node("n0")}))) == ()
     assert admissible(running(2, Terms(1, 4), Succeeded(node("n0"), 0), joined("n2", 1))) == ()
+
+
+def test_whoever_is_admissible_is_found_among_others() -> None:
+    """The latest of the standbys leaves."""
+    job = running(1, Terms(1, 4), joined("n2", 1), joined("n3", 1), Leaving(node("n3")))
+    assert (admissible(job), has_admissible(job)) == ((node("n2"),), True)
+    assert not has_admissible(fold(job, Leaving(node("n2"))))
 
 
 def test_what_is_lacking_is_the_least_that_can_change_anything() -> None:

@@ -28,7 +28,7 @@ from reknit.adapters.link.messages import (
 from reknit.adapters.ports import Batch
 from reknit.core.agent.commands import Append, Beat
 from reknit.core.agent.events import Counters, EntriesRead, Event, JournalFailed
-from reknit.core.job.entries import Aborted, Node, NodeId
+from reknit.core.job.entries import Aborted, Lost, Node, NodeId
 from reknit.core.job.job import Job
 from reknit.core.job.reasons import Refusal
 
@@ -150,6 +150,22 @@ def test_entries_that_were_skipped_over_are_no_longer_on_their_way() -> None:
         Row(Append(A)),
         Row(Appended(), (Say("n-3", A),)),
     )
+
+
+def test_what_is_of_one_life_of_the_journal_is_not_said_in_the_next_one() -> None:
+    """A node was heard, or not, in the life before. The journal judges the entry that is under way."""
+    base, other = Job(epoch=5), Node(NodeId("other"))
+    early, late = Lost(other, ME), Lost(ME, other)
+    link = played(
+        Row(Append(early), (Say("n-1", early),)),
+        Row(Append(late)),
+        Row(Append(A)),
+        Row(Found(Batch(9, base=base, is_other_life=True)), (), (EntriesRead(AT, (), base, True),)),
+        Row(Appended(), (Say("n-3", A),)),
+        Row(Append(late)),
+        Row(Appended(), (Say("n-4", late),)),
+    )
+    assert link.saying.underway == {A, late, early}
 
 
 def test_a_beat_does_not_wait_for_an_append() -> None:

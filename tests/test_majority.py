@@ -105,6 +105,12 @@ def test_a_minority_forms_no_round() -> None:
     assert fold_all(back, [LastCall(1)]).phase == Running(1)
 
 
+def test_the_goodbye_of_a_standby_is_none_of_a_member() -> None:
+    """Two of three members agree to what follows, and not three."""
+    job = running("bcd", joined("a", 1), Leaving(node("a")), Left(node("a")), Left(node("b")))
+    assert job.farewells == {"b"}
+
+
 def test_a_process_counts_and_not_its_host() -> None:
     """Nobody knows what the process before has said elsewhere. New hosts do not count either."""
     again = joined("a", 1, incarnation=1, nonce="another")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from attrs import evolve
 
-from reknit.core.job.entries import Admit, Entry, Failed, Leaving, Left, RestartPolicy, Steady, Terms
+from reknit.core.job.entries import Admit, Entry, Failed, LastCall, Leaving, Left, Opened, RestartPolicy, Steady, Terms
 from reknit.core.job.fold import fold, fold_all
 from reknit.core.job.job import Closed, Job, Running
 from reknit.core.job.reasons import BudgetSpent, Departure, NodeGone, Unstable, WorkerFailed
@@ -72,6 +72,13 @@ def test_a_loss_after_a_node_is_back_excuses_nobody() -> None:
     """Its workers were gone already, so its death cannot have crashed anybody's."""
     job = running(3, TERMS, failed("n0"), joined("n2", 1), lost("n2", by="n1"), *BACK[:2])
     assert counted(job) == (1, 0)
+
+
+def test_a_loss_excuses_also_if_its_node_came_with_a_late_joined() -> None:
+    """The `Joined` of a new node may land in the next epoch, and name a round that is far away there."""
+    job = fold_all(Job(), [Opened(TERMS, "j"), joined("n0"), joined("n1"), joined("n2", 1), LastCall(0)])
+    job = fold_all(job, [failed("n0"), lost("n2", by="n1"), *BACK[:2], LastCall(1)])
+    assert counted(job) == (0, 1)
 
 
 def test_a_failure_during_an_admission_spends_nothing() -> None:

@@ -247,6 +247,13 @@ def test_workers_stop_for_an_admission() -> None:
     assert playbook << stopping(NodesAdmitted((node("n2"),)))
 
 
+def test_workers_of_a_round_that_was_passed_over_stop_when_the_next_one_runs() -> None:
+    """The agent reads the end of their round and the seal of the next one at once."""
+    playbook = playing("n0", TRIO, joined("n1"), joined("n2"))
+    entries = failed("n1"), joined("n0", 1), joined("n1", 1), joined("n2", 1)
+    assert playbook >> read(*entries) << stopping(WorkerFailed(N1, failure()))
+
+
 def test_a_stop_is_said_once() -> None:
     """A second signal kills many training scripts that handle the first."""
     playbook = playing("n0", TRIO, joined("n1"), joined("n2")) >> read(failed("n1")) << Placeholder(StopWorkers)

@@ -37,6 +37,7 @@ from reknit.core.agent.commands import Append, Beat
 from reknit.core.agent.events import Counters, EntriesRead, Event, JournalFailed
 from reknit.core.job.entries import Entry, Node
 from reknit.core.job.job import Job, lacking
+from reknit.core.job.majority import OF_ONE_LIFE
 
 from .messages import (
     Appended,
@@ -220,12 +221,22 @@ def _found(link: Link, batch: Batch, at: float) -> Link:
     if before.is_stale:
         return link._replace(reading=reading._replace(is_owed=True))
     is_empty = not batch.entries and batch.base is None
-    link = link._replace(saying=_read_back(link.saying, batch, before.taken if is_empty else frozenset()))
+    saying = _of_another_life(link.saying) if batch.is_other_life else link.saying
+    link = link._replace(saying=_read_back(saying, batch, before.taken if is_empty else frozenset()))
     reading = reading._replace(position=batch.position, told=reading.told + len(batch.entries))
     if is_empty and not before.tells:
         return link._replace(reading=reading)
     event = EntriesRead(at, batch.entries, batch.base, batch.is_other_life)
     return link._replace(reading=reading._replace(is_told=True), news=(*link.news, event))
+
+
+def _of_another_life(saying: Saying) -> Saying:
+    """What the agent has wanted to say in the life of the journal before, and must not say in this one, is forgotten.
+    The journal judges the call that is under way."""
+    called = None if saying.call is None else saying.call.entry
+    old = {say.entry for say in saying.queue if isinstance(say.entry, OF_ONE_LIFE) and say.entry != called}
+    queue = tuple(say for say in saying.queue if say.entry not in old)
+    return saying._replace(queue=queue, underway=saying.underway - old)
 
 
 def _read_back(saying: Saying, batch: Batch, lost: frozenset[Entry]) -> Saying:

@@ -62,11 +62,11 @@ def is_abandoning(agent: Agent) -> bool:
 
 
 def must_hear_guests(agent: Agent) -> bool:
-    """The host goes on beating, although this agent must end whatever the job does.
+    """The host goes on beating, although it takes no part in the job, or does not any more.
 
     The answers to its beats show whether its guests are still alive.
     """
-    return agent.end is not None and agent.spec.hosts_journal
+    return agent.spec.hosts_journal and (agent.end is not None or (agent.is_departing and has_guests(agent)))
 
 
 def are_guests_dead(agent: Agent) -> bool:

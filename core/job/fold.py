@@ -154,8 +154,16 @@ def _joined(job: Job, entry: Joined) -> Job:
 
 
 def _with_new(job: Job, nodes: Mapping[NodeId, Joined]) -> Job:
+    nodes = {node_id: _for_this_round(job, joined) for node_id, joined in nodes.items()}
     ring = with_nodes(job.ring, (joined.node for joined in nodes.values()), job.seats)
     return evolve(job, live={**job.live, **nodes}, ring=ring, gone=unburied(job.gone, nodes))
+
+
+def _for_this_round(job: Job, joined: Joined) -> Joined:
+    """A new node takes part in the next seal, also if its `Joined` is a late copy that names a later round of an epoch
+    before. What was said for a later round than the last seal was not used up by it (`is_over`)."""
+    round = job.round + isinstance(job.phase, Running)
+    return joined if joined.round <= round else evolve(joined, round=round)
 
 
 def _admitted(job: Job, entry: Admit) -> Job:

@@ -21,7 +21,7 @@ from collections.abc import Collection, Sequence
 
 from attrs import evolve
 
-from .entries import Confirmed, Joined, Node
+from .entries import Admit, Confirmed, GaveUp, Joined, LastCall, Lost, Node, Steady
 from .job import Gathering, Job, Running, Unopened, Verdict, coming, ready
 from .memory import without_nodes
 from .reasons import JobEnd, NoMajority, TooFewNodes
@@ -151,6 +151,9 @@ def _with(job: Job, nonce: str) -> Job:
 
 
 # ---- another journal ----
+
+OF_ONE_LIFE = Joined | Lost | LastCall | Admit | Steady | GaveUp
+"""What an agent says because of what it has read and heard in one life of the journal. It counts in no other life."""
 
 
 def is_over(joined: Joined, job: Job) -> bool:

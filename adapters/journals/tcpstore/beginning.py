@@ -1,7 +1,8 @@
 """How an agent that has read nothing comes to the journal: it begins a new one, or waits for the one that does.
 
-A host that finds a sign of an earlier life waits for the agents that remember it, before it begins a new journal. There
-are three signs: an offer in the store, what the caller knows (`has_elders`), and a note at the second of two endpoints.
+A host that finds a sign of an earlier life waits for the agents that remember it, before it begins a new journal. A
+sign is an offer in the store, what the caller knows (`has_elders`), and a note or an offer at the second of two
+endpoints. While agents make offers, at either endpoint, the host begins no journal.
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ from reknit.adapters.ports import Unavailable
 _OFFERED_S = 6.0
 """How much longer such a host waits if an agent has offered to found the journal again by then. That agent may wait for
 others, one after another, and its way to the store may be long. Seconds."""
+_SECOND_S = 1.0
+"""How often it looks at the second endpoint meanwhile. Seconds."""
 _VOID_S, _POLL_S = 1.0, 0.05
 """How long an agent that has read a void journal waits for another one, and the pause between two looks. Seconds."""
 
@@ -58,8 +61,11 @@ class Beginning:
             owner = owner or client.compare_set(OWNER, b"", self._owner)
             if owner != self._owner:
                 return owner, b""
-        has_note = not header and self._places is not None and self._places.is_reserved(self._keys, self._envelope)
-        if not header and (self._has_elders or offers or has_note):
+        is_remembered = False
+        if not header and self._places is not None:
+            self._places.check_first()
+            is_remembered = self._places.is_remembered(self._keys, self._envelope)
+        if not header and (self._has_elders or offers or is_remembered):
             is_there = client.wait([self._keys.header], ELDERS_S)
             if self._places is not None:
                 self._wait_for_elders(client, self._places, is_there=is_there)
@@ -71,13 +77,19 @@ class Beginning:
     def _wait_for_elders(self, client: Client, places: Places, *, is_there: bool) -> None:
         """At one of two endpoints: raises `Unavailable` while agents live that remember the journal."""
         give_up_at = time.monotonic() + (0.0 if is_there else places.wait_for_elders_s(self._lines.timeout_s))
-        count = client.get(self._keys.offers)
-        while not is_there and time.monotonic() < give_up_at:
+        count, second = client.get(self._keys.offers), places.offers(self._keys, self._envelope)
+        look_at = 0.0
+        while not is_there and (now := time.monotonic()) < give_up_at:
             is_there = client.wait([self._keys.header], _POLL_S)
-            if client.get(self._keys.offers) != count:
+            has_changed = client.get(self._keys.offers) != count
+            if now >= look_at:
+                look_at = now + _SECOND_S
+                has_changed = has_changed or places.offers(self._keys, self._envelope) != second
+            if has_changed:
                 raise Unavailable(
-                    f"{self._lines.where}: agents of the job are here, and wait for a majority of the nodes of the "
-                    "last round; an agent that was started again, as this one, does not count",
+                    f"{self._lines.where}: agents of the job are here or at the second endpoint, and wait for a "
+                    "majority of the nodes of the last round; an agent that was started again, as this one, does not "
+                    "count",
                     answers=True,
                 )
 

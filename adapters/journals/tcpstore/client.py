@@ -85,7 +85,7 @@ class Client:
     def limit(self, timeout_s: float) -> None:
         """Wait up to `timeout_s` seconds for each reply from now on."""
         self._timeout_s = timeout_s
-        _limit(self._socket, timeout_s)
+        self._call(lambda: _limit(self._socket, timeout_s))
 
     # ---- what can be asked ----
 

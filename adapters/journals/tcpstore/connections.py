@@ -75,6 +75,8 @@ class Connections:
         yet."""
         self._folded: tuple[int, Job] | None = None
         """The position up to which the agent has folded the journal, and the fold. There may be no digest for it."""
+        self.known: Course | None = None
+        """The life of the journal in which the agent has folded something last. None: it has folded nothing yet."""
         self._starts_over = False
         self._voice = Voice()
         self._past = Past()
@@ -92,6 +94,7 @@ class Connections:
                 return  # it was read of a journal in which this agent takes part no more
             self._folded = position, job
             course.taken_in()
+            self.known = course
             digest = "" if course.prefix is None else course.prefix.at(position)
             if digest:
                 self._memory = Memory(position, job, digest, life)
@@ -109,13 +112,15 @@ class Connections:
         self._lines.check_open()
         return self._opened(role) if self.places is None else self._moved(role, self.places)
 
-    def may_say(self, entry: Entry, course: Course) -> bool:
-        """Whether this agent still wants to say this. Raises `Unavailable` if it has come to another life of the
-        journal than that of `course` meanwhile: what is appended there would count in the life before."""
+    def may_say(self, entry: Entry, course: Course, known: Course | None) -> bool:
+        """Whether this agent still wants to say this. `known`: the life that the agent knew when it wanted the entry.
+        Raises `Unavailable` if it has come to another life of the journal than that of `course` meanwhile: what is
+        appended there would count in the life before."""
         with self._saying:
             if self._course is not course:
                 raise Unavailable(f"{self.where}: the journal has begun another life")
-            return self._voice.may_say(entry, is_stranger=course.has_other_base)
+            is_stranger = course.has_other_base or known not in (None, course)
+            return self._voice.may_say(entry, is_stranger=is_stranger)
 
     def holds(self, position: int) -> None:
         """The agent holds what is before this position, and nothing beyond."""
@@ -264,7 +269,8 @@ class Connections:
         if memory.job.outcome is not None:
             raise Unavailable(f"{self.where}: the store has lost the journal, and the job is over", answers=True)
         election = self._election()
-        note = self.places.note(self.keys, self._envelope)  # now: a later one is of a journal that has begun since
+        # Now: a later note is of a journal that has begun since.
+        note = self.places.note(self.keys, self._envelope, 1e-3 * self.pace_ms)
         header = found_again(client, self.keys, self._envelope, memory, void, number, election)
         self.places.note_again(self.keys, self._envelope, header, note)
         return header
@@ -309,7 +315,8 @@ class Connections:
         self._lines.close_all_but(client)
 
     def look_for_a_majority(self) -> None:
-        """Raises `Unavailable` if the nodes of this journal have no majority, and a later one is at an endpoint."""
+        """Raises `Unavailable` if the nodes of this journal have no majority, and a later one is at an endpoint, or
+        this one is not at its endpoint any more."""
         memory, places, course = self._memory, self.places, self._course
         if memory is None or places is None or course is None:
             return
@@ -318,7 +325,7 @@ class Connections:
             with self._greeting:
                 places.look_elsewhere()
                 self._lines.close_all_but(None)
-            raise Unavailable(f"the job goes on in a later journal at {places.name_of(found)}", answers=True)
+            raise Unavailable(f"the job may go on in another journal at {places.name_of(found)}", answers=True)
 
     def made_way(self, client: Client, course: Course) -> Unavailable:
         """The error for an agent that has read that this journal is void."""

@@ -118,8 +118,9 @@ class TCPStoreJournal:
             self._append(token, entry)
 
     def _append(self, token: str, entry: Entry) -> None:
+        known = self._connections.known  # now: the agent may fold another life while this thread connects
         client, course = self._changing("writer")
-        if not self._connections.may_say(entry, course):
+        if not self._connections.may_say(entry, course, known):
             return
         while True:
             if course.taken is None or course.taken[0] != token:

@@ -33,8 +33,9 @@ from reknit.core.job.reasons import Refusal
 
 LOOK_S = FIRST * TIMEOUT_S
 """How long an agent waits for the answer of an endpoint that may have the journal. Seconds."""
-_BRIEF_LOOK_S = 1.0
-"""The same for an agent that has more to do meanwhile, if no store of the job is far away. Seconds."""
+_BRIEF_LOOK_S, _NOTE_LOOK_S = 1.0, 3.0
+"""The same for an agent that has more to do meanwhile, if no store of the job is far away: to see whether there is a
+later journal, and to find a note. Seconds."""
 _PAUSE_S = 0.5
 """After both endpoints were tried in vain, no thread of the agent tries again for so long. Seconds."""
 ELDERS_S = 3.0
@@ -90,6 +91,8 @@ class Found:
     between two lives that were founded from the same one. The number is -1 if there is none."""
     owner: bytes = b""
     """The job that the store serves. Empty: none yet."""
+    offers: bytes = b""
+    """How often agents have offered there to found the journal again. Empty: never."""
 
 
 class Places:
@@ -106,9 +109,9 @@ class Places:
     ) -> None:
         """`endpoints`: two. `hosted`: the one whose store this agent hosts, 0 or 1. None: it hosts none. `on_move`:
         called with the endpoint when the journal was found at another one than before. `silence_s`: of the terms of
-        this agent, in seconds. `exclusive`: each of the two stores serves one job only. `on_wait`: called before this
-        host waits for agents that remember the journal, with the seconds that it waits at most."""
-        self._on_wait = on_wait
+        this agent, in seconds. `exclusive`: each of the two stores serves one job only. `on_wait`: called once, before
+        this host waits for agents that remember the journal, with the seconds that it waits at most."""
+        self._on_wait, self._has_told = on_wait, False
         self.moving = threading.Lock()
         """Held while a connection is made."""
         self.home = 0
@@ -174,9 +177,11 @@ class Places:
         self._looks_elsewhere = True
 
     def wait_for_elders_s(self, timeout_s: float) -> float:
-        """How many more seconds this host waits for agents that remember the journal. The operator is told so."""
+        """How many more seconds this host waits for agents that remember the journal. The operator is told so once."""
         wait_s = elders_s(timeout_s, self._silence_s) - ELDERS_S
-        self._on_wait(wait_s)
+        if not self._has_told:
+            self._has_told = True
+            self._on_wait(wait_s)
         return wait_s
 
     def failed(self, why: str, *, answers: bool) -> Unavailable:
@@ -200,9 +205,10 @@ class Places:
         rank: tuple[int, str],
         round_trip_s: float,
     ) -> Found | None:
-        """A later journal than the one with this rank, if this agent waits for a majority in vain, or works without
-        one: the nodes that have succeeded may be lost, and then the round goes on. None: there is none, or it is not
-        yet time to look again."""
+        """What this agent should look for, if it waits for a majority in vain, or works without one: the nodes that
+        have succeeded may be lost, and then the round goes on. It is a later journal than the one with this rank, or
+        what is at home if that journal is not there any more. None: there is nothing, or it is not yet time to look
+        again."""
         joined, phase, now = voice.joined, job.phase, time.monotonic()
         is_waiting = isinstance(phase, Gathering) and joined is not None and joined.node not in phase.expected
         if not (is_waiting or isinstance(phase, Running)) or has_majority(job) or voice.has_left:
@@ -212,29 +218,47 @@ class Places:
         if now - self._strayed_at < _STRAYED_S:
             return None
         self._strayed_at = now
-        found = self.latest(keys, envelope, max(_BRIEF_LOOK_S, ROUND_TRIPS * round_trip_s))
-        return found if found.rank > rank else None
+        timeout_s = max(_BRIEF_LOOK_S, ROUND_TRIPS * round_trip_s)
+        found = [each for place in (0, 1) if (each := self._looked(place, keys, envelope, timeout_s)) is not None]
+        if later := [each for each in found if each.rank > rank]:
+            return max(later, key=lambda each: each.rank)
+        return next((each for each in found if each.place == self.home and each.rank != rank), None)
 
     def name_of(self, found: Found) -> str:
         return endpoint(*self._endpoints[found.place])
 
-    def is_reserved(self, keys: Keys, envelope: Envelope) -> bool:
-        """Whether a new journal has begun at the first endpoint before, so that other agents may remember it. Raises
-        `Unavailable` if no new journal may begin, and `Refused`."""
-        return bool(self._second(keys, envelope))
+    def check_first(self) -> None:
+        """Raises `Unavailable` if this agent looks at the second endpoint. No journal begins there."""
+        if self._place != 0:
+            raise self.failed(f"the journal was at {endpoint(*self._endpoints[self._place])} just now", answers=True)
+
+    def is_remembered(self, keys: Keys, envelope: Envelope) -> bool:
+        """Whether the second endpoint shows that agents may remember a journal: there is a note, because a new journal
+        has begun at the first endpoint before, or an agent has offered to found the journal again. Raises `Unavailable`
+        if no new journal may begin, and `Refused`."""
+        found = self._second(keys, envelope)
+        return bool(found.header or found.offers)
+
+    def offers(self, keys: Keys, envelope: Envelope) -> bytes | None:
+        """How often agents have offered at the second endpoint to found the journal again. Empty: never. None: no store
+        answers there."""
+        found = self._looked(1, keys, envelope, LOOK_S)
+        return None if found is None else found.offers
 
     def reserve(self, keys: Keys, envelope: Envelope, header: bytes) -> None:
         """Write at the second endpoint that a new journal with this header begins at the first one. Raises
         `Unavailable` if no new journal may begin, and `Refused`."""
-        before, note = self._second(keys, envelope), envelope.elsewhere(header)
+        before, note = self._second(keys, envelope).header, envelope.elsewhere(header)
         owner, found = self._noted(keys, before, note, envelope.job)
         self._check_owner(owner, envelope.job)
         if found != note:
             raise self.failed(f"another agent was faster at {endpoint(*self._endpoints[1])}", answers=True)
 
-    def note(self, keys: Keys, envelope: Envelope) -> bytes:
-        """The note at the second endpoint, if this agent looks at the first one. Empty: there is none."""
-        found = self._looked(1, keys, envelope, _BRIEF_LOOK_S) if self._place == 0 else None
+    def note(self, keys: Keys, envelope: Envelope, round_trip_s: float) -> bytes:
+        """The note at the second endpoint, if this agent looks at the first one. Empty: there is none, or no store
+        answers there. `round_trip_s`: the longest of any agent."""
+        timeout_s = max(_NOTE_LOOK_S, ROUND_TRIPS * round_trip_s)
+        found = self._looked(1, keys, envelope, timeout_s) if self._place == 0 else None
         return found.header if found is not None and found.header and envelope.is_elsewhere(found.header) else b""
 
     def note_again(self, keys: Keys, envelope: Envelope, header: bytes, before: bytes) -> None:
@@ -245,7 +269,7 @@ class Places:
             if self._place == 0 and before:
                 self._noted(keys, before, envelope.elsewhere(header), envelope.job)
         except Unavailable:
-            pass  # the store at the second endpoint is lost, and the note with it
+            pass  # usually that store is lost, and the note with it
 
     def _noted(self, keys: Keys, before: bytes, note: bytes, job: str) -> tuple[bytes, bytes]:
         """Put the note in the place of `before`. Returns the owner of the store, and what stands there now."""
@@ -258,8 +282,8 @@ class Places:
         if self._exclusive:
             check_owner(endpoint(*self._endpoints[1]), owner, job)
 
-    def _second(self, keys: Keys, envelope: Envelope) -> bytes:
-        """What stands in the place of the header at the second endpoint: a note, or nothing."""
+    def _second(self, keys: Keys, envelope: Envelope) -> Found:
+        """What is at the second endpoint. In the place of the header there is a note, or nothing."""
         found, where = self._looked(1, keys, envelope, LOOK_S), endpoint(*self._endpoints[1])
         if found is None:
             raise self.failed(
@@ -272,16 +296,16 @@ class Places:
             raise self.failed(f"the job goes on at {where}", answers=True)
         if found.header and not envelope.is_elsewhere(found.header):
             envelope.another().admit(found.header)  # it is refused
-        return found.header
+        return found
 
     def _looked(self, place: int, keys: Keys, envelope: Envelope, timeout_s: float) -> Found | None:
         """None: the endpoint does not answer."""
         try:
-            with self._look(place, timeout_s, (OWNER, keys.header)) as client:
-                owner, header = client.greeting
+            with self._look(place, timeout_s, (OWNER, keys.header, keys.offers)) as client:
+                owner, header, offers = client.greeting
         except Unavailable:
             return None
-        return Found(place, header, envelope.rank_of(header), owner)
+        return Found(place, header, envelope.rank_of(header), owner, offers)
 
     @contextmanager
     def _look(self, place: int, timeout_s: float, keys: Sequence[str] = ()) -> Iterator[Client]:

@@ -99,12 +99,11 @@ def found_again(
     candidate.come()
     while not (header := _awaited(client, keys, void)):
         if candidate.is_chosen():
-            return _founded(client, keys, envelope, memory, candidate.life, void)
-        if election is not None and time.monotonic() >= give_up_at:
-            election.past.was_in_vain = candidate.is_best
-            error = too_few(election, candidate.count())
-            candidate.withdraw()
-            raise error
+            header = _founded(client, keys, envelope, memory, candidate.life, void)
+            candidate.check_founded(header, void)
+            return header
+        if time.monotonic() >= give_up_at:
+            return candidate.given_up(void)
         candidate.look()
     return header
 
@@ -183,45 +182,69 @@ class _Candidate:
     def is_chosen(self) -> bool:
         """Whether this agent is to found the journal."""
         waited_s = self._waited_s()
-        if not self.is_best or waited_s < self._least_s or not self._is_enough(waited_s):
+        if not self.is_best or waited_s < self._least_s:
             return False
-        if not self._has_highest_number():
+        ballots = self._ballots()
+        if not self._is_enough(self._counted(ballots), waited_s) or not self._has_highest_number(ballots):
             return False
         # An agent that was counted may have come with a better offer. It has offered before it was counted.
         return self._client.get(self._keys.best) == self._offer
 
-    def _is_enough(self, waited_s: float) -> bool:
+    def _is_enough(self, count: Count, waited_s: float) -> bool:
         """As many agents have come as can be expected."""
-        count = self.count()
         if not count.is_majority:
             return False
         if count.have >= count.all - 1 and waited_s >= _ONE_MISSING_S:
             return True
         return count.have >= count.all or waited_s >= _OFFERS_S
 
-    def count(self) -> Count:
+    def _counted(self, ballots: Mapping[str, bytes]) -> Count:
         if self._election is None or not self._job.members:
             return Count(self._offers, len(self._job.live))
-        return counted(self._job, self._ballots())
+        return counted(self._job, ballots)
 
     def _ballots(self) -> Mapping[str, bytes]:
+        if self._election is None:
+            return {}
         choice = _choice_of(self.life.name, self.life.number)
         return cast(self._client, self._keys.vote, self._envelope, self._job, choice)
 
-    def _has_highest_number(self) -> bool:
+    def _has_highest_number(self, ballots: Mapping[str, bytes]) -> bool:
         """The new life has a higher number than any that one of the voters has voted for before. That one may have
         been founded, and another agent may be there. Otherwise the offer names another number from now on."""
-        number = 0 if self._election is None else highest(self._envelope, self._ballots())
+        number = highest(self._envelope, ballots)
         if number < self.life.number:
             return True
         self.life = evolve(self.life, number=number + 1)
         self._renew()
         return False
 
-    def withdraw(self) -> None:
+    def check_founded(self, header: bytes, void: bytes) -> None:
+        """Take the header back, and raise `Unavailable`, if there is no majority any more. This agent was so slow that
+        another one has taken its vote back, and may go on elsewhere. This agent has written the header before it looks.
+        The other one looks for a header after it has taken its vote back (`given_up`). So one sees the other."""
+        election = self._election
+        if election is None or self._envelope.rank_of(header)[1] != self.life.name:
+            return
+        count = self._counted(self._ballots())
+        if not count.is_majority:
+            self._client.compare_set(self._keys.header, header, void)
+            raise too_few(election, count)
+
+    def given_up(self, void: bytes) -> bytes:
+        """Take the offer and the vote back. Returns the header, if another agent has written it meanwhile. Otherwise
+        raises `Unavailable`."""
+        election = self._election
+        if election is None:
+            raise AssertionError("only an agent that needs a majority gives up")
+        election.past.was_in_vain = self.is_best
+        error = too_few(election, self._counted(self._ballots()))
         self._client.compare_set(self._keys.best, self._offer, b"")
-        if self._election is not None:
-            withdraw(self._client, self._keys.vote, self._election)
+        withdraw(self._client, self._keys.vote, election)
+        header = self._client.get(self._keys.header)
+        if header in (b"", void):
+            raise error
+        return header
 
     def _waited_s(self) -> float:
         return time.monotonic() - self._best_at - self._client.round_trip_s

@@ -10,12 +10,9 @@
 
 from __future__ import annotations
 
-from reknit.core.job.entries import Admit, Entry, GaveUp, Joined, LastCall, Left, Lost, Opened, Steady
+from reknit.core.job.entries import Entry, Joined, Left, Opened
 from reknit.core.job.job import Job
-from reknit.core.job.majority import is_over
-
-_OF_ONE_LIFE = Joined | Lost | LastCall | Admit | Steady | GaveUp
-"""What an agent says because of what it has read and heard in this life of the journal."""
+from reknit.core.job.majority import OF_ONE_LIFE, is_over
 
 
 class Voice:
@@ -33,8 +30,9 @@ class Voice:
 
     def may_say(self, entry: Entry, *, is_stranger: bool) -> bool:
         """Note that this agent is about to say this. False: the agent has wanted it for another life of the journal.
-        `is_stranger`: the agent has come from another life, and has not folded the fold with which this one begins."""
-        if self._is_old(entry) or (is_stranger and isinstance(entry, _OF_ONE_LIFE)):
+        `is_stranger`: the agent has come from another life. When it wanted this entry, it had not folded the fold with
+        which this life begins."""
+        if self._is_old(entry) or (is_stranger and isinstance(entry, OF_ONE_LIFE)):
             return False
         if isinstance(entry, Joined):
             self.joined = entry

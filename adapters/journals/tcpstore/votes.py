@@ -82,7 +82,7 @@ def await_majority(client: Client, keys: Keys, envelope: Envelope, job: Job, hea
         ballots = cast(client, keys.objection, envelope, job, choice)
         here |= {nonce for nonce, ballot in ballots.items() if first.setdefault(nonce, ballot) != ballot}
         read = {nonce: _read_by(envelope, nonce, ballots[nonce]) for nonce in here & ballots.keys()}
-        found = counted(job, _on_one_line({**read, election.nonce: (election.life, election.position)}))
+        found = _on_one_line(job, {**read, election.nonce: (election.life, election.position)})
         if found.is_majority:
             # Another agent may have seen only the last one of this agent. It must see a change as well.
             vote(client, keys.objection, envelope, election.nonce, choice, {**own, "renewals": renewals + 1})
@@ -140,15 +140,16 @@ def _read_by(envelope: Envelope, nonce: str, ballot: bytes) -> tuple[Life, int]:
     return Life(*last, before=tuple(before)), position_of(fields)
 
 
-def _on_one_line(read: Mapping[str, tuple[Life, int]]) -> Collection[str]:
-    """As many agents as possible of whom one has read all that the others have read. `read`: by nonce, what each has
-    read. The others could not go on together."""
-    lines = {
-        furthest: [nonce for nonce, (life, position) in read.items() if common(life, furthest[0]) >= position]
-        for furthest in set(read.values())
-        if furthest[1] >= 0
-    }
-    return max(lines.values(), key=len, default=[])
+def _on_one_line(job: Job, read: Mapping[str, tuple[Life, int]]) -> Count:
+    """The best count of agents of whom one has read all that the others have read. The others could not go on together.
+    `read`: by nonce, what each has read."""
+    lines = [
+        [nonce for nonce, (life, position) in read.items() if common(life, furthest) >= position]
+        for furthest, end in set(read.values())
+        if end >= 0
+    ]
+    counts = [counted(job, line) for line in lines] or [counted(job, ())]
+    return max(counts, key=lambda count: (count.is_majority, count.have))
 
 
 def counted(job: Job, voters: Collection[str]) -> Count:
