@@ -152,7 +152,7 @@ def test_nothing_is_said_or_read_in_a_life_that_the_agent_has_left(stores: list[
     cut_off(a, b, c)
     at_once(a.read, b.read, c.read)
     is_in_vain(lambda: c.journal._connections.give(before, 9), "the journal has begun another life")
-    is_in_vain(lambda: c.journal._connections.may_say(c.joined, before), "the journal has begun another life")
+    is_in_vain(lambda: c.journal._connections.may_say(c.joined, before, None), "the journal has begun another life")
 
 
 def test_who_has_left_goes_nowhere(stores: list[JobStore]) -> None:
