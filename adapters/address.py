@@ -27,10 +27,10 @@ def own_address(endpoints: Sequence[tuple[str, int]]) -> str:
     for host, port in endpoints:
         # Debian's /etc/hosts gives a host's own name a loopback address. No other host can reach this one there.
         must_leave = not is_loopback(host)
-        for source in _sources(host, port):
+        for source, _ in _routes(host, port):
             if not (must_leave and is_loopback(source)):
                 return source
-    return next((source for host in _ELSEWHERE for source in _sources(host, _ANY_PORT)), "127.0.0.1")
+    return next((source for host in _ELSEWHERE for source, _ in _routes(host, _ANY_PORT)), "127.0.0.1")
 
 
 @cache
@@ -48,8 +48,13 @@ def full_host_name() -> str:
     return found[0] if found else short
 
 
-def _sources(host: str, port: int) -> Iterator[str]:
-    """The source address of the route to each address of `host`."""
+def is_here(host: str, port: int) -> bool:
+    """Whether this name or address leads to this host. Resolving a name may take until the resolver gives up."""
+    return is_loopback(host) or any(source == address for source, address in _routes(host, port))
+
+
+def _routes(host: str, port: int) -> Iterator[tuple[str, str]]:
+    """For each address of `host` the source address of the route to it, and the address itself."""
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)
     except (OSError, UnicodeError):
@@ -62,7 +67,7 @@ def _sources(host: str, port: int) -> Iterator[str]:
         except OSError:
             continue  # no route, or no such family here
         if "%" not in source:  # a link-local address means something else on every host
-            yield source
+            yield source, str(address[0])
 
 
 def is_loopback(host: str) -> bool:

@@ -95,7 +95,7 @@ _ORIGINS = {
     71: "reknit could not end processes: they survive SIGKILL",
     72: "the job's journal is empty, damaged, or another one than before",
     73: "the endpoint serves another job",
-    _NO_STORE: "reknit could not reach the job's store",
+    _NO_STORE: "reknit could not reach or use the job's store",
     _TOO_FEW: "too few nodes joined in time",
     _REPLACED: "another agent has this node's id",
     77: "wrong secret",

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from attrs import evolve
 
-from reknit.adapters.address import is_loopback, own_address
+from reknit.adapters.address import is_here, own_address
 from reknit.adapters.hostlock import HostLock, Taken, take, take_free
 from reknit.adapters.journals.envelope import Envelope
 from reknit.adapters.link import ThreadedLink
@@ -141,8 +141,17 @@ def _locked(settings: Settings, place: str, address: str) -> HostLock:
 def _lock_place(meeting: Meeting) -> str:
     """The same text for all agents on this host that name this store, in whichever order and by whichever name. The
     lock on this host is named by it."""
-    endpoints = sorted(("localhost" if is_loopback(host) else host, port) for host, port in meeting.endpoints)
+    endpoints = sorted(("localhost" if is_here(host, port) else host, port) for host, port in meeting.endpoints)
     return evolve(meeting, endpoints=tuple(endpoints), folder=meeting.folder and os.path.realpath(meeting.folder)).place
+
+
+def _both(meeting: Meeting) -> str:
+    """The two endpoints, in words for people. Empty: there is one."""
+    if not meeting.has_second:
+        return ""
+    from reknit.adapters.journals.tcpstore.client import endpoint
+
+    return ",".join(endpoint(*place) for place in meeting.endpoints)
 
 
 def _hosted(meeting: Meeting, env: Mapping[str, str]) -> tuple[Host | None, int | None]:
@@ -237,7 +246,7 @@ def open_journal(
 
     `places`: where the journal may be, if c10d has two endpoints. None: at the first one.
     """
-    envelope = Envelope(job, meeting.secret)
+    envelope = Envelope(job, meeting.secret, endpoints=_both(meeting))
     if meeting.backend == "file":
         from reknit.adapters.journals.file.journal import FileJournal
 

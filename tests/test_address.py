@@ -11,7 +11,7 @@ import sys
 
 import pytest
 
-from reknit.adapters.address import own_address
+from reknit.adapters.address import is_here, own_address
 from tests.waiting import PATIENCE_S
 
 NOWHERE = "no-such-host.invalid"
@@ -70,6 +70,14 @@ def test_the_network_that_leads_to_the_store() -> None:
 def test_endpoints_that_lead_nowhere_are_passed_over() -> None:
     """A cluster's first member may be a name that is gone."""
     assert in_network(TWO_NETWORKS, NOWHERE, "10.9.9.9", "10.2.0.9") == "10.2.0.5"
+
+
+def test_the_names_and_addresses_of_this_host_are_known() -> None:
+    """Two agents on one host must not get one node id because they write the endpoint differently."""
+    assert is_here("localhost", 29400)
+    assert is_here(own_address([]), 29400)
+    assert not is_here("203.0.113.1", 29400)
+    assert not is_here(NOWHERE, 29400)
 
 
 def test_the_default_route_when_there_is_no_endpoint() -> None:

@@ -170,6 +170,18 @@ def test_a_run_whose_peer_fails() -> None:
     ]
 
 
+def test_a_run_whose_worker_fails_because_a_node_is_lost() -> None:
+    """The worker dies first, and then the silence of its peer is noticed. Too few nodes are left for another round."""
+    fails = (after(2), exits(failure(0, 1)), echo(), stopped(), echo(Lost(node("n1"), node("n0"))), echo(), ack())
+    assert told(agent(2, 2, 2), *WITH_N1, *fails) == [
+        WAITING,
+        FIRST_WITH_N1,
+        "rank 0 on node n0 failed: exit code 1",
+        "node n1 fell silent, noticed by node n0",
+        WAITING,
+    ]
+
+
 def test_a_run_that_a_node_comes_late_to() -> None:
     """A node that the job has no room for says so as soon as it sees the round, before it has joined."""
     terms = Terms(min_nodes=2, max_nodes=2)

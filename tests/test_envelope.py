@@ -183,6 +183,17 @@ def test_a_journal_in_the_place_of_the_one_before_is_refused() -> None:
     assert refusal(Envelope("job"), b"") is Refusal.IDENTITY
 
 
+@pytest.mark.parametrize("theirs", ["a:1,c:2", "b:2,a:1"])
+def test_two_endpoints_that_differ_are_told(theirs: str) -> None:
+    """A slip in the second one would show only when the first store is lost, and each agent waits elsewhere."""
+    header = Envelope("job", endpoints=theirs).header()
+    with pytest.raises(Refused, match=f"endpoints of job job are {theirs}, and not a:1,b:2: give all nodes") as refused:
+        Envelope("job", endpoints="a:1,b:2").admit(header)
+    assert refused.value.refusal is Refusal.SETUP
+    Envelope("job", endpoints=theirs).admit(header)
+    Envelope("job").admit(header)  # the terms tell that this agent has one endpoint
+
+
 @pytest.mark.parametrize(
     ("theirs", "mine", "says"),
     [("", "s", "is not signed"), ("s", "", "this node has no --rdzv-secret"), ("s", "t", "another secret")],

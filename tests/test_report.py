@@ -90,7 +90,7 @@ def test_a_status_that_may_be_anybodys_names_its_origin() -> None:
     never_started = WorkerFailure(local_rank=0, rank=3, exitcode=71)
     assert origin(result(never_started)) == "exit status 71: reknit could not run the worker of rank 3"
     lost = Result(WorkerState.FAILED, own.StoreLost("x"))
-    assert origin(lost) == "exit status 74: reknit could not reach the job's store"
+    assert origin(lost) == "exit status 74: reknit could not reach or use the job's store"
 
 
 def test_every_status_that_a_worker_may_share_names_its_origin() -> None:

@@ -271,7 +271,7 @@ def test_a_new_journal_and_an_old_one_cannot_both_begin(stores: list[JobStore], 
     host = Agent("a", stores, founds=True)
     stubborn(host.read)
     cut_off(b, c)
-    is_in_vain(b.read, "another journal of job .* begins elsewhere")
+    is_in_vain(b.read, "the journal of job .* begins at the other endpoint")
 
 
 def test_the_objection_of_a_dead_agent_counts_for_nobody_who_comes_later(

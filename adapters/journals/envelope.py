@@ -60,10 +60,12 @@ class Record:
 class Envelope:
     """Writes and opens the records of one job."""
 
-    def __init__(self, job: str, secret: str = "", author: str = "") -> None:
+    def __init__(self, job: str, secret: str = "", author: str = "", endpoints: str = "") -> None:
         """`job`: the job's id. `secret`: signs the records. Empty: everybody who can reach the store is trusted.
-        `author`: who writes, in words for people. Empty: this process, by its host and pid."""
+        `author`: who writes, in words for people. Empty: this process, by its host and pid. `endpoints`: the two at
+        which the store may be, as the user writes them. Empty: there is one."""
         self.job = job
+        self._endpoints = endpoints
         self._author = json.dumps(author or f"{os.uname().nodename} pid {os.getpid()}")
         self._key = _Key(job, _bytes(secret))
 
@@ -125,6 +127,8 @@ class Envelope:
         """A header. `life`: where the journal goes on. By default the header is that of a new journal."""
         journal = self._key.journal if life.name else os.urandom(8).hex()
         data = {"format": FORMAT, "job": self.job, "journal": journal, "signed": bool(self._key.secret)}
+        if self._endpoints:
+            data["endpoints"] = self._endpoints
         if life.name:
             data |= {"life": life.name, "position": life.position, "digest": life.digest}
         if life.number > 1:
@@ -154,6 +158,16 @@ class Envelope:
     def forget(self) -> None:
         """The next header that is admitted may name any journal."""
         self._key = self._key._replace(journal="")
+
+    def _check_endpoints(self, theirs: str) -> None:
+        """Raises `Refused` if this agent would look for the second store elsewhere. The terms show whether there is
+        one."""
+        if theirs and self._endpoints and theirs != self._endpoints:
+            raise Refused(
+                Refusal.SETUP,
+                f"the endpoints of job {self.job} are {theirs}, and not {self._endpoints}: give all nodes the same "
+                "--rdzv-endpoint=HOST,HOST, in the same order and by the same names",
+            )
 
     def another(self) -> Envelope:
         """For another journal of the same job. No header was admitted yet."""
@@ -207,10 +221,11 @@ class Envelope:
             raise Refused(
                 Refusal.SECRET, f"{what} is signed with another secret (--rdzv-secret): give all nodes the same"
             )
+        self._check_endpoints(str(header.get("endpoints", "")))
         journal = str(header.get("journal"))
         if self._key.journal not in ("", journal):
             raise Refused(
-                Refusal.IDENTITY, f"{what} is another one than before: its store was replaced; start all agents again"
+                Refusal.IDENTITY, f"{what} is another one than before: its store was replaced; start this agent again"
             )
         self._key = self._key._replace(journal=journal)
         position = header.get("position")

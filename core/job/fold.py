@@ -160,8 +160,7 @@ def _with_new(job: Job, nodes: Mapping[NodeId, Joined]) -> Job:
 
 
 def _for_this_round(job: Job, joined: Joined) -> Joined:
-    """A new node takes part in the next seal, also if its `Joined` is a late copy that names a later round of an epoch
-    before. What was said for a later round than the last seal was not used up by it (`is_over`)."""
+    """A new node's `Joined` counts for the next seal, also if it is a late copy that names a later round."""
     round = job.round + isinstance(job.phase, Running)
     return joined if joined.round <= round else evolve(joined, round=round)
 

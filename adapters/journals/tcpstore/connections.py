@@ -123,9 +123,10 @@ class Connections:
             return self._voice.may_say(entry, is_stranger=is_stranger)
 
     def holds(self, position: int) -> None:
-        """The agent holds what is before this position, and nothing beyond."""
+        """The agent holds what is before this position in the life that it was given last, and nothing beyond. It may
+        have begun anew since, and hold nothing."""
         with self._saying:
-            self._given = self._given[0], position
+            self._given = self._given[0], min(position, self._given[1])
 
     def give(self, course: Course, position: int) -> None:
         """The agent is about to be given what this life holds before `position`. Raises `Unavailable` if the agent has
@@ -278,11 +279,7 @@ class Connections:
     def _at_another(self, client: Client, course: Course, header: bytes) -> bytes:
         """The header, after this agent has found that of another journal."""
         memory = self._memory
-        if self._envelope.is_elsewhere(header):
-            if self.places is not None:
-                self.places.look_elsewhere()  # a majority may be in time to make that journal void
-            where, job = self.where, self._envelope.job
-            raise Unavailable(f"{where}: another journal of job {job} begins elsewhere", answers=True)
+        self._check_note(header)  # a majority may be in time to make that journal void
         if memory is not None and memory.job.outcome is not None:
             return header  # it is refused: the job is over, and the other journal may be a new run of it
         if memory is not None and memory.job.members:
@@ -299,6 +296,14 @@ class Connections:
         if memory is not None or self._has_read_nothing():
             self._start_over(client)
         return header
+
+    def _check_note(self, header: bytes) -> None:
+        """At one of two endpoints: raises `Unavailable` if this is the note that a journal is at the other one. Another
+        agent may have written it while this one waited."""
+        if self.places is not None and self._envelope.is_elsewhere(header):
+            self.places.look_elsewhere()
+            where, job = self.where, self._envelope.job
+            raise Unavailable(f"{where}: the journal of job {job} begins at the other endpoint", answers=True)
 
     def _has_read_nothing(self) -> bool:
         return self._given[1] <= 0  # what was read, and not given to the agent, does not count
@@ -340,6 +345,7 @@ class Connections:
         course = self._course
         if course is not None and course.header == header:
             return course
+        self._check_note(header)
         life = self._envelope.admit(header)
         if self._beginning.void and self.places is not None:
             # The agent that has founded the journal again may have died before it did this.

@@ -41,6 +41,7 @@ from reknit.adapters.journals.tcpstore.client import Client
 from reknit.adapters.journals.tcpstore.keys import Keys, LifeKeys
 from reknit.adapters.journals.tcpstore.votes import (
     POLL_S,
+    TURNS,
     Count,
     Election,
     cast,
@@ -60,7 +61,8 @@ _OFFERS_S = 1.5
 """How long the agent with the best offer waits for others. An agent that lost its store tries again every second."""
 _ONE_MISSING_S = 0.3
 _RENEW_S = 1.0
-"""How often the best offer is renewed. One that stands still for `2 * _OFFERS_S` is that of a dead agent."""
+"""How often the best offer is renewed. One that stands still for `2 * _OFFERS_S`, and `TURNS` round trips, is that of a
+dead agent."""
 LARGEST = 4 << 20
 """Upper bound on a value in the store, in bytes. torch's server closes the connection at a value of 8 MiB. A larger
 fold is published only where a life of the journal begins, in several values."""
@@ -95,7 +97,7 @@ def found_again(
 
     Raises `Unavailable` if there is no majority."""
     candidate = _Candidate(client, keys, envelope, memory, number, election)
-    give_up_at = inf if election is None else time.monotonic() + stay_s()
+    give_up_at = inf if election is None else time.monotonic() + stay_s(client)
     candidate.come()
     while not (header := _awaited(client, keys, void)):
         if candidate.is_chosen():
@@ -155,12 +157,13 @@ class _Candidate:
         """See which offer is the best now. Keep it, renew it, or put this agent's own in its place."""
         client, keys = self._client, self._keys
         self._offers, (best,) = client.add_and_get(keys.offers_of(self._envelope.journal), 0, [keys.best])
-        if self._abstains and not best and self._waited_s() >= 2 * _OFFERS_S:
+        is_still = self._waited_s() >= 2 * _OFFERS_S + TURNS * client.round_trip_s
+        if self._abstains and not best and is_still:
             self._abstains = False  # nobody else makes an offer
         if self._abstains:
             self._see(best)
             return
-        is_dead = best == self._best != self._offer and self._waited_s() >= 2 * _OFFERS_S
+        is_dead = best == self._best != self._offer and is_still
         if is_dead:
             best = client.compare_set(keys.best, best, self._offer)
         is_better = _rank(self._envelope, self._offer) < _rank(self._envelope, best)

@@ -25,8 +25,10 @@ from reknit.core.job.majority import missing, moved
 
 LONGEST_STAY_S = 10.0
 _STAY_S = (5.0, LONGEST_STAY_S)
-"""How long an agent waits at one of two endpoints for a majority, at least and at most. Meanwhile it can take the place
-of a dead agent with a better offer, and wait for others. Seconds."""
+"""How long an agent waits at one of two endpoints for a majority, at least and at most, if the store is near. Meanwhile
+it can take the place of a dead agent with a better offer, and wait for others. Seconds."""
+TURNS = 12
+"""The wait is longer by so many round trips. An agent needs about four to come, and as many for each look."""
 POLL_S = 0.05
 _NO_MORE: Mapping[str, object] = {}
 _KeyOf = Callable[[str], str]
@@ -72,7 +74,7 @@ def await_majority(client: Client, keys: Keys, envelope: Envelope, job: Job, hea
 
     Each agent renews its objection, and counts the others whose objection it has seen to change. The header may stay
     for long, and so would the objection of an agent that has died."""
-    give_up_at, choice = time.monotonic() + stay_s(), chained("", header)
+    give_up_at, choice = time.monotonic() + stay_s(client), chained("", header)
     own = {"line": election.life.line, "position": election.position}
     first: dict[str, bytes] = {}
     here: set[str] = set()
@@ -102,9 +104,9 @@ class Count:
     is_majority: bool = True
 
 
-def stay_s() -> float:
+def stay_s(client: Client) -> float:
     """How many seconds this agent waits here for a majority."""
-    return uniform(*_STAY_S)
+    return uniform(*_STAY_S) + TURNS * client.round_trip_s
 
 
 def vote(
