@@ -186,13 +186,9 @@ def _job_news(before: Agent, after: Agent) -> Iterator[str]:
         policy = new.terms.restarts
         left = "the only restart is" if policy.max_restarts == 1 else f"all {policy.max_restarts} restarts are"
         yield f"a round has run for {policy.steady_s:g} s: {left} left again"
-    if (
-        isinstance(old.phase, Gathering)
-        and isinstance(new.phase, Gathering)
-        and isinstance(old.why, reasons.WorkerFailed)
-    ):
-        gone = new.phase.excuse
-        if gone not in (None, old.phase.excuse) and gone.node != after.me:
+    if isinstance(old.phase, Gathering) and old.phase.excuse is None and isinstance(old.why, reasons.WorkerFailed):
+        gone = new.phase.excuse if isinstance(new.phase, Gathering) else None
+        if gone is not None and gone.node != after.me:
             yield reason_text(gone)  # usually the workers of the others have failed because of that
     has_come = new.is_live(after.me) and not old.is_live(after.me)
     if old.phase == new.phase and len(old.live) == len(new.live) and not has_come:

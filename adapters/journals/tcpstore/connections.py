@@ -123,8 +123,7 @@ class Connections:
             return self._voice.may_say(entry, is_stranger=is_stranger)
 
     def holds(self, position: int) -> None:
-        """The agent holds what is before this position in the life that it was given last, and nothing beyond. It may
-        have begun anew since, and hold nothing."""
+        """The agent holds nothing beyond this position, and nothing beyond what it was given."""
         with self._saying:
             self._given = self._given[0], min(position, self._given[1])
 
