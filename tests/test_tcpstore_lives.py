@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -12,6 +13,7 @@ import pytest
 from attrs import evolve
 
 from reknit.adapters.journals.tcpstore import places as places_module
+from reknit.adapters.journals.tcpstore import rebirth as rebirth_module
 from reknit.adapters.journals.tcpstore import votes as votes_module
 from reknit.adapters.journals.tcpstore.places import Places
 from reknit.adapters.ports import Unavailable
@@ -19,6 +21,7 @@ from reknit.core.job.entries import Entry, Joined, LastCall, Left, Lost, Opened
 from reknit.core.job.job import Running
 from tests.endpoints import OVER, TERMS, Agent, at_once, at_work, cut_off, is_in_vain, joined, reconnect
 from tests.stores import HOST, JobStore, free_port, hosted, stubborn
+from tests.waiting import PATIENCE_S, until
 
 ONE = evolve(TERMS, min_nodes=1, max_nodes=5)
 
@@ -215,3 +218,114 @@ def test_agents_that_have_read_different_things_make_no_new_journal_void(
                 tried.result()
         host.say(Opened(ONE, "new"))
         assert stubborn(host.read).entries == (Opened(ONE, "new"),)
+
+
+def test_what_was_wanted_in_another_life_is_not_said_however_long_its_way(
+    stores: list[JobStore], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The thread of a that writes still connects, while a reads and folds the next life."""
+    a, b, c = at_work(stores, "a", "b", "c")
+    cut_off(a, b, c)
+    connected = a.journal._connections.client
+
+    def late(role: str) -> Any:
+        if role == "writer":
+            monkeypatch.setattr(a.journal._connections, "client", connected)
+            at_once(a.read, b.read, c.read)
+        return connected(role)
+
+    monkeypatch.setattr(a.journal._connections, "client", late)
+    a.say(Lost(b.joined.node, a.joined.node))
+    b.read()
+    assert b.job.is_live(b.joined.node)
+
+
+def test_a_note_that_is_corrected_sends_those_who_wait_to_the_other_endpoint(stores: list[JobStore]) -> None:
+    """c waits for a majority at the second endpoint. Meanwhile the others found the journal again at the first one."""
+    a, b, c = at_work(stores, "a", "b", "c")
+    first = c.places._endpoints
+    cut_off(c)
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(is_in_vain, c.read, "begins at the other endpoint")
+        until(lambda: stores[1].client.get(stores[1].key("best")) != b"")
+        stores[0].client.set(stores[0].key("header"), b"")
+        reconnect(a, b)
+        at_once(a.read, b.read)
+        waiting.result()
+    c.places._endpoints = first
+    stubborn(c.read)
+    assert a.number == b.number == c.number > 0
+    assert c.job == a.job
+
+
+@pytest.mark.parametrize("place", [0, 1])
+def test_no_job_begins_anew_while_an_agent_that_remembers_it_waits(
+    stores: list[JobStore], monkeypatch: pytest.MonkeyPatch, place: int
+) -> None:
+    """b waits for a majority, at either endpoint. The host of the first one was started again on another machine."""
+    monkeypatch.setattr(Places, "wait_for_elders_s", lambda places, timeout_s: PATIENCE_S)
+    monkeypatch.setattr(votes_module, "_STAY_S", (1.0, 1.0))
+    (b,) = at_work(stores, "b")
+    with hosted() as (_, port), ThreadPoolExecutor(1) as pool:
+        b.places._endpoints = [(HOST, free_port() if place else port), b.places._endpoints[1]]
+        b.places._reached_at = float("-inf")
+        reconnect(b)
+        host, is_over = Agent("a", stores, founds=True), threading.Event()
+        host.places._endpoints = [(HOST, port), b.places._endpoints[1]]
+
+        def wait() -> None:
+            while not is_over.is_set():
+                is_in_vain(b.read, "of the 3 nodes of the last round|connection refused")
+
+        waiting = pool.submit(wait)
+        is_in_vain(host.read, "agents of the job are here or at the second endpoint")
+        is_over.set()
+        waiting.result()
+
+
+def test_no_journal_begins_at_the_second_endpoint(stores: list[JobStore], monkeypatch: pytest.MonkeyPatch) -> None:
+    """The store there is lost between the look of a new host and its connection."""
+    _, b, c = at_work(stores, "a", "b", "c")
+    cut_off(b, c)
+    at_once(b.read, c.read)
+    host, latest = Agent("a", stores, founds=True), Places.latest
+    with hosted() as (_, first), hosted() as (_, second):
+        host.places._endpoints = [(HOST, first), b.places._endpoints[1]]
+
+        def and_lost(places: Places, *args: Any) -> Any:
+            found = latest(places, *args)
+            places._endpoints = [places._endpoints[0], (HOST, second)]
+            return found
+
+        monkeypatch.setattr(Places, "latest", and_lost)
+        is_in_vain(host.read, "the journal was at .* just now")
+
+
+def test_a_founder_that_is_too_slow_takes_the_header_back(
+    stores: list[JobStore], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """b and c have lost the first endpoint for a while. One of them is chosen, and is suspended. The other one does not
+    wait for it, and goes back to a. Nobody must wait in the life that is founded then."""
+    _, b, c = at_work(stores, "a", "b", "c")
+    first, note = b.places._endpoints, stores[1].client.get(stores[1].key("header"))
+    cut_off(b, c)
+    is_chosen, goes_on, founded = threading.Event(), threading.Event(), rebirth_module._founded
+
+    def late(*args: Any) -> bytes:
+        is_chosen.set()
+        assert goes_on.wait(PATIENCE_S)
+        return founded(*args)
+
+    monkeypatch.setattr(rebirth_module, "_founded", late)
+    with ThreadPoolExecutor(2) as pool:
+        tries = [pool.submit(is_in_vain, agent.read, "[01] of the 3 nodes of the last round") for agent in (b, c)]
+        assert is_chosen.wait(PATIENCE_S)
+        wait(tries, PATIENCE_S, return_when=FIRST_COMPLETED)
+        goes_on.set()
+        for each in tries:
+            each.result()
+    assert stores[1].client.get(stores[1].key("header")) == note
+    for agent in (b, c):
+        agent.places._endpoints = first
+        stubborn(agent.read)
+        assert (agent.number, agent.places.home) == (0, 0)

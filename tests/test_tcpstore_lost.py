@@ -318,6 +318,20 @@ def test_an_agent_that_begins_anew_is_told_so_until_it_has_folded_it(lost: Lost,
     assert elder.read(begun.position, 0.0).entries[-1] == Aborted("x")
 
 
+def test_an_agent_that_is_about_to_begin_anew_bears_another_loss(lost: Lost) -> None:
+    """Its beats have come to a new journal, whose host is killed as well before the agent has read it."""
+    store, (elder, _) = lost(entries=opened("old", "a"))
+    store.journal().append("opened", opened("new")[0])
+    stubborn(lambda: elder.beat(ME, 1, ()))
+    store.client.set(store.key("header"), b"")
+    for client in elder._connections._lines.clients.values():
+        client.close()
+    say(store.journal(), opened("newer", "c"))
+    assert stubborn(lambda: go_on(elder, 2)) == Batch(0, base=Job())
+    found = elder.read(0, 0.0).entries
+    assert [*found] == [Filler(), *opened("newer", "c")], "in truth the store holds the first record of the one before"
+
+
 def test_who_comes_to_a_journal_that_makes_way_waits_for_the_other_one(
     lost: Lost, monkeypatch: pytest.MonkeyPatch
 ) -> None:

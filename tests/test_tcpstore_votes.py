@@ -8,6 +8,7 @@ import pytest
 from attrs import evolve
 
 from reknit.adapters.journals.envelope import Envelope
+from reknit.adapters.journals.history import Life
 from reknit.adapters.journals.tcpstore import places as places_module
 from reknit.adapters.journals.tcpstore import rebirth as rebirth_module
 from reknit.adapters.journals.tcpstore import votes as votes_module
@@ -108,3 +109,15 @@ def test_a_vote_counts_for_the_agent_that_has_given_it(store: JobStore) -> None:
     store.client.set(store.key("vote/c"), store.client.get(store.key("vote/b")))
     assert votes(store, job) == (1, False)
     assert votes(store, job, "c") == (2, True)
+
+
+def test_a_majority_is_seen_beside_others_that_are_as_many() -> None:
+    """A network cut has divided four nodes. Half of them with group rank 0 are a majority, and the others are none."""
+    job = folded([Opened(evolve(TERMS, max_nodes=4), "x"), *map(joined, "abcd")], Job())
+    earlier, later = (Life(), 7), (Life("x", 5, "digest", 1, Life().line), 7)
+    for names in ("abcd", "cdab"):
+        read = {name: later if name in "ab" else earlier for name in names}
+        assert votes_module._on_one_line(job, read).is_majority
+        others = {name: earlier if name in "ab" else later for name in names}
+        assert votes_module._on_one_line(job, others).is_majority
+    assert not votes_module._on_one_line(job, {"c": earlier, "d": earlier, "b": later}).is_majority

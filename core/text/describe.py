@@ -201,7 +201,7 @@ def _job_news(before: Agent, after: Agent) -> Iterator[str]:
             yield f"round {old.round} ended: {reason_text(new.why)}"
         case Gathering(expected=expected) if new.is_live(after.me) and not expected:
             if has_come or not _was_waiting(old, new):
-                yield _waiting_text(new)
+                yield _waiting_text(after)
         case _:
             pass
 
@@ -242,11 +242,13 @@ def _was_waiting(old: Job, new: Job) -> bool:
     return isinstance(phase, Gathering) and not phase.expected and len(old.live) == len(new.live)
 
 
-def _waiting_text(job: Job) -> str:
+def _waiting_text(agent: Agent) -> str:
     """`waiting for nodes: 1 of 2 to 4 joined, for at most 600 s`"""
-    terms = job.terms
+    job, terms = agent.job, agent.job.terms
     most = f" to {terms.max_nodes}" if terms.max_nodes > terms.min_nodes else ""
-    until = f"{terms.last_call_s:g} s more" if has_enough(job) else f"at most {terms.join_timeout_s:g} s"
+    timer, for_s = (Timer.LAST_CALL, terms.last_call_s) if has_enough(job) else (Timer.GIVE_UP, terms.join_timeout_s)
+    left_s = f"{for_s - (agent.at - agent.since.get((timer, job.round), agent.at)):.3g} s"
+    until = f"{left_s} more" if has_enough(job) else f"at most {left_s}"
     lack = lacking(job)
     joined = f"{len(job.live)} of {terms.min_nodes}{most} joined" if lack is None else majority_text(lack)
     return f"waiting for nodes: {joined}, for {until}"

@@ -300,9 +300,9 @@ class Connections:
         """At one of two endpoints: raises `Unavailable` if this is the note that a journal is at the other one. Another
         agent may have written it while this one waited."""
         if self.places is not None and self._envelope.is_elsewhere(header):
-            self.places.look_elsewhere()
-            where, job = self.where, self._envelope.job
-            raise Unavailable(f"{where}: the journal of job {job} begins at the other endpoint", answers=True)
+            self.places.look_at(0)  # a note stands at the second endpoint
+            job = self._envelope.job
+            raise Unavailable(f"{self.where}: the journal of job {job} begins at the other endpoint", answers=True)
 
     def _has_read_nothing(self) -> bool:
         return self._given[1] <= 0  # what was read, and not given to the agent, does not count
@@ -327,7 +327,7 @@ class Connections:
         rank, round_trip_s = (course.life.number, course.life.name), 1e-3 * self.pace_ms
         if found := places.later(self.keys, self._envelope, self._voice, memory.job, rank, round_trip_s):
             with self._greeting:
-                places.look_elsewhere()
+                places.look_at(found.place)
                 self._lines.close_all_but(None)
             raise Unavailable(f"the job may go on in another journal at {places.name_of(found)}", answers=True)
 

@@ -172,9 +172,9 @@ class Places:
         self._failed_at, self._looks_elsewhere = float("-inf"), False
         self.reached()
 
-    def look_elsewhere(self) -> None:
-        """Try the other endpoint first, when the next connection is made."""
-        self._looks_elsewhere = True
+    def look_at(self, place: int) -> None:
+        """Try this endpoint first, when the next connection is made."""
+        self._looks_elsewhere = place != self.home
 
     def wait_for_elders_s(self, timeout_s: float) -> float:
         """How many more seconds this host waits for agents that remember the journal. The operator is told so once."""

@@ -29,7 +29,8 @@ _STAY_S = (5.0, LONGEST_STAY_S)
 it can take the place of a dead agent with a better offer, and wait for others. Seconds."""
 TURNS = 12
 """The wait is longer by so many round trips. An agent needs about four to come, and as many for each look."""
-POLL_S = 0.05
+POLL_S, _PER_MEMBER_S = 0.05, 2e-3
+"""The pause between two looks, and how much longer it is for each member if every member looks. Seconds."""
 _NO_MORE: Mapping[str, object] = {}
 _KeyOf = Callable[[str], str]
 """The key of an agent, by its nonce."""
@@ -92,12 +93,12 @@ def await_majority(client: Client, keys: Keys, envelope: Envelope, job: Job, hea
         if time.monotonic() >= give_up_at and renewals > 1:
             withdraw(client, keys.objection, election)
             raise too_few(election, found)
-        time.sleep(POLL_S)
+        time.sleep(POLL_S + _PER_MEMBER_S * len(job.members))
 
 
 @frozen
 class Count:
-    """How many agents have offered."""
+    """How many agents have offered, or have voted."""
 
     have: int
     all: int
