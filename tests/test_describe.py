@@ -159,6 +159,16 @@ def test_a_run_that_waits_for_a_node() -> None:
     ]
 
 
+def test_a_run_that_gathers() -> None:
+    """Each node that comes is counted, and the time that is left."""
+    come = (after(1), echo(joined("n1")), after(2), echo(joined("n2")), echo())
+    assert told(agent(4, 4), start(), read(), echo(), ack(), *come) == [
+        "waiting for nodes: 1 of 4 joined, for at most 600 s",
+        "waiting for nodes: 2 of 4 joined, for at most 599 s",
+        "waiting for nodes: 3 of 4 joined, for at most 597 s",
+    ]
+
+
 def test_a_run_whose_peer_fails() -> None:
     """The rank that failed and its node, not ours, which was only stopped."""
     fails = (echo(failed("n1", 0, failure(0, 3, rank=1))), stopped(), echo(), echo(joined("n1", 1)), ack(), up())
