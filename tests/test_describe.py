@@ -162,7 +162,7 @@ def test_a_run_that_waits_for_a_node() -> None:
 def test_a_run_that_gathers() -> None:
     """Each node that comes is counted, and the time that is left."""
     come = (after(1), echo(joined("n1")), after(2), echo(joined("n2")), echo())
-    assert told(agent(4, 4), start(), read(), echo(), ack(), *come) == [
+    assert told(agent(4, 4), start(), read(), echo(), echo(), ack(), *come) == [
         "waiting for nodes: 1 of 4 joined, for at most 600 s",
         "waiting for nodes: 2 of 4 joined, for at most 599 s",
         "waiting for nodes: 3 of 4 joined, for at most 597 s",
