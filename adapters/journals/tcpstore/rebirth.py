@@ -129,7 +129,7 @@ class _Candidate:
         """The number of the life that this agent has read last (`Life.number`). It may have come to a later life, and
         have read nothing there."""
         self._election = election
-        self._abstains = election is not None and election.past.was_in_vain
+        self._abstains = election is not None and election.past.taken_in_vain()
         self._renewals = 0
         self._offer = self._made()
         self._offers = 0

@@ -46,6 +46,11 @@ class Past:
         self._numbers: dict[str, int] = {}
         """By name, the numbers of the lives for which this agent has voted. They may have been founded."""
 
+    def taken_in_vain(self) -> bool:
+        """`was_in_vain`, which counts for the next election only."""
+        was_in_vain, self.was_in_vain = self.was_in_vain, False
+        return was_in_vain
+
     def voted(self, name: str, number: int) -> None:
         self._numbers[name] = number
 
