@@ -14,6 +14,7 @@ from reknit.adapters.journals.tcpstore.client import Client
 from reknit.adapters.journals.tcpstore.keys import OWNER, Keys
 from reknit.adapters.journals.tcpstore.lines import Lines
 from reknit.adapters.journals.tcpstore.places import ELDERS_S, Places, check_owner, owner_of
+from reknit.adapters.journals.tcpstore.rebirth import header_within
 from reknit.adapters.ports import Unavailable
 
 _OFFERED_S = 6.0
@@ -66,21 +67,22 @@ class Beginning:
             self._places.check_first()
             is_remembered = self._places.is_remembered(self._keys, self._envelope)
         if not header and (self._has_elders or offers or is_remembered):
-            is_there = client.wait([self._keys.header], ELDERS_S)
-            if self._places is not None:
-                self._wait_for_elders(client, self._places, is_there=is_there)
-            elif not is_there and client.get(self._keys.offers):
-                client.wait([self._keys.header], _OFFERED_S)
-            header = client.get(self._keys.header)  # a note for another journal must not be written in vain
+            header = header_within(client, self._keys, ELDERS_S)
+            if not header and self._places is not None:
+                header = self._with_elders(client, self._places)
+            elif not header and client.get(self._keys.offers):
+                header = header_within(client, self._keys, _OFFERED_S)
         return owner, header or self._begun_here(client)
 
-    def _wait_for_elders(self, client: Client, places: Places, *, is_there: bool) -> None:
-        """At one of two endpoints: raises `Unavailable` while agents live that remember the journal."""
-        give_up_at = time.monotonic() + (0.0 if is_there else places.wait_for_elders_s(self._lines.timeout_s))
+    def _with_elders(self, client: Client, places: Places) -> bytes:
+        """At one of two endpoints: the header, if agents that remember the journal have founded it again. Empty: there
+        are no such agents. Raises `Unavailable` while they live, and have not founded it."""
+        give_up_at = time.monotonic() + places.wait_for_elders_s(self._lines.timeout_s)
         count, second = client.get(self._keys.offers), places.offers(self._keys, self._envelope)
         look_at = 0.0
-        while not is_there and (now := time.monotonic()) < give_up_at:
-            is_there = client.wait([self._keys.header], _POLL_S)
+        while (now := time.monotonic()) < give_up_at:
+            if header := header_within(client, self._keys, _POLL_S):
+                return header
             has_changed = client.get(self._keys.offers) != count
             if now >= look_at:
                 look_at = now + _SECOND_S
@@ -92,6 +94,7 @@ class Beginning:
                     "count",
                     answers=True,
                 )
+        return b""
 
     def _begun_here(self, client: Client) -> bytes:
         header = self._envelope.header()
@@ -115,7 +118,7 @@ class Beginning:
         keys = [self._keys.header, self._keys.of("").slot(0)]
         client.wait([OWNER, *keys] if self._exclusive else keys, self._lines.timeout_s)
         owner, header = client.multi_get([OWNER, self._keys.header])
-        return owner, header
+        return owner, header or header_within(client, self._keys, _POLL_S)
 
     def _replaced(self, client: Client) -> bytes:
         """The header of the journal that has taken the place of the void one."""

@@ -99,7 +99,7 @@ def found_again(
     candidate = _Candidate(client, keys, envelope, memory, number, election)
     give_up_at = inf if election is None else time.monotonic() + stay_s(client)
     candidate.come()
-    while not (header := _awaited(client, keys, void)):
+    while not (header := header_within(client, keys, POLL_S, void)):
         if candidate.is_chosen():
             header = _founded(client, keys, envelope, memory, candidate.life, void)
             candidate.check_founded(header, void)
@@ -306,13 +306,19 @@ def _founded(client: Client, keys: Keys, envelope: Envelope, memory: Memory, lif
     return client.compare_set(keys.header, void, envelope.header(life))
 
 
-def _awaited(client: Client, keys: Keys, void: bytes) -> bytes:
-    """The header, if there is another than `void` soon. Empty: there is none."""
-    if not void:
-        return client.get(keys.header) if client.wait([keys.header], POLL_S) else b""
-    time.sleep(POLL_S)
-    header = client.get(keys.header)
-    return b"" if header == void else header
+def header_within(client: Client, keys: Keys, wait_s: float, void: bytes = b"") -> bytes:
+    """The header, if there is another than `void` within so many seconds. Empty: there is none. A header that was taken
+    back is empty. The store takes it for a value, and does not wait for another one."""
+    give_up_at = time.monotonic() + wait_s
+    while True:
+        if not void:
+            client.wait([keys.header], wait_s)
+        header = client.get(keys.header)
+        if header not in (b"", void):
+            return header
+        if time.monotonic() >= give_up_at:
+            return b""
+        time.sleep(POLL_S)
 
 
 def _write(client: Client, keys: LifeKeys, fold: bytes) -> None:
