@@ -30,7 +30,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from math import inf
 
 from attrs import evolve, frozen
@@ -132,6 +132,8 @@ class _Candidate:
         self._abstains = election is not None and election.past.taken_in_vain()
         self._renewals = 0
         self._offer = self._made()
+        self._voters: Collection[str] = ()
+        """Nonces of the agents that have voted for this agent's offer when it has counted last."""
         self._offers = 0
         """How many agents have offered here."""
         self._best = b""
@@ -188,6 +190,7 @@ class _Candidate:
         if not self.is_best or waited_s < self._least_s:
             return False
         ballots = self._ballots()
+        self._voters = ballots.keys()
         if not self._is_enough(self._counted(ballots), waited_s) or not self._has_highest_number(ballots):
             return False
         # An agent that was counted may have come with a better offer. It has offered before it was counted.
@@ -224,14 +227,17 @@ class _Candidate:
 
     def check_founded(self, header: bytes, void: bytes) -> None:
         """Take the header back, and raise `Unavailable`, if there is no majority any more. This agent was so slow that
-        another one has taken its vote back, and may go on elsewhere. This agent has written the header before it looks.
-        The other one looks for a header after it has taken its vote back (`given_up`). So one sees the other."""
+        another one has taken its vote back, and may go on elsewhere. Whoever votes for another offer by now is still
+        here. This agent has written the header before it looks. The other one looks for a header after it has taken
+        its vote back (`given_up`). So one sees the other."""
         election = self._election
         if election is None or self._envelope.rank_of(header)[1] != self.life.name:
             return
-        count = self._counted(self._ballots())
+        here = cast(self._client, self._keys.vote, self._envelope, self._job, None)
+        count = self._counted({nonce: vote for nonce, vote in here.items() if nonce in self._voters})
         if not count.is_majority:
             self._client.compare_set(self._keys.header, header, void)
+            self._withdraw(election)
             raise too_few(election, count)
 
     def given_up(self, void: bytes) -> bytes:
@@ -242,12 +248,15 @@ class _Candidate:
             raise AssertionError("only an agent that needs a majority gives up")
         election.past.was_in_vain = self.is_best
         error = too_few(election, self._counted(self._ballots()))
-        self._client.compare_set(self._keys.best, self._offer, b"")
-        withdraw(self._client, self._keys.vote, election)
+        self._withdraw(election)
         header = self._client.get(self._keys.header)
         if header in (b"", void):
             raise error
         return header
+
+    def _withdraw(self, election: Election) -> None:
+        self._client.compare_set(self._keys.best, self._offer, b"")
+        withdraw(self._client, self._keys.vote, election)
 
     def _waited_s(self) -> float:
         return time.monotonic() - self._best_at - self._client.round_trip_s

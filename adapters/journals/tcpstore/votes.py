@@ -128,11 +128,12 @@ def withdraw(client: Client, key: _KeyOf, election: Election) -> None:
         client.set(key(election.nonce), b"")
 
 
-def cast(client: Client, key: _KeyOf, envelope: Envelope, job: Job, choice: str) -> Mapping[str, bytes]:
-    """The votes for this choice of agents of the last two rounds, by nonce."""
+def cast(client: Client, key: _KeyOf, envelope: Envelope, job: Job, choice: str | None) -> Mapping[str, bytes]:
+    """The votes for this choice of agents of the last two rounds, by nonce. `choice`: None: for any."""
     nonces = list({member.nonce for member in job.members} | set(job.former))
     votes = zip(nonces, client.multi_get([key(nonce) for nonce in nonces]), strict=True)
-    return {nonce: vote for nonce, vote in votes if envelope.unseal(vote, _ballot(nonce)).get("choice") == choice}
+    found = {nonce: (vote, envelope.unseal(vote, _ballot(nonce)).get("choice")) for nonce, vote in votes}
+    return {nonce: vote for nonce, (vote, made) in found.items() if (made if choice is None else made == choice)}
 
 
 def highest(envelope: Envelope, ballots: Mapping[str, bytes]) -> int:
