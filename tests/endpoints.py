@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from itertools import count
 
 import pytest
 
@@ -47,10 +48,11 @@ class Agent:
         self.journal: TCPStoreJournal = stores[0].journal(places=self.places, founds=founds)
         self.job = Job()
         self.position = 0
+        self._tokens = count()
 
     def say(self, *entries: Entry) -> None:
         for entry in entries:
-            self.journal.append(f"{self.joined.nonce} {entry}", entry)
+            self.journal.append(f"{self.joined.nonce} {next(self._tokens)}", entry)
 
     def read(self) -> Batch:
         batch = self.journal.read(self.position, 0.0)

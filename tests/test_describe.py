@@ -169,6 +169,14 @@ def test_a_run_that_gathers() -> None:
     ]
 
 
+def test_a_long_wait_is_told_in_seconds() -> None:
+    """Not as 1.8e+03."""
+    long = agent(3, 3)
+    long = evolve(long, spec=evolve(long.spec, terms=evolve(long.spec.terms, join_timeout_s=1800.0)))
+    lines = told(long, start(), read(), echo(), echo(), ack(), after(1), echo(joined("n1")))
+    assert [line.rpartition(" for ")[2] for line in lines] == ["at most 1800 s", "at most 1799 s"]
+
+
 def test_a_run_whose_peer_fails() -> None:
     """The rank that failed and its node, not ours, which was only stopped."""
     fails = (echo(failed("n1", 0, failure(0, 3, rank=1))), stopped(), echo(), echo(joined("n1", 1)), ack(), up())

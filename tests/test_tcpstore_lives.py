@@ -87,6 +87,9 @@ def test_nobody_is_declared_lost_where_nobody_has_listened(stores: list[JobStore
     stubborn(a.read)
     is_repeated(a, accusation)
     b.read()
+    assert b.job.is_live(b.joined.node), "a has wanted it in the life before"
+    a.say(accusation)
+    b.read()
     assert not b.job.is_live(b.joined.node), "a has read this life"
 
 

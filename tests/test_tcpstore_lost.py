@@ -300,6 +300,19 @@ def test_an_agent_that_remembers_no_sealed_round_takes_part_in_another_journal(l
     assert list(elder.read(0, 0.0).entries) == opened("new", "c")
 
 
+def test_an_agent_that_is_about_to_go_on_in_a_life_with_a_name_bears_another_loss(lost: Lost) -> None:
+    """The link has dropped the fold with which that life begins, and the store is lost again."""
+    store, (elder, _) = lost(entries=opened("old", "a"))
+    found(store, opened("new", "c"))
+    assert stubborn(lambda: elder.read(2, 0.0)).base is not None
+    elder.take_back(2)
+    store.client.set(store.key("header"), b"")
+    for client in elder._connections._lines.clients.values():
+        client.close()
+    say(store.journal(), opened("newer", "d"))
+    assert stubborn(lambda: go_on(elder, 2)) == Batch(0, base=Job())
+
+
 @pytest.mark.parametrize("is_founded_again", [False, True])
 def test_an_agent_that_begins_anew_is_told_so_until_it_has_folded_it(lost: Lost, *, is_founded_again: bool) -> None:
     """Its link drops what it has read while an append or a beat fails. Then the agent would fold the entries of the new

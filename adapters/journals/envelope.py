@@ -159,9 +159,10 @@ class Envelope:
         """The next header that is admitted may name any journal."""
         self._key = self._key._replace(journal="")
 
-    def _check_endpoints(self, theirs: str) -> None:
+    def check_endpoints(self, header: bytes) -> None:
         """Raises `Refused` if this agent would look for the second store elsewhere. The terms show whether there is
-        one."""
+        one. `header`: or a note."""
+        theirs = str(self.unseal(header, "header").get("endpoints", ""))
         if theirs and self._endpoints and theirs != self._endpoints:
             raise Refused(
                 Refusal.SETUP,
@@ -221,7 +222,7 @@ class Envelope:
             raise Refused(
                 Refusal.SECRET, f"{what} is signed with another secret (--rdzv-secret): give all nodes the same"
             )
-        self._check_endpoints(str(header.get("endpoints", "")))
+        self.check_endpoints(record)
         journal = str(header.get("journal"))
         if self._key.journal not in ("", journal):
             raise Refused(

@@ -247,8 +247,9 @@ def _waiting_text(agent: Agent) -> str:
     job, terms = agent.job, agent.job.terms
     most = f" to {terms.max_nodes}" if terms.max_nodes > terms.min_nodes else ""
     timer, for_s = (Timer.LAST_CALL, terms.last_call_s) if has_enough(job) else (Timer.GIVE_UP, terms.join_timeout_s)
-    left_s = f"{for_s - (agent.at - agent.since.get((timer, job.round), agent.at)):.3g} s"
-    until = f"{left_s} more" if has_enough(job) else f"at most {left_s}"
+    left_s = max(0.0, for_s - (agent.at - agent.since.get((timer, job.round), agent.at)))
+    left = f"{left_s:g} s" if left_s == for_s else f"{left_s:.0f} s"
+    until = f"{left} more" if has_enough(job) else f"at most {left}"
     lack = lacking(job)
     joined = f"{len(job.live)} of {terms.min_nodes}{most} joined" if lack is None else majority_text(lack)
     return f"waiting for nodes: {joined}, for {until}"

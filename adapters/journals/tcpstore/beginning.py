@@ -78,15 +78,16 @@ class Beginning:
         """At one of two endpoints: the header, if agents that remember the journal have founded it again. Empty: there
         are no such agents. Raises `Unavailable` while they live, and have not founded it."""
         give_up_at = time.monotonic() + places.wait_for_elders_s(self._lines.timeout_s)
-        count, second = client.get(self._keys.offers), places.offers(self._keys, self._envelope)
+        keys = self._keys.offers, self._keys.best
+        here, there = client.multi_get(keys), places.offers(self._keys, self._envelope)
         look_at = 0.0
         while (now := time.monotonic()) < give_up_at:
             if header := header_within(client, self._keys, _POLL_S):
                 return header
-            has_changed = client.get(self._keys.offers) != count
+            has_changed = client.multi_get(keys) != here
             if now >= look_at:
                 look_at = now + _SECOND_S
-                has_changed = has_changed or places.offers(self._keys, self._envelope) != second
+                has_changed = has_changed or places.offers(self._keys, self._envelope) != there
             if has_changed:
                 raise Unavailable(
                     f"{self._lines.where}: agents of the job are here or at the second endpoint, and wait for a "

@@ -93,8 +93,9 @@ class Connections:
             if course is None or position != given:
                 return  # it was read of a journal in which this agent takes part no more
             self._folded = position, job
-            course.taken_in()
-            self.known = course
+            if life.name == course.life.name:
+                course.taken_in()
+                self.known = course
             digest = "" if course.prefix is None else course.prefix.at(position)
             if digest:
                 self._memory = Memory(position, job, digest, life)
@@ -139,10 +140,11 @@ class Connections:
         """A connection to the endpoint at which the journal is."""
         with places.moving:
             places.check_pause()
-            why: list[str] = []
-            answers = False
-            for place in self._order(places):
+            why, answers = list[str](), False
+            for place in (order := self._order(places)):
                 self._lines.check_open()
+                if len(order) > 1:
+                    self._lines.hurry(1e-3 * self.pace_ms)
                 self._lines.address = places.point(place)
                 try:
                     found = self._opened(role)
@@ -166,10 +168,7 @@ class Connections:
             return (places.home,)
         if memory is None or not memory.job.members:
             return (self._home_of_a_newcomer(places, course),)
-        order = places.order(self._lines.timeout_s)
-        if len(order) > 1:
-            self._lines.hurry(1e-3 * self.pace_ms)
-        return order
+        return places.order(self._lines.timeout_s)
 
     def _home_of_a_newcomer(self, places: Places, course: Course) -> int:
         """Where an agent looks that has read no sealed round. It has no vote. So it goes to the other endpoint only
@@ -244,7 +243,7 @@ class Connections:
             self._start_over(client)
             raise Unavailable(f"{self.where}: the store has lost the journal", answers=True)
         if memory is None:
-            if self._has_read_nothing():
+            if self._has_read_nothing(course):
                 self._start_over(client)
             return b""
         return self._founded_from(client, course, memory, void)
@@ -278,6 +277,8 @@ class Connections:
     def _at_another(self, client: Client, course: Course, header: bytes) -> bytes:
         """The header, after this agent has found that of another journal."""
         memory = self._memory
+        if memory is not None and memory.job.members and self._envelope.is_elsewhere(header):
+            client.add(self.keys.offers, 1)  # a host sees that an agent is here which remembers the journal
         self._check_note(header)  # a majority may be in time to make that journal void
         if memory is not None and memory.job.outcome is not None:
             return header  # it is refused: the job is over, and the other journal may be a new run of it
@@ -292,20 +293,20 @@ class Connections:
             if not is_void_now(client, self.keys, header, self._envelope):
                 return header  # it is refused
             return self._founded_from(client, course, memory, header)
-        if memory is not None or self._has_read_nothing():
+        if memory is not None or self._has_read_nothing(course):
             self._start_over(client)
         return header
 
     def _check_note(self, header: bytes) -> None:
-        """At one of two endpoints: raises `Unavailable` if this is the note that a journal is at the other one. Another
-        agent may have written it while this one waited."""
+        """At one of two endpoints: raises `Unavailable` if this is the note that a journal is at the other one."""
         if self.places is not None and self._envelope.is_elsewhere(header):
+            self._envelope.check_endpoints(header)
             self.places.look_at(0)  # a note stands at the second endpoint
             job = self._envelope.job
             raise Unavailable(f"{self.where}: the journal of job {job} begins at the other endpoint", answers=True)
 
-    def _has_read_nothing(self) -> bool:
-        return self._given[1] <= 0  # what was read, and not given to the agent, does not count
+    def _has_read_nothing(self, course: Course) -> bool:
+        return self._given[1] <= 0 or course.starts_over  # what was read, and not given to the agent, does not count
 
     def _start_over(self, client: Client | None) -> None:
         """Take part in any journal, as if this agent had read nothing. It has no workers."""
@@ -319,8 +320,7 @@ class Connections:
         self._lines.close_all_but(client)
 
     def look_for_a_majority(self) -> None:
-        """Raises `Unavailable` if the nodes of this journal have no majority, and a later one is at an endpoint, or
-        this one is not at its endpoint any more."""
+        """Raises `Unavailable` if the nodes of this journal have no majority, and `Places.later` finds another one."""
         memory, places, course = self._memory, self.places, self._course
         if memory is None or places is None or course is None:
             return

@@ -110,6 +110,8 @@ class TCPStoreJournal:
         self._is_shared = True
         """Beats go through that connection too. False: they have one of their own."""
         self._unpublished = Unpublished()
+        self._wanted: tuple[str, Course | None] = "", None
+        """The token of the entry that was appended last, and the life that the agent knew when it was first tried."""
 
     # ---- the writer's calls ----
 
@@ -118,9 +120,10 @@ class TCPStoreJournal:
             self._append(token, entry)
 
     def _append(self, token: str, entry: Entry) -> None:
-        known = self._connections.known  # now: the agent may fold another life while this thread connects
+        if self._wanted[0] != token:  # now: the agent may fold another life while this thread connects, or tries again
+            self._wanted = token, self._connections.known
         client, course = self._changing("writer")
-        if not self._connections.may_say(entry, course, known):
+        if not self._connections.may_say(entry, course, self._wanted[1]):
             return
         while True:
             if course.taken is None or course.taken[0] != token:

@@ -93,6 +93,8 @@ class Found:
     """The job that the store serves. Empty: none yet."""
     offers: bytes = b""
     """How often agents have offered there to found the journal again. Empty: never."""
+    best: bytes = b""
+    """The best offer there, which its agent renews."""
 
 
 class Places:
@@ -239,11 +241,11 @@ class Places:
         found = self._second(keys, envelope)
         return bool(found.header or found.offers)
 
-    def offers(self, keys: Keys, envelope: Envelope) -> bytes | None:
-        """How often agents have offered at the second endpoint to found the journal again. Empty: never. None: no store
-        answers there."""
+    def offers(self, keys: Keys, envelope: Envelope) -> list[bytes]:
+        """What shows that agents at the second endpoint offer to found the journal again: it changes while they do.
+        Empty: no store answers there."""
         found = self._looked(1, keys, envelope, LOOK_S)
-        return None if found is None else found.offers
+        return [] if found is None else [found.offers, found.best]
 
     def reserve(self, keys: Keys, envelope: Envelope, header: bytes) -> None:
         """Write at the second endpoint that a new journal with this header begins at the first one. Raises
@@ -301,11 +303,11 @@ class Places:
     def _looked(self, place: int, keys: Keys, envelope: Envelope, timeout_s: float) -> Found | None:
         """None: the endpoint does not answer."""
         try:
-            with self._look(place, timeout_s, (OWNER, keys.header, keys.offers)) as client:
-                owner, header, offers = client.greeting
+            with self._look(place, timeout_s, (OWNER, keys.header, keys.offers, keys.best)) as client:
+                owner, header, offers, best = client.greeting
         except Unavailable:
             return None
-        return Found(place, header, envelope.rank_of(header), owner, offers)
+        return Found(place, header, envelope.rank_of(header), owner, offers, best)
 
     @contextmanager
     def _look(self, place: int, timeout_s: float, keys: Sequence[str] = ()) -> Iterator[Client]:
