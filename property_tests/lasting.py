@@ -114,7 +114,8 @@ def _holdup(world: World) -> str | None:
         return f"the job is {job.phase}"
     for proc in world.procs:
         node, group = proc.agent.me, proc.group
-        if not proc.up or node not in job.member_nodes or node in job.succeeded:
+        is_member = any((m.node, m.nonce) == (node, proc.agent.nonce) for m in job.members)  # and not its twin
+        if not proc.up or not is_member or node in job.succeeded:
             continue
         if group is None or group.key != (job.epoch, job.round) or not group.running or not group.is_whole:
             return f"{proc.name} lacks workers"

@@ -183,8 +183,8 @@ class Process:
             return said.Opened(job.terms, self.nonce, job.epoch + 1)
         if self.is_departing or (isinstance(job.phase, Closed) and known is not None):
             return None if self.last is None else said.Left(self.last.node)
-        if not is_calm and dice.randrange(8) == 0:
-            return self.last  # once more
+        if not is_calm and dice.randrange(8) == 0 and self.offered is not None:
+            return self.last  # once more, in the same life of the journal
         if known is None:
             return self.joining()
         if job.is_expected(known.node) and dice.randrange(8):

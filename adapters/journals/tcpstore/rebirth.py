@@ -164,6 +164,9 @@ class _Candidate:
             self._abstains = False  # nobody else makes an offer
         if self._abstains:
             self._see(best)
+            if time.monotonic() - self._renewed_at >= _RENEW_S:
+                self._renewed_at = time.monotonic()
+                client.add(keys.offers, 1)  # a host that waits for agents sees that one is here
             return
         is_dead = best == self._best != self._offer and is_still
         if is_dead:
