@@ -197,7 +197,7 @@ class World:
         for store in (*self.network.lost, *self.network.stores):
             for header in store.headers:
                 envelope = self.envelope.another()
-                if not envelope.is_elsewhere(header):
+                if header and not envelope.is_elsewhere(header):  # empty: a header was taken back
                     yield list(_folds(store, envelope, envelope.admit(header)))
 
 
