@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from reknit.adapters.console import LAST_WORDS_S
 from reknit.adapters.keeper import forking
 from reknit.adapters.keeper.functions import Function, FunctionError
 from reknit.adapters.keeper.wire import variables
@@ -100,15 +101,23 @@ def test_a_worker_is_a_process_of_multiprocessing(kept: Kept) -> None:
     queue.close()
 
 
+def test_what_was_said_is_written_before_workers_are_forked(kept: Kept, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The line about a start comes before the workers' output. Here no keeper writes both in order."""
+    waited: list[tuple[float, int]] = []
+    monkeypatch.setattr(kept.keeper, "_has_said", lambda wait_s: waited.append((wait_s, kept.pid)) or True)
+    call(kept, called.give)
+    assert waited == [(LAST_WORDS_S, 0)], "with which patience, and by which keeper"
+
+
 def test_several_workers_share_one_group_of_nothing(kept: Kept) -> None:
     """Each has its own value and its own process group, and a stop ends all."""
     begin(kept, *(Function(called.give, (i,)) for i in range(3)), Function(called.pause))
-    seen = drive_exits(kept.keeper, kept.clock, 3)
-    assert failures(seen) == []
-    assert kept.keeper.values(0) == {0: 0, 1: 1, 2: 2}
-    (pid,) = [pid for pid in kept.keeper.pids(0).values() if is_alive(pid)]
+    kept.drive(WorkersStarted)
+    kept.drive_until(lambda: kept.keeper.values(0) == {0: 0, 1: 1, 2: 2})
+    pids = kept.keeper.pids(0).values()
+    assert len({os.getpgid(pid) for pid in pids}) == 4
     kept.stop()
-    wait_gone([pid])
+    wait_gone([*pids])
 
 
 def test_a_signal_is_not_lost_on_a_worker_that_was_forked_just_now(kept: Kept, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -224,6 +224,7 @@ def test_a_coroutine_that_is_cancelled(tmp_path: Path) -> None:
     assert not children()
 
 
+@pytest.mark.alone
 def test_an_interrupt_from_the_keyboard(tmp_path: Path) -> None:
     """Ctrl-C, or the stop button of a notebook. The workers end, and KeyboardInterrupt is raised."""
 

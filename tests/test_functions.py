@@ -75,7 +75,7 @@ def test_queues_and_events_can_be_arguments(keep: Keep) -> None:
 
 def test_shared_tensors_are_shared_and_returned_tensors_are_copies(keep: Keep) -> None:
     """What a worker writes into a shared tensor is seen here. What it returns outlives it."""
-    import torch
+    torch = pytest.importorskip("torch")
 
     kept = keep("unused")
     tensor = torch.zeros(1000).share_memory_()
@@ -115,7 +115,8 @@ def test_a_worker_has_no_file_of_the_host_or_the_keeper(keep: Keep, tmp_path: Pa
     extra = {path.split("[")[0] if "pidfd" not in path else "its parent" for fd, path in found.items() if fd > 2}
     assert extra <= {"/memfd:reknit (deleted)", "its parent", "pipe:", "/dev/null"}, found
     pipes = [path for fd, path in found.items() if fd > 2 and path.startswith("pipe:")]
-    assert len(pipes) <= 2, f"its guard, and the resource tracker of this process if it has one: {found}"
+    # Its guard, three ends that it shares with its siblings, and the resource tracker of this process if it has one.
+    assert len(pipes) <= 5, found
 
 
 def test_nothing_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -298,7 +299,7 @@ def test_many_workers_share_one_payload() -> None:
     shared = functools.partial(called.give, b"x" * 100)
     calls = Calls(0, {i: Function(shared, (str(i)[:0], None)) for i in range(256)}, "spawn")
     parcel = calls.parcel(StartProcesses(0, tuple(Process(i, i, ()) for i in range(256))))
-    assert 256 < len(parcel.descriptors) <= 258, "a tracker at most"
+    assert 256 < len(parcel.descriptors) <= 261, "the three ends of `Together`, and a tracker at most"
     calls.close()
     assert len(os.listdir("/proc/self/fd")) == before
 

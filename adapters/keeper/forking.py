@@ -24,7 +24,6 @@ from functools import partial
 from typing import Any, NoReturn
 
 from reknit.adapters.children import apart
-from reknit.adapters.orphans import MARK, carry
 
 from . import boot
 from .function_main import Worker
@@ -119,8 +118,6 @@ class Forks:
             status = _FAILED
             try:
                 self._forget_keeper(given_back)
-                if MARK in env:
-                    carry(env[MARK])
                 kept = {0, 1, 2, ticket, self._files[local_rank], *(self._hosts - {*self._files.values()})}
                 settle(env, ends, ticket, descriptors() - kept)
                 status = _run(worker)

@@ -9,6 +9,7 @@ import os
 import signal
 import socket
 import sys
+import time
 import traceback
 from collections.abc import Collection, Sequence
 from multiprocessing import spawn
@@ -20,6 +21,8 @@ from .function_main import Started
 
 _MOST_FILES = 253
 _FAILED = 1
+_ADOPTED_S = 0.0005
+"""The pause between two looks of a worker whether its keeper is its parent. Seconds."""
 
 
 class Server(Started):
@@ -70,8 +73,11 @@ class Server(Started):
             between = os.fork()
             if between == 0:
                 try:
+                    here = os.getpid()
                     pid = os.fork()
                     if pid == 0:
+                        while os.getppid() == here:
+                            time.sleep(_ADOPTED_S)  # until the worker is a child of the keeper, as its function sees it
                         self._become_worker(request, files, (read_end, write_end), mask)
                     os.write(write_end, pid.to_bytes(LENGTH))
                 except OSError as error:

@@ -7,6 +7,7 @@
 3. The return value is written into a file that the agent holds open. Its first bytes are written last, so that an
    incomplete value is never taken for one.
 4. `SystemExit` with status 0 returns None. Any other `SystemExit` ends the process with its status.
+5. A function that has returned waits for the others of its node before its process ends (`together.py`).
 """
 
 from __future__ import annotations
@@ -22,6 +23,8 @@ import traceback
 from collections.abc import Callable
 from multiprocessing import process
 from typing import Any, BinaryIO
+
+from .together import Together
 
 RETURNED = b"returned"
 """The first bytes of the file of a function that has returned. The pickled value follows."""
@@ -57,15 +60,21 @@ class Worker(Started):
     """The process of one function, made by the agent. The keeper starts it."""
 
     def __init__(
-        self, rank: int, start_method: str, file: int, load: Callable[[], tuple[Callable[..., object], Any]]
+        self,
+        rank: int,
+        start_method: str,
+        file: int,
+        together: Together,
+        load: Callable[[], tuple[Callable[..., object], Any]],
     ) -> None:
         """`rank`: part of the name of the process, which `multiprocessing` writes above a traceback. `file`: the
-        descriptor, in the worker, into which the value goes. `load`: gives the function and its arguments, in the
-        worker."""
+        descriptor, in the worker, into which the value goes. `together`: what all workers share. `load`: gives the
+        function and its arguments, in the worker."""
         # A host that is a daemonic process may have no children of its own. This one is a child of the keeper.
         super().__init__(name=f"rank {rank}", daemon=False)
         self._start_method = start_method
         self._file = file
+        self._together = together
         self._load = load
         self._own_pid = 0
 
@@ -76,7 +85,12 @@ class Worker(Started):
         path = os.environ.get("TORCHELASTIC_ERROR_FILE", "")
         _remove(path)
         try:
-            self._return(self._call())
+            value = self._call()
+            # Not in a child that the function has forked, and that has left the function as well.
+            if os.getpid() == self._own_pid:
+                self._return(value)
+                del value  # it may hold the memory of a device, which others may need
+                self._together.wait()
         except SystemExit:
             raise
         except BaseException as error:
@@ -98,8 +112,6 @@ class Worker(Started):
         return value
 
     def _return(self, value: object) -> None:
-        if os.getpid() != self._own_pid:
-            return  # a child that the function has forked, and that has left the function as well
         os.ftruncate(self._file, 0)
         with open(self._file, "wb", closefd=False) as file:
             file.seek(len(RETURNED))

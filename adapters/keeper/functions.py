@@ -33,13 +33,14 @@ from reknit.core.job.workers import WorkerFailure, WorkerRanks
 from .forking import cuda_is_initialized, fork_keeper
 from .forkserver_main import Server
 from .function_main import RETURNED, Held, Passed, Payload, Worker, one_line, write_error
-from .parcels import Parcel
+from .parcels import Parcel, new_file
 from .start import Keeping
+from .together import Together, meet
 from .wire import Process, StartProcesses
 
-_TOLD, _FILE, _PAYLOAD, _TRACKER, _FIRST = 10, 11, 12, 13, 14
+_TOLD, _FILE, _PAYLOAD, _TRACKER, _TOGETHER, _FIRST = 10, 11, 12, 13, (14, 15, 16), 17
 """Descriptors of a worker: what it is told, the file for its value (the same one), the pickled function, the resource
-tracker, and the first one of its arguments."""
+tracker, those of `Together`, and the first one of its arguments."""
 _ENDED_EARLY = 1
 _NAMED = (str, bytes, int, bool, type(None))
 """Types of arguments that are the same if they are equal. A float is none: 0.0 equals -0.0."""
@@ -93,6 +94,8 @@ class Calls:
         self._packed: dict[object, _Packed] = {}
         self._which: dict[int, _Packed] = {}
         self._server_file = -1
+        self._shared: list[int] = []
+        """What the functions wait for each other with (`Together`). The workers alone use it."""
         self._sent: list[int] = []
         """What the keeper gets, until it has it."""
         # Without a subreaper, the workers of a fork server could not become children of the keeper.
@@ -104,8 +107,9 @@ class Calls:
                 "CUDA is initialised in this process, so its forks could not use it: use start method spawn"
             )
         try:
+            self._shared += meet(len(functions))
             for local_rank, function in functions.items():
-                self._files[local_rank] = _new_file()
+                self._files[local_rank] = new_file()
                 if start_method == "fork":
                     check(function.fn)
                 else:
@@ -125,8 +129,8 @@ class Calls:
         """Start a keeper that is a fork of this process, and whose workers call these functions. `ranks`: by local
         rank. `console`: the descriptors that become its stdout and stderr. Raises `OSError`."""
         workers = {
-            local_rank: Worker(ranks[local_rank], "fork", self._files[local_rank], Held(function.fn, function.args))
-            for local_rank, function in self._functions.items()
+            rank: Worker(ranks[rank], "fork", self._files[rank], Together(*self._shared), Held(each.fn, each.args))
+            for rank, each in self._functions.items()
         }
         return fork_keeper(workers, self._files, console)
 
@@ -142,8 +146,10 @@ class Calls:
                 processes.append(asked)  # it is a program
                 continue
             file, packed = self._files[local_rank], self._which[local_rank]
-            _write(file, told, Worker(asked.rank, self._start_method, _FILE, Payload(_PAYLOAD)))
-            numbers = {_TOLD: file, _FILE: file, _PAYLOAD: packed.file}
+            _write(file, told, Worker(asked.rank, self._start_method, _FILE, Together(*_TOGETHER), Payload(_PAYLOAD)))
+            numbers = {_TOLD: file, _FILE: file, _PAYLOAD: packed.file} | dict(
+                zip(_TOGETHER, self._shared, strict=True)
+            )
             numbers |= dict(enumerate(packed.descriptors, _FIRST))
             if tracker >= 0:
                 numbers[_TRACKER] = tracker
@@ -158,7 +164,7 @@ class Calls:
 
     def _server(self, told: bytes, tracker: int, sent: list[int]) -> Process:
         """The fork server for these functions."""
-        self._server_file = _new_file()
+        self._server_file = new_file()
         preload = getattr(getattr(forkserver, "_forkserver", None), "_preload_modules", None) or ()
         _write(self._server_file, told, Server(preload, _TOLD))
         numbers = {_TOLD: self._server_file} | ({_TRACKER: tracker} if tracker >= 0 else {})
@@ -173,6 +179,8 @@ class Calls:
                 os.close(fd)
         self._packed, self._which = {}, {}
         self._sent.clear()
+        while self._shared:
+            os.close(self._shared.pop())
         if self._server_file >= 0:
             os.close(self._server_file)
             self._server_file = -1
@@ -268,7 +276,7 @@ def _pack(function: Function) -> _Packed:
     spawning = _Spawning()
     try:
         data = _pickled(function, spawning)
-        file = _new_file()
+        file = new_file()
     except BaseException:
         for fd in spawning.descriptors:
             os.close(fd)
@@ -384,13 +392,3 @@ def _tracker() -> int:
     tracker: Any = getattr(resource_tracker, "_resource_tracker", None)
     fd = resource_tracker.getfd() if getattr(tracker, "_fd", None) is not None else None
     return -1 if fd is None else fd
-
-
-def _new_file() -> int:
-    """A descriptor of a new file without a name."""
-    if hasattr(os, "memfd_create"):
-        return os.memfd_create("reknit")
-    from tempfile import TemporaryFile
-
-    with TemporaryFile() as file:
-        return os.dup(file.fileno())

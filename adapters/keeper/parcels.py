@@ -126,3 +126,13 @@ class Receiver:
         if count:
             self.receive()
         return [self._taken.popleft() for _ in range(min(count, len(self._taken)))]
+
+
+def new_file() -> int:
+    """A descriptor of a new file without a name. Raises `OSError`."""
+    if hasattr(os, "memfd_create"):
+        return os.memfd_create("reknit")
+    from tempfile import TemporaryFile
+
+    with TemporaryFile() as file:
+        return os.dup(file.fileno())

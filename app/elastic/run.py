@@ -105,7 +105,9 @@ def parse_args(args: Sequence[str] | None) -> Namespace:
 
 
 def parse_min_max_nnodes(nnodes: str) -> tuple[int, int]:
-    """`2` is (2, 2), and `1:4` is (1, 4). Raises `ValueError`."""
+    """`2` is (2, 2), and `1:4` is (1, 4). Raises `ValueError`, for more than two numbers `RuntimeError` as torch."""
+    if nnodes.count(":") > 1:
+        raise RuntimeError(f'nnodes={nnodes} is not in "MIN:MAX" format')
     try:
         return readers.nodes(nnodes)
     except ValueError as error:
@@ -160,7 +162,8 @@ def _rdzv_configs(text: str) -> dict[str, Any]:
 
 
 def config_from_args(args: Namespace) -> tuple[LaunchConfig, Callable[..., Any] | str, list[str]]:
-    """The configuration, the entrypoint and its arguments. Raises `ValueError` for what means nothing."""
+    """The configuration, the entrypoint and its arguments. Raises `ValueError` for what means nothing, and
+    `RuntimeError` as `parse_min_max_nnodes` does."""
     min_nodes, max_nodes = parse_min_max_nnodes(args.nnodes)
     if args.max_restarts < 0:
         raise ValueError(f"--max-restarts={args.max_restarts}: 0 or more")

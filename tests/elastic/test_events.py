@@ -268,6 +268,7 @@ class Signalling(Kept):
             os.kill(os.getpid(), signal.SIGTERM)
 
 
+@pytest.mark.alone
 def test_a_signal_ends_workers_and_agent(monkeypatch: pytest.MonkeyPatch) -> None:
     """As `reknit run` does it. torch tells the end of the agent alone."""
     monkeypatch.setitem(handlers._log_handlers, "mine", kept := Signalling())

@@ -207,7 +207,7 @@ def test_the_configuration_has_the_defaults_of_torch() -> None:
 
 def test_a_time_that_is_none_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """The variable is named, because nobody gave a parameter."""
-    with pytest.raises(ValueError, match="shutdown_timeout must be 0 or more"):
+    with pytest.raises(ValueError, match=r"^shutdown_timeout must be non-negative, got -1$"):  # torch's words
         LaunchConfig(1, 1, 1, shutdown_timeout=-1)
     monkeypatch.setenv("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "soon")
     with pytest.raises(ValueError, match="TORCH_ELASTIC_SHUTDOWN_TIMEOUT=soon"):
@@ -291,6 +291,17 @@ def test_what_means_nothing_is_an_error_that_names_the_option(call: Any, message
     """A program shows it to its user."""
     with pytest.raises(ValueError, match=message):
         call()
+
+
+def test_three_numbers_of_nodes_are_torchs_error() -> None:
+    """Of its type and in its words, for which programs look."""
+    from torch.distributed.run import parse_min_max_nnodes
+
+    with pytest.raises(RuntimeError) as theirs:
+        parse_min_max_nnodes("2:20:30")
+    with pytest.raises(RuntimeError) as ours:
+        elastic_run.parse_min_max_nnodes("2:20:30")
+    assert str(ours.value) == str(theirs.value)
 
 
 def config_of(*argv: str) -> object:

@@ -277,6 +277,7 @@ def test_workers_of_two_agents_meet_and_meet_again_after_a_failure(tmp_path: Pat
 # ---- signals ----
 
 
+@pytest.mark.alone
 def test_a_signal_ends_the_workers_and_comes_out_of_run(tmp_path: Path) -> None:
     """In the main thread. The workers get the signal itself, and the handlers that were there are back afterwards."""
     script = """
@@ -303,6 +304,7 @@ def test_a_signal_ends_the_workers_and_comes_out_of_run(tmp_path: Path) -> None:
     assert {number: signal.getsignal(number) for number in before} == before
 
 
+@pytest.mark.alone
 def test_further_signals_shorten_the_grace(tmp_path: Path) -> None:
     """The workers ignore every signal. The third one leaves them no time."""
     script = """
@@ -351,12 +353,14 @@ def meets(folder: Path, name: str) -> ReknitRendezvousHandler:
     return ReknitRendezvousHandler(params)
 
 
+@pytest.mark.alone
 def test_a_signal_ends_the_wait_for_a_round(tmp_path: Path) -> None:
     """The second node never comes. torch's agent cannot be ended while a call to its store waits."""
     agent = LocalElasticAgent(python("pass", rdzv_handler=meets(tmp_path, "a")))
     interrupted(agent, lambda: agent._course is not None and agent._course._running.loop.agent.has_joined)
 
 
+@pytest.mark.alone
 def test_a_signal_ends_the_wait_at_the_exit_barrier(tmp_path: Path) -> None:
     """At once, and the other node goes on. torch notices the signal when the wait is over."""
     script = "import os, sys, time\nwhile not os.path.exists(sys.argv[1]): time.sleep(0.01)"
@@ -416,6 +420,7 @@ def test_a_mock_in_the_place_of_the_processes(monkeypatch: pytest.MonkeyPatch) -
 
 
 @pytest.mark.parametrize(("owner", "moment"), [(start, "_spawned"), (Stream, "close")])
+@pytest.mark.alone
 def test_an_interrupt_while_an_agent_is_opened_or_closed_leaves_nothing(owner: Any, moment: str) -> None:
     """A signal that the agent does not take, as with `signals_to_handle="SIGTERM"`."""
     agent = LocalElasticAgent(python("pass"))

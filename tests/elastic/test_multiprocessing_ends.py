@@ -125,6 +125,7 @@ def test_a_program_that_is_killed_leaves_no_process(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.alone
 def test_a_child_of_the_program_has_nothing_to_do_with_the_processes(tmp_path: Path) -> None:
     """A process pool forks while they run. Its end must not end them, and it cannot wait for them."""
     context = shell(WAITS, args=(str(tmp_path / "pids"),))

@@ -38,6 +38,7 @@ def test_the_usual_signals_are_taken_and_put_back() -> None:
     assert before == {number: signal.getsignal(number) for number in signal.valid_signals()}
 
 
+@pytest.mark.alone
 def test_a_signal_raises_with_its_number() -> None:
     """The caller hands it on to its processes."""
     found = taken()
@@ -58,6 +59,7 @@ def test_the_variable_names_the_signals(monkeypatch: pytest.MonkeyPatch, caplog:
     assert [word in caplog.text for word in ("SIGNONSENSE", "SIGKILL", "an empty name")] == [True] * 3
 
 
+@pytest.mark.alone
 def test_two_contexts_share_a_signal() -> None:
     """The first that is closed must not take the signal from the other, whichever of them it is."""
     for order in ([0, 1], [1, 0]):
@@ -94,6 +96,7 @@ def test_another_thread_takes_none_and_says_so_once(
     assert caplog.text.count("another thread than the main thread") == 1
 
 
+@pytest.mark.alone
 def test_a_context_that_another_thread_closes_gives_the_signal_back_at_the_latest_when_it_comes() -> None:
     """A finalizer may run in any thread, and only the main thread can set handlers."""
     seen: list[int] = []
@@ -126,6 +129,7 @@ def hold(*signums: int, woken: list[bool] | None = None, then: BaseException | N
     return counts
 
 
+@pytest.mark.alone
 def test_a_signal_is_held_back_and_raised_at_the_end() -> None:
     """In between, a message of the keeper would be lost half way. The wait for the keeper ends at once."""
     found = taken()
@@ -142,6 +146,7 @@ def test_a_signal_is_held_back_and_raised_at_the_end() -> None:
     assert hold() == []
 
 
+@pytest.mark.alone
 def test_a_signal_is_not_lost_to_another_exception() -> None:
     """The caller closes the context then, and would never learn that it should end."""
     found = taken()
@@ -153,6 +158,7 @@ def test_a_signal_is_not_lost_to_another_exception() -> None:
     assert isinstance(caught.value.__context__, ZeroDivisionError)
 
 
+@pytest.mark.alone
 def test_a_forked_child_has_the_handlers_of_before() -> None:
     """A process pool of the program must end at SIGTERM, and not raise an exception that nobody there knows."""
     found = taken()

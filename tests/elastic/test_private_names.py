@@ -13,6 +13,7 @@ from unittest.mock import Mock
 
 import pytest
 
+from reknit.elastic.agent.server import api as agent_api
 from reknit.elastic.agent.server.api import WorkerSpec
 from reknit.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 from reknit.elastic.multiprocessing import DefaultLogsSpecs, api
@@ -49,6 +50,7 @@ def test_a_patched_logger_gets_the_messages_of_contexts(monkeypatch: pytest.Monk
     assert str(tmp_path) in str(logger.info.call_args_list)
 
 
+@pytest.mark.alone
 def test_a_patched_handler_is_called_at_a_signal(monkeypatch: pytest.MonkeyPatch) -> None:
     """By a context, and by an agent. Afterwards the handler of before is back."""
     seen: list[int] = []
@@ -149,3 +151,13 @@ def test_a_fresh_registry_is_filled_with_what_the_module_holds(monkeypatch: pyte
     for backend, create in (("static", registry._create_static_handler), ("etcd", registry._create_etcd_handler)):
         params = RendezvousParameters(backend, "h:1", "j", 1, 1)
         assert type(registry.get_rendezvous_handler(params)) is type(create(params))
+
+
+# ---- agent.server.api ----
+
+
+def test_a_patched_host_name_stands_in_events(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Hosts of a cluster often have a name that nobody knows outside."""
+    monkeypatch.setattr(agent_api, "_get_fq_hostname", lambda: "known.example")
+    agent = LocalElasticAgent(WorkerSpec("trainer", 1, entrypoint="true"))
+    assert agent.get_event_succeeded().metadata["hostname"] == "known.example"

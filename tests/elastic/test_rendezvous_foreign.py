@@ -17,6 +17,7 @@ from reknit.core.job.entries import Joined
 from reknit.core.job.job import Running as RunningPhase
 from reknit.core.job.reasons import BudgetSpent, NodesAdmitted
 from reknit.elastic.rendezvous.foreign import ForeignRendezvous
+from tests.alone import run_alone
 from tests.waiting import PATIENCE_S, until
 
 WAITS = "import signal; signal.sigwait({signal.SIGTERM})"
@@ -188,3 +189,57 @@ def test_an_agent_that_is_told_to_leave_waits_for_no_rendezvous() -> None:
         result = job.running.join(PATIENCE_S)
         assert result is not None
         assert result.state is WorkerState.STOPPED
+
+
+ENDED = """
+    import gc, os, sys, weakref
+    from torch.distributed.elastic.rendezvous import RendezvousClosedError, RendezvousParameters
+    from torch.distributed.elastic.rendezvous import registry as torchs
+    from reknit.elastic.agent.server.api import WorkerSpec
+    from reknit.elastic.agent.server.local_elastic_agent import LocalElasticAgent
+    from reknit.elastic.multiprocessing import SignalException
+    from reknit.elastic.rendezvous import registry as own
+
+    def handler(name):
+        registry = own if name == "reknit" else torchs
+        made = registry.get_rendezvous_handler(RendezvousParameters("c10d", "localhost:0", name, 1, 1))
+        if name == "refuses":
+            made.__class__ = Refuses
+        return made
+
+    class Refuses(type(torchs.get_rendezvous_handler(RendezvousParameters("c10d", "localhost:0", "x", 1, 1)))):
+        def next_rendezvous(self):
+            raise RendezvousClosedError("closed")
+
+    def run(name, script):
+        held = handler(name)
+        spec = WorkerSpec("trainer", 2, held, entrypoint="/bin/sh", args=("-c", script), max_restarts=1)
+        agent = LocalElasticAgent(spec)
+        try:
+            print(name, agent.run().state.name, end=" ")
+        except (SignalException, RendezvousClosedError) as error:
+            print(name, type(error).__name__, end=" ")
+        held.shutdown()
+        return weakref.ref(held), weakref.ref(agent)
+
+    os.environ["AGENT"] = str(os.getpid())
+    gc.collect()
+    gc.disable()
+    for name, script in (
+        ("succeeds", "exit 0"), ("fails", "exit 3"), ("stops", "kill -TERM $AGENT; exec sleep 1000"), ("refuses", ""),
+        ("reknit", "exit 3"),
+    ):
+        print(*(held() is None for held in run(name, script)))
+"""
+
+
+def test_an_agent_that_has_ended_holds_nothing() -> None:
+    """Least of all the store in the handler. A program that forks then would end its child at some collection there:
+    the threads of the store are not in the child. So everything is dropped at once, without a collection."""
+    assert run_alone(ENDED).splitlines() == [
+        "succeeds SUCCEEDED True True",
+        "fails FAILED True True",
+        "stops SignalException True True",
+        "refuses RendezvousClosedError True True",
+        "reknit FAILED True True",
+    ]

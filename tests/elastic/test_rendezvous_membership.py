@@ -272,9 +272,13 @@ def test_a_journal_that_lasts_tells_a_latecomer_how_the_job_has_ended(tmp_path: 
 # ---- what goes wrong ----
 
 
-def test_too_few_nodes_are_a_timeout() -> None:
-    """torch's error, after the join timeout."""
-    with nodes(1, 2, 2, join_timeout=1.5) as (alone,), pytest.raises(RendezvousTimeoutError, match="1 node joined"):
+def test_too_few_nodes_are_a_timeout(tmp_path: Path) -> None:
+    """torch's error, after the join timeout. The store is a folder, which answers at once. If a store does not answer
+    within this time, the agent ends for that reason."""
+    with (
+        nodes(1, 2, 2, str(tmp_path), join_timeout=1.5) as (alone,),
+        pytest.raises(RendezvousTimeoutError, match="1 node joined"),
+    ):
         alone.next()
 
 
@@ -350,6 +354,7 @@ def test_a_torchrun_that_is_slow_to_stop_its_workers_is_not_taken_for_hung() -> 
         asked.result(PATIENCE_S)
 
 
+@pytest.mark.alone
 def test_a_forked_child_says_no_goodbye() -> None:
     """The membership is its parent's."""
     with nodes(2, 1, 2) as two:

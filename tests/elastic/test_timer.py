@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -14,8 +15,10 @@ from pathlib import Path
 
 import pytest
 
+from reknit.adapters.children import stat_of
 from reknit.elastic import timer
 from reknit.elastic.timer import api, file_based_local_timer
+from tests.waiting import until
 
 WAIT_S = 30
 
@@ -100,6 +103,59 @@ def test_without_a_server_a_client_says_so(tmp_path: Path) -> None:
         timer.FileTimerClient(str(tmp_path / "none")).acquire("s", time.time() + 1)
 
 
+def test_a_client_waits_for_room_in_the_pipe(tmp_path: Path) -> None:
+    """A worker that sets timers faster than they are read must not fail because of it."""
+    os.mkfifo(tmp_path / "pipe")
+    reader = os.open(tmp_path / "pipe", os.O_RDWR | os.O_NONBLOCK)
+    filler = b" " * 4095 + b"\n"
+    with contextlib.suppress(BlockingIOError):
+        while True:
+            os.write(reader, filler)
+    client, told = timer.FileTimerClient(str(tmp_path / "pipe")), list[object]()
+
+    def acquire() -> None:
+        try:
+            told.append(client.acquire("scope", time.time() + 60))
+        except OSError as error:
+            told.append(error)
+
+    thread = threading.Thread(target=acquire)
+    thread.start()
+    until(lambda: told or is_asleep(thread), "the client to fail or to wait")
+    found = drained(reader)
+    thread.join()
+    assert told == [None]
+    assert b"scope" in found + drained(reader)
+    os.close(reader)
+
+
+def is_asleep(thread: threading.Thread) -> bool:
+    """The thread waits in a call of the kernel."""
+    return stat_of(f"{os.getpid()}/task/{thread.native_id}")[0] == b"S"
+
+
+def drained(reader: int) -> bytes:
+    """What is in the pipe now."""
+    found = b""
+    with contextlib.suppress(BlockingIOError):
+        while data := os.read(reader, 1 << 16):
+            found += data
+    return found
+
+
+def test_a_client_of_a_server_that_hangs_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The worker must not wait for ever."""
+    monkeypatch.setattr(file_based_local_timer, "_ROOM_S", 0.05)
+    os.mkfifo(tmp_path / "pipe")
+    reader = os.open(tmp_path / "pipe", os.O_RDWR | os.O_NONBLOCK)
+    with contextlib.suppress(BlockingIOError):
+        while True:
+            os.write(reader, b" " * 4096)
+    with pytest.raises(BrokenPipeError, match=r"does not read .*pipe"):
+        timer.FileTimerClient(str(tmp_path / "pipe")).acquire("scope", time.time() + 60)
+    os.close(reader)
+
+
 def test_expires_needs_a_client(monkeypatch: pytest.MonkeyPatch) -> None:
     """It names its caller as the scope, and releases the timer even after an exception."""
     monkeypatch.setattr(api, "_timer_client", None)
@@ -128,7 +184,9 @@ def test_expires_needs_a_client(monkeypatch: pytest.MonkeyPatch) -> None:
 class Staff(timer.TimerServer):
     """A server over a list: which workers it has ended."""
 
-    def __init__(self) -> None:
+    def __init__(self, error: Exception | None = None) -> None:
+        """`error`: raised when a worker is to be ended."""
+        self.error = error
         self.timers: list[timer.TimerRequest] = []
         self.ended: list[int] = []
         self.looked = threading.Event()
@@ -147,6 +205,8 @@ class Staff(timer.TimerServer):
 
     def _reap_worker(self, worker_id: int) -> bool:
         self.ended.append(worker_id)
+        if self.error is not None:
+            raise self.error
         return True
 
 
@@ -166,9 +226,11 @@ class Requests(timer.RequestQueue):
         return found
 
 
-def test_the_base_of_all_servers() -> None:
-    """Programs write servers of their own: the base looks, ends and clears."""
-    server = Staff()
+@pytest.mark.parametrize("error", [None, ProcessLookupError("it is gone")])
+def test_the_base_of_all_servers(error: Exception | None) -> None:
+    """Programs write servers of their own: the base looks, ends and clears. As with torch, a worker whose end raises an
+    error counts as ended: it would be asked for at every look."""
+    server = Staff(error)
     server.start()
     assert server.looked.wait(WAIT_S)
     server.stop()

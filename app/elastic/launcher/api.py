@@ -97,7 +97,7 @@ class LaunchConfig:
         if self.shutdown_timeout is None:
             self.shutdown_timeout = int(_seconds("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", _SHUTDOWN_TIMEOUT_S))
         if self.shutdown_timeout < 0:
-            raise ValueError(f"LaunchConfig.shutdown_timeout must be 0 or more seconds, not {self.shutdown_timeout}")
+            raise ValueError(f"shutdown_timeout must be non-negative, got {self.shutdown_timeout}")
         if self.exit_barrier_timeout is None:
             self.exit_barrier_timeout = _seconds("TORCH_ELASTIC_EXIT_BARRIER_TIMEOUT", _EXIT_BARRIER_TIMEOUT_S)
 

@@ -122,10 +122,11 @@ class SharedKeeper:
         return keeper
 
     def _take_lock(self) -> None:
-        from reknit.adapters.hostlock import end_left_alone, take_alone
+        from reknit.adapters.hostleft import end_left
+        from reknit.adapters.hostlock import take_alone
 
         self._lock = take_alone(self._mark)
-        ended, stuck = end_left_alone()
+        ended, stuck = end_left()
         if ended or stuck:
             from reknit.app.wire import left_lines  # slow to import, and rarely needed
 

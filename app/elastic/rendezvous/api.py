@@ -1,6 +1,7 @@
 """The counterpart of `torch.distributed.elastic.rendezvous.api`, without torch as far as that is possible.
 
-Ours: `RendezvousParameters` and the registry. Both are as torch's, and load nothing.
+Ours: `RendezvousParameters` and the registry. Both are as torch's, and load nothing. Their errors have torch's words,
+because programs look for these.
 
 torch's own: the exceptions, `RendezvousHandler`, `RendezvousInfo` and `RendezvousStoreInfo`. Each is fetched from torch
 when it is first asked for. So `except RendezvousClosedError` catches what torch raises, whichever of the two modules
@@ -45,6 +46,9 @@ TORCH = "torch:"
 """A backend name with this prefix asks for the handler that torch itself has registered under the rest of the name."""
 
 
+_NO_NAME = "The rendezvous backend name must be a non-empty string."
+
+
 class RendezvousParameters:
     """Where and how the nodes of a job meet. The same as torch's class, and not the same class: this one needs no
     torch.
@@ -70,11 +74,14 @@ class RendezvousParameters:
         **kwargs: Any,
     ) -> None:
         if not backend:
-            raise ValueError("the rendezvous backend has no name")
+            raise ValueError(_NO_NAME)
         if min_nodes < 1:
-            raise ValueError(f"min_nodes must be at least 1, not {min_nodes}")
+            raise ValueError(f"The minimum number of rendezvous nodes ({min_nodes}) must be greater than zero.")
         if max_nodes < min_nodes:
-            raise ValueError(f"max_nodes must be at least min_nodes, which is {min_nodes}, not {max_nodes}")
+            raise ValueError(
+                f"The maximum number of rendezvous nodes ({max_nodes}) must be greater than or equal to the minimum"
+                f" number of rendezvous nodes ({min_nodes})."
+            )
         self.backend = backend
         self.endpoint = endpoint
         self.run_id = run_id
@@ -102,7 +109,7 @@ class RendezvousParameters:
                 return truth(value)
             except ValueError:
                 pass  # raised below, with the name of the setting
-        raise ValueError(f"the rendezvous setting {key!r} must be true or false, not {value!r}")
+        raise ValueError(f"The rendezvous configuration option '{key}' does not represent a valid boolean value.")
 
     def get_as_int(self, key: str, default: int | None = None) -> int | None:
         """The setting `key` as a whole number. None stays None. Raises `ValueError` if it is none."""
@@ -112,7 +119,8 @@ class RendezvousParameters:
         try:
             return int(value)
         except ValueError as error:
-            raise ValueError(f"the rendezvous setting {key!r} must be a whole number, not {value!r}") from error
+            said = f"The rendezvous configuration option '{key}' does not represent a valid integer value."
+            raise ValueError(said) from error
 
 
 RendezvousHandlerCreator = Callable[[RendezvousParameters], Any]
@@ -130,25 +138,26 @@ class RendezvousHandlerRegistry:
     def register(self, backend: str, creator: RendezvousHandlerCreator) -> None:
         """Let `creator` make the handlers of `backend`. Raises `ValueError` if the backend has another creator."""
         if not backend:
-            raise ValueError("the rendezvous backend has no name")
+            raise ValueError(_NO_NAME)
         known = self._registry.setdefault(backend, creator)
         if known != creator:
-            raise ValueError(f"the rendezvous backend {backend!r} is already registered, with {known!r}")
+            raise ValueError(
+                f"The rendezvous backend '{backend}' cannot be registered with '{creator}' as it is already registered"
+                f" with '{known}'."
+            )
 
     def create_handler(self, params: RendezvousParameters) -> Any:
         """Make the handler for `params`. Raises `ValueError` if nobody has registered `params.backend`."""
         creator = self._registry.get(params.backend) or self._found(params.backend)
         if creator is None:
-            known = ", ".join(sorted(self._registry))
             raise ValueError(
-                f"the rendezvous backend {params.backend!r} is not registered: call `register` first, or use one of"
-                f" {known}"
+                f"The rendezvous backend '{params.backend}' is not registered. Did you forget to call `register`?"
             )
         handler = creator(params)
         if handler.get_backend() != params.backend.removeprefix(TORCH):
             raise RuntimeError(
-                f"a handler of the backend {params.backend!r} was asked for, and one of {handler.get_backend()!r} was"
-                " made"
+                f"The rendezvous backend '{handler.get_backend()}' does not match the requested backend"
+                f" '{params.backend}'."
             )
         return handler
 

@@ -197,11 +197,15 @@ class ForeignRendezvous:
             self._changed.notify()
 
     def close(self) -> None:
-        """End the thread. If the thread waits for the handler, it is abandoned after a second. May be repeated."""
+        """End the thread, and drop what is the handler's. If the thread waits for the handler, it is abandoned after a
+        second. May be repeated."""
         with self._changed:
             self._is_closing = True
             self._changed.notify()
         self._thread.wait(_CLOSE_S)
+        # The error knows the calls in which it was raised, and these know this object. The handler has torch's store,
+        # whose end belongs to the end of the agent: in a fork of this program it would end the process.
+        self._handler = self.info = self.error = None
 
     # ---- the thread that calls the handler ----
 

@@ -263,7 +263,7 @@ class Membership:
     def _error(self, why: own.RunEnd) -> RendezvousError:
         text = _told(reason_text(why))
         match why:
-            case reasons.TooFewNodes() | reasons.NoMajority():
+            case reasons.TooFewNodes():
                 return RendezvousTimeoutError(text)
             case own.StoreLost() | own.JournalRefused():
                 return RendezvousConnectionError(text)

@@ -78,7 +78,8 @@ class TimerServer(abc.ABC):
 
     @abc.abstractmethod
     def _reap_worker(self, worker_id: Any) -> bool:
-        """End this worker. False if it could not be ended, so that the next look tries again."""
+        """End this worker. False if it could not be ended, so that the next look tries again. If this raises an
+        exception, the worker counts as ended."""
 
     def start(self) -> None:
         """Start the thread that looks."""
@@ -118,8 +119,8 @@ class TimerServer(abc.ABC):
         try:
             return self._reap_worker(worker_id)
         except Exception:
-            logger.exception("worker %s could not be ended; the next look tries again", worker_id)
-            return False
+            logger.exception("worker %s: its end has raised an exception; its timers are cleared", worker_id)
+            return True
 
     def _get_scopes(self, timer_requests: list[TimerRequest]) -> list[str]:
         return [request.scope_id for request in timer_requests]

@@ -11,6 +11,8 @@ import threading
 import time
 from collections.abc import Callable
 
+from reknit.adapters.clock import is_writable
+
 from ..utils.logging import get_logger
 from .api import TimerClient, TimerRequest
 
@@ -18,6 +20,8 @@ __all__ = ["FileTimerClient", "FileTimerRequest", "FileTimerServer"]
 
 logger = get_logger(__name__)
 _OPEN_TRIES, _OPEN_PAUSE_S = 10, 0.1
+_ROOM_S = 60.0
+"""How long a client waits for room in a full pipe, in seconds. A keeper that lives reads it several times a second."""
 _LOOK_S = 0.1
 _CHUNK = 1 << 16
 
@@ -68,11 +72,12 @@ class FileTimerClient(TimerClient):
         self.signal = signal
 
     def acquire(self, scope_id: str, expiration_time: float) -> None:
-        """Raises `BrokenPipeError` if no server reads the pipe for a second."""
+        """Waits while the pipe is full. Raises `BrokenPipeError` if there is no server for a second, or if it has read
+        nothing of a full pipe for a minute."""
         self._send_request(FileTimerRequest(os.getpid(), scope_id, expiration_time, self.signal))
 
     def release(self, scope_id: str) -> None:
-        """Raises `BrokenPipeError` if no server reads the pipe for a second."""
+        """As `acquire`."""
         self._send_request(FileTimerRequest(os.getpid(), scope_id, -1, 0))
 
     def _send_request(self, request: FileTimerRequest) -> None:
@@ -81,9 +86,21 @@ class FileTimerClient(TimerClient):
             raise RuntimeError(f"a timer request has {len(line)} bytes; {select.PIPE_BUF} fit: shorten the scope")
         fd = self._opened()
         try:
-            os.write(fd, line)
+            give_up = time.monotonic() + _ROOM_S
+            while not self._has_written(fd, line):
+                # Another worker may take the room that this call has waited for.
+                if not is_writable(fd, give_up - time.monotonic()):
+                    raise BrokenPipeError(f"the timer server does not read {self._file_path}, which is full")
         finally:
             os.close(fd)
+
+    def _has_written(self, fd: int, line: bytes) -> bool:
+        """False: the pipe is full. A line is written whole or not at all."""
+        try:
+            os.write(fd, line)
+        except BlockingIOError:
+            return False
+        return True
 
     def _opened(self) -> int:
         for _ in range(_OPEN_TRIES):

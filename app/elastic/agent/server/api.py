@@ -31,7 +31,7 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
-from reknit.adapters.address import full_host_name
+from reknit.adapters.address import full_host_name as _get_fq_hostname  # torch's name, which programs patch
 from reknit.adapters.clock import Clock
 from reknit.adapters.observe.events import worker_event_name
 from reknit.adapters.threads import sheltered
@@ -358,7 +358,7 @@ class SimpleElasticAgent(ElasticAgent):
             "group_rank": group.group_rank,
             "worker_id": None if worker is None else str(worker.id),
             "role": spec.role,
-            "hostname": full_host_name(),
+            "hostname": _get_fq_hostname(),
             "state": state,
             "total_run_time": self._total_execution_time,
             "rdzv_backend": handler.get_backend() if handler is not None else "reknit",

@@ -368,7 +368,10 @@ class Course:
         time. Raises what the loop has raised, and what a handler of torch has raised."""
         error = None if self._foreign is None else self._foreign.error
         if error is not None and not is_graceful_exit(error):
-            raise error
+            try:
+                raise error
+            finally:
+                del error  # its traceback holds this call, which would hold the error, and with it the agent
         return self._running.join(_FAREWELL_S)
 
     def close(self) -> None:

@@ -96,6 +96,7 @@ class HookedWorkers:
         return 0.0 if self._told else None
 
     def close(self) -> None:
+        self._news = lambda: None  # it holds on to what holds on to this port
         if self._reservation is not None:
             self._reservation.release()
 

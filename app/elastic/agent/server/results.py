@@ -34,7 +34,6 @@ _WITHOUT_WORKERS = {CoreState.SUCCEEDED: WorkerState.SUCCEEDED, CoreState.STOPPE
 """How the job has ended, and the state that `run()` returns if it has no result of the workers."""
 _ERRORS: dict[type[object], str] = {
     reasons.TooFewNodes: "RendezvousTimeoutError",
-    reasons.NoMajority: "RendezvousTimeoutError",
     own.StoreLost: "RendezvousConnectionError",
     own.JournalRefused: "RendezvousConnectionError",
     own.TermsDiffer: "RendezvousStateError",
