@@ -14,15 +14,11 @@ A job with several nodes:
 A job with one node has no name that another agent could take. Its mark is the nonce of its agent:
 
 1. The agent holds a lock on a file that is named by its nonce. The file gets this name when it is locked already. So a
-   file with such a name and without a lock has a dead agent, and is never locked again.
-2. Each agent that starts looks for such files. It first ends every process that their agents have left, and then
-   removes the files. Two agents that start together both do so, and neither starts a worker before the processes have
-   ended.
+   file with such a name and without a lock has a dead agent, and is never locked again by an agent.
+2. Each agent that starts looks for files of dead agents, and ends what these have left (`hostleft.py`). Meanwhile it
+   holds their locks. So whoever wants a lock whose file names a dead agent waits for a while.
 3. A keeper that dies alone changes nothing: its agent lives and holds the lock. A keeper that lives longer than its
    agent is about to end its workers, so nothing is lost if another agent is faster.
-4. Containers may share the folder of the locks and not their processes, and so may hosts. So the name of the file also
-   names the boot of the host and the namespace of the pids. Files of others are left to the agents there. If no agent
-   has cleared such a file for a day and it is not locked, any agent removes it.
 """
 
 from __future__ import annotations
@@ -31,7 +27,6 @@ import fcntl
 import os
 import stat
 import time
-from collections.abc import Collection
 from typing import TYPE_CHECKING
 
 from reknit.core.job.reasons import Refusal
@@ -45,15 +40,13 @@ if TYPE_CHECKING:
     from .hostrecord import ProcessId
 
 _MOST_AGENTS = 10_000
-_END_S = 5.0
-_NEW = "new-"
+END_S = 5.0
+"""Time for the processes of a dead agent to end, after SIGKILL. Seconds."""
+_NAP_S = 0.005
+NEW = "new-"
 """How the name of a file begins that is not locked yet."""
-_NEW_S = 60.0
-"""A file that has had such a name for longer than this was left by a killed agent. Seconds."""
-_ALONE = "alone-"
+ALONE = "alone-"
 """How the name of a file begins that an agent of a job with one node has locked."""
-_FOREIGN_S = 86400.0
-"""A file without a lock that an agent of another boot or container has made is removed when it is older. Seconds."""
 _TRIES = 1000
 """How often an agent tries to make a file that others remove at the same time."""
 
@@ -129,7 +122,7 @@ class HostLock:
         if self._fd >= 0:
             write(self._fd, Record(identified(os.getpid()), (*self._left, *self._processes), self._note))
 
-    def end_orphans(self, deadline_s: float = _END_S) -> int:
+    def end_orphans(self, deadline_s: float = END_S) -> int:
         """Kill the processes that an earlier agent has left behind and wait until they have ended; how many there were.
 
         Raises `Refused` if some are still there after `deadline_s` seconds.
@@ -148,7 +141,7 @@ class HostLock:
     def release(self) -> None:
         """May be repeated. A forked child of the agent lets go of its copy at once, and has nothing to release."""
         if self._fd >= 0:
-            _remove(self._folder, self._name)
+            remove(self._folder, self._name)
         self.abandon()
 
     def abandon(self) -> None:
@@ -220,7 +213,7 @@ def take_alone(nonce: str) -> HostLock | None:
     None: no lock can be had here, for example because the disk is full. The job can run without one. If agent and
     keeper are killed together, what has left the workers' groups then stays.
     """
-    new, name = _NEW + nonce, _alone() + nonce
+    new, name = NEW + nonce, alone_prefix() + nonce
     try:
         folder, _ = open_folder()
     except (OSError, Refused):
@@ -231,7 +224,7 @@ def take_alone(nonce: str) -> HostLock | None:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             os.rename(new, name, src_dir_fd=folder, dst_dir_fd=folder)
         except OSError:  # a file system without locks
-            _remove(folder, new)
+            remove(folder, new)
             os.close(fd)
             raise
     except OSError:
@@ -240,96 +233,9 @@ def take_alone(nonce: str) -> HostLock | None:
     return HostLock(fd, folder, name, "", nonce)
 
 
-def end_left_alone(deadline_s: float = _END_S) -> tuple[int, tuple[int, ...]]:
-    """Kill the processes that killed agents of jobs with one node have left behind, and wait until they have ended.
-
-    Returns how many there were, and the pids of those that are still there after `deadline_s` seconds. The next agent
-    tries these again.
-    """
-    try:
-        folder, _ = open_folder()
-    except (OSError, Refused):
-        return 0, ()
-    try:
-        return _end_left_alone(folder, deadline_s)
-    except (OSError, ImportError):
-        return 0, ()  # no descriptor is free, or the folder cannot be used: the files stay for the next agent
-    finally:
-        os.close(folder)
-
-
-def _end_left_alone(folder: int, deadline_s: float) -> tuple[int, tuple[int, ...]]:
-    left, prefix = [], _alone()
-    for name in os.listdir(folder):
-        if name.startswith(prefix):
-            if _is_left(folder, name):
-                left.append(name)
-        elif name.startswith(_NEW):
-            if _is_older(folder, name, _NEW_S):
-                _remove(folder, name)
-        elif name.startswith(_ALONE) and _is_older(folder, name, _FOREIGN_S) and _is_left(folder, name):
-            _remove(folder, name)
-    if not left:
-        return 0, ()
-    from .orphans import end_marked  # slow to import, and rarely needed
-
-    known = [process for name in left for process in _written(folder, name)]
-    ended, stuck = end_marked([name.removeprefix(prefix) for name in left], deadline_s, known)
-    if not stuck:
-        for name in left:
-            _remove(folder, name)
-    return ended, stuck
-
-
-def _written(folder: int, name: str) -> Collection[ProcessId]:
-    """The processes that a killed agent has written down."""
-    from .hostrecord import read
-
-    try:
-        fd = os.open(name, os.O_RDONLY | os.O_NOFOLLOW, dir_fd=folder)
-    except FileNotFoundError:
-        return ()  # another agent has cleared it
-    try:
-        found = read(fd)
-        return () if found is None else found.processes
-    finally:
-        os.close(fd)
-
-
-def _alone() -> str:
+def alone_prefix() -> str:
     """How the names of the files begin that agents of this boot and this namespace of pids lock."""
-    return f"{_ALONE}{boot()[:8]}-{pid_namespace()}-"
-
-
-def _is_older(folder: int, name: str, age_s: float) -> bool:
-    """Whether nobody has changed this file for so long."""
-    try:
-        return time.time() - os.stat(name, dir_fd=folder, follow_symlinks=False).st_mtime > age_s
-    except FileNotFoundError:
-        return False  # its agent has just ended, or has given it another name
-
-
-def _is_left(folder: int, name: str) -> bool:
-    """Whether the agent that has locked this file is dead."""
-    try:
-        fd = os.open(name, os.O_RDONLY | os.O_NOFOLLOW, dir_fd=folder)
-    except FileNotFoundError:
-        return False  # its agent has just ended, or another one has cleared it
-    try:
-        # Shared: with an exclusive lock, an agent that looks at the same moment would take this one for the owner.
-        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        return _is_same_file(fd, folder, name)
-    except BlockingIOError:
-        return False
-    finally:
-        os.close(fd)
-
-
-def _remove(folder: int, name: str) -> None:
-    try:
-        os.unlink(name, dir_fd=folder)
-    except OSError:
-        pass  # another agent has removed it. A file that stays makes the next agent look for processes in vain
+    return f"{ALONE}{boot()[:8]}-{pid_namespace()}-"
 
 
 # ---- the file ----
@@ -346,21 +252,42 @@ def _locked(name: str) -> tuple[int, int, str, bool]:
         try:
             was_there = _exists(folder, name)
             fd = os.open(name, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600, dir_fd=folder)
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if _is_same_file(fd, folder, name):
+            if not lock(fd):
+                raise _Held(_holder(fd))
+            if is_same_file(fd, folder, name):
                 return fd, folder, path, was_there
         except FileNotFoundError:
             pass  # the folder was cleaned away
-        except BlockingIOError:
-            holder = _holder(fd)
+        except _Held:
             _close(fd, folder)
-            raise _Held(holder) from None
+            raise
         except OSError as error:
             _close(fd, folder)
             error.filename = f"{path}/{name}"
             raise
         _close(fd, folder)  # its holder has just removed the file: make a new one
     raise Refused(Refusal.SETUP, f"another program removed the lock of this node {_TRIES} times while it was taken")
+
+
+def lock(fd: int) -> bool:
+    """Lock the file. False: another agent holds it. Waits while others end what a dead agent has left (`hostleft.py`):
+    the file names the dead agent then, and not the holder of the lock. Raises `OSError`."""
+    give_up = time.monotonic() + END_S + 1.0
+    while True:
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return True
+        except BlockingIOError:
+            if not _names_a_dead_agent(fd) or time.monotonic() >= give_up:
+                return False
+        time.sleep(_NAP_S)
+
+
+def _names_a_dead_agent(fd: int) -> bool:
+    from .hostrecord import is_alive, read
+
+    found = read(fd)
+    return found is not None and found.agent is not None and not is_alive(found.agent)
 
 
 def _close(*fds: int) -> None:
@@ -388,7 +315,16 @@ def _exists(folder: int, name: str) -> bool:
         return False
 
 
-def _is_same_file(fd: int, folder: int, name: str) -> bool:
+def remove(folder: int, name: str) -> None:
+    """Remove the file. To be called with its lock."""
+    try:
+        os.unlink(name, dir_fd=folder)
+    except OSError:
+        pass  # another agent has removed it. A file that stays makes the next agent look for processes in vain
+
+
+def is_same_file(fd: int, folder: int, name: str) -> bool:
+    """Whether this open file still has this name."""
     try:
         return os.path.samestat(os.fstat(fd), os.stat(name, dir_fd=folder, follow_symlinks=False))
     except FileNotFoundError:

@@ -40,6 +40,10 @@ class ProcessId:
     """When the process was started, in clock ticks since the boot."""
 
 
+CLEARED = ProcessId(0, 0)
+"""In the place of the agent: the agent was found dead, and nothing is left of it but its note."""
+
+
 @frozen
 class Record:
     agent: ProcessId | None

@@ -4,10 +4,10 @@ Workers get a variable with the mark of their node. Whatever a worker starts inh
 session of its own or when its parent dies. Agents also write down which processes they have (`hostrecord.py`).
 
 1. A process is found by its mark, or because its agent has written it down. Its descendants are found as well. If it
-   leads a process group, so are the members of the group. A process that has cleared its environment has no mark, and
-   is found in the other ways only.
-2. Of a forked process the kernel shows the environment with which the forking program was started. So a forked worker
-   carries the mark in another way: as the name of a mapping of memory (`carry`). Its own forks inherit the mapping.
+   leads a process group, so are the members of the group.
+2. A process may clear its environment. And of a forked process the kernel shows the environment with which the forking
+   program was started. So on Linux the mark is also a number in a limit of the keeper (`carry`). Children inherit
+   limits, and a daemon that has cleared its environment and closed its files still has them.
 3. The pid of a process that has ended may be given to another process at any time. So a pidfd of the process is opened
    before its environment or its start time is read, and the signal goes through the pidfd. Where there are no pidfds,
    psutil compares the time at which the process was started.
@@ -36,13 +36,13 @@ if TYPE_CHECKING:
 
     from .hostrecord import ProcessId
 
-_MAP_SHARED = 1
 MARK = "REKNIT_NODE"
 """The environment variable that marks the workers of a node. A mark has at most 200 characters, without spaces."""
 _NAP_S = 0.005
 """Seconds between two looks at a process."""
-_NAME = f"reknit-{MARK}="
-"""The name of a mapping that shows a mark begins with this."""
+_CARRIED, _NODE_BITS, _PART_BITS = 1 << 62, 40, 22
+"""A limit that shows a mark has this bit, then bits for the mark up to a slash, then bits for the whole mark. No other
+program asks for such a limit: as microseconds it is more than a hundred thousand years."""
 
 
 @frozen
@@ -78,22 +78,33 @@ class _Held:
 
 
 def carry(mark: str) -> None:
-    """Make this process and its later forks carry a mark that is not in the environment with which it was started. To
-    be called after a fork. Does nothing where the kernel cannot show it.
+    """Make this process and what it starts from now on carry the mark, whatever becomes of the environment. Does
+    nothing where the system cannot do that, or where the operator has set the limit.
 
-    It is a mapping and not an open file, because a daemon closes its files."""
-    import ctypes
+    The limit is RLIMIT_RTTIME. It bounds a real-time process that does not sleep, and is infinite almost everywhere.
+    The value that shows a mark is as good as infinite, and a process may still raise it."""
+    import resource
 
     try:
-        fd = os.memfd_create(f"{_NAME}{mark}")
-        try:
-            mmap = ctypes.CDLL(None).mmap
-            mmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long)
-            mmap(None, 1, 0, _MAP_SHARED, fd, 0)  # without any access: the mapping is there for its name
-        finally:
-            os.close(fd)
-    except (AttributeError, OSError):
-        pass  # no Linux, no descriptor is free, or the mark is too long
+        _, hard = resource.getrlimit(resource.RLIMIT_RTTIME)
+        if hard == resource.RLIM_INFINITY:
+            resource.setrlimit(resource.RLIMIT_RTTIME, (_number(mark), hard))
+    except (AttributeError, OSError, ValueError):
+        pass  # no Linux, or a sandbox
+
+
+def _number(mark: str) -> int:
+    """The limit that shows this mark."""
+    node = _hashed(mark.partition("/")[0]) >> 64 - _NODE_BITS
+    return _CARRIED | node << _PART_BITS | _hashed(mark) >> 64 - _PART_BITS
+
+
+def _hashed(text: str) -> int:
+    """FNV-1a with 64 bits. The library's hashes are slow to import, and Python's own differs between processes."""
+    value = 0xCBF29CE484222325
+    for byte in text.encode(errors="surrogateescape"):
+        value = (value ^ byte) * 0x100000001B3 % (1 << 64)
+    return value
 
 
 def end_marked(
@@ -136,10 +147,8 @@ def _found(wanted: Collection[str], known: Collection[ProcessId]) -> list[_Held]
     passed = _ancestors()
     found = {held.process.pid: held for held in _marked(wanted, passed)}
     try:
-        # To look for mappings takes long. So this is done only if nothing else is found: processes that fork must be
-        # killed faster than they fork.
         more = [pid for pid in known if pid.pid not in found and pid.pid not in passed]
-        for held in _held_known(more) or ([] if found else _carrying(wanted, passed)):
+        for held in _held_known(more):
             found[held.process.pid] = held
         if found:
             for held in _held_known(_belonging({*found}, passed)):
@@ -159,7 +168,9 @@ def _marked(wanted: Collection[str], passed: Collection[int]) -> list[_Held]:
         for pid in _pids():
             if pid not in passed and (held := _held(pid)):
                 environ = _environ(held.process)
-                if environ == {}:
+                if _carries(pid, wanted) and _is_alive(held.process):  # a dead process has limits until it is reaped
+                    found.append(held)
+                elif environ == {}:
                     unclear.append(held)
                 else:
                     _keep(held, found, environ, wanted)
@@ -187,26 +198,21 @@ def _is_wanted(mark: str, wanted: Collection[str]) -> bool:
     return any(mark == each or mark.startswith(each + "/") for each in wanted)
 
 
-def _carrying(wanted: Collection[str], passed: Collection[int]) -> list[_Held]:
-    """The processes that carry one of the marks (`carry`)."""
-    found: list[_Held] = []
-    for pid in _pids():
-        if pid not in passed and _carries(pid, wanted) and (held := _held(pid)):
-            if _carries(pid, wanted):  # rule 3 above
-                found.append(held)
-            else:
-                held.close()
-    return found
-
-
 def _carries(pid: int, wanted: Collection[str]) -> bool:
-    """Whether the process has a mapping (`carry`) with one of these marks."""
+    """Whether a limit of the process shows one of these marks (`carry`)."""
+    import resource
+
     try:
-        with open(f"/proc/{pid}/maps", errors="replace") as mappings:
-            marks = [line.partition(_NAME)[2].partition(" ")[0].strip() for line in mappings if _NAME in line]
-    except OSError:
-        return False  # it has just ended, or there is no /proc
-    return any(_is_wanted(mark, wanted) for mark in marks)
+        limit = resource.prlimit(pid, resource.RLIMIT_RTTIME)[0]
+    except (AttributeError, OSError):
+        return False  # no Linux; or the process has just ended, or belongs to another user
+    if not _CARRIED <= limit < 2 * _CARRIED:
+        return False  # infinite, as it is for almost all processes, or set by the operator
+    for each in wanted:
+        ignored = 0 if "/" in each else _PART_BITS  # without a slash it stands for all marks that begin with it and one
+        if limit >> ignored == _number(each) >> ignored:
+            return True
+    return False
 
 
 def _held_known(known: Collection[ProcessId]) -> list[_Held]:

@@ -28,6 +28,8 @@ RECORD = struct.Struct("@qq")
 """Time on the system's monotonic clock in nanoseconds, and step. In this form each number is written at once, so that
 nobody reads half of it."""
 NO_STEP = -(2**63)
+FOR_EVER = 2**63 - 1
+"""The time of a worker that will report no more progress, and is not hung."""
 _write = RECORD.pack_into
 
 _records: tuple[memoryview, ...] = ()
@@ -49,6 +51,13 @@ def progress(step: int | None = None) -> None:
             _write(record, 0, now, NO_STEP if step is None else step)
     except struct.error:
         raise ValueError(f"step must be a whole number below 2**63, or None, not {step!r:.100}") from None
+
+
+def rest() -> None:
+    """Say that this worker only waits for others from now on, so that its own agent expects no more progress."""
+    own = _shared(os.environ.get(VARIABLE, "").split(BETWEEN)[0])
+    if own is not None:
+        _write(own, 0, FOR_EVER, NO_STEP)
 
 
 def _found() -> tuple[memoryview, ...]:

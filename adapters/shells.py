@@ -28,10 +28,14 @@ def run(loop: Loop) -> Result:
     return loop.result
 
 
+def _nothing() -> None:
+    """What is done at the end of a loop if nobody asks for anything."""
+
+
 class LoopThread:
     """Runs a loop in a thread of its own, for a host program that has other things to do, such as a notebook."""
 
-    def __init__(self, loop: Loop, on_end: Callable[[], None] = lambda: None) -> None:
+    def __init__(self, loop: Loop, on_end: Callable[[], None] = _nothing) -> None:
         """`on_end`: called in the thread when the loop has ended, with a result or with an error."""
         self._loop = loop
         self._on_end = on_end
@@ -60,7 +64,9 @@ class LoopThread:
             run(self._loop)
         except BaseException as error:
             self._error = error  # `join` raises it
-        self._on_end()
+        # Whoever made this thread may hold on to it. It is dropped with all that it has, and not by a later collection.
+        on_end, self._on_end = self._on_end, _nothing
+        on_end()
 
 
 async def run_async(loop: Loop) -> Result:

@@ -104,7 +104,7 @@ class Running:
             requests=self._wishes,
             environ=dict(os.environ if environ is None else environ),
             say=say or self._console.say,
-            has_said=lambda: self._console.flush(0.0),
+            has_said=self._console.flush,
             console=self._printing.console,
             workers=partial(workers, self._clock) if workers is not None else None,
         )
@@ -196,6 +196,7 @@ class Running:
 
     def _let_go(self) -> None:
         self._is_closed = True
+        self._on_end = lambda: None  # it may hold on to what holds on to this agent
         try:
             try:
                 if self._recording is not None:

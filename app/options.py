@@ -135,7 +135,7 @@ OPTIONS = (
     Option("standalone", "one node, which is the default", group=_MANY),
     Option("nnodes", "number of nodes, or MIN:MAX", "N", "1", readers.nodes, group=_MANY),
     _many("rdzv-backend", "where nodes meet: static, c10d, file or etcd", "NAME", "static"),
-    _many("rdzv-endpoint", "HOST[:PORT] of one or two stores, or a folder", "PLACE"),
+    _many("rdzv-endpoint", "HOST[:PORT] of the store, or a folder", "PLACE"),
     Option("rdzv-id", "name of the job, the same on all nodes", "ID", group=_MANY),
     _many("rdzv-conf", "time limits, is_host, group, TLS and user of etcd", "K=V,K=V"),
     _many("master-addr", "static: host at which nodes meet", "HOST", "127.0.0.1"),

@@ -41,7 +41,7 @@ class Reporter:
         self._names_options = names_options
 
     def __call__(self, before: Agent, event: Event, after: Agent, commands: Sequence[Command]) -> None:
-        # Imported after the first workers were started, so that they do not wait for it.
+        # Imported here, because a command that ends before it has an agent does not need it.
         from reknit.core.text.describe import decisions
         from reknit.core.text.doing import command_text
 
@@ -80,7 +80,7 @@ def exit_status(result: Result) -> int:
             return _CONFIGURATION
         case own.Replaced():
             return _REPLACED
-        case reasons.TooFewNodes() | reasons.NoMajority():
+        case reasons.TooFewNodes():
             return _TOO_FEW
         case reasons.Unstable() | reasons.AbortedByOperator() | reasons.LongOver():
             return 1
@@ -184,7 +184,6 @@ _TERMS = {
     "settle_s": "--rdzv-conf=settle",
     "beat_s": "--rdzv-conf=heartbeat (its beat)",
     "silence_s": "--rdzv-conf=heartbeat (its silence)",
-    "needs_majority": "a second endpoint in --rdzv-endpoint",
 }
 """By term: the option or the key of --rdzv-conf that sets it."""
 

@@ -53,7 +53,7 @@ def run(settings: Settings, environ: Mapping[str, str], console: Console, notice
         requests=signals,
         environ=environ,
         say=console.say,
-        has_said=lambda: console.flush(0.0),
+        has_said=console.flush,
         start=by_fork,
         on_keeper_death=lambda: _sweep_adopted(own),
         children=own,

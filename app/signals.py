@@ -17,9 +17,10 @@ if TYPE_CHECKING:
 class Signals:
     """Implements `ports.Requests`: collects signals and wakes `Clock.wait`.
 
-    To be made in the main thread. A signal that is ignored when reknit starts stays ignored (nohup). A signal that
-    cannot be caught is left out. SIGCHLD and SIGWINCH are handled as well: `taken` does not return them, but calls
-    `on_child` or `on_resize`.
+    To be made in the main thread. A signal that is ignored when reknit starts stays ignored (nohup). SIGTERM is the
+    exception: a scheduler that waits for the end of reknit sends it. A signal that the parent has blocked is unblocked.
+    A signal that cannot be caught is left out. SIGCHLD and SIGWINCH are handled as well: `taken` does not return them,
+    but calls `on_child` or `on_resize`.
     """
 
     on_child: Callable[[], None] | None = None
@@ -37,10 +38,11 @@ class Signals:
         self._wakeup_before = signal.set_wakeup_fd(self._write_end, warn_on_full_buffer=False)
         clock.watch(self._read_end)
         for signum in sorted(self._handed_out):
-            self._install(signum)
+            self._install(signum, ignored_too=signum == signal.SIGTERM)
         # Handled even if it was ignored. Otherwise nobody could learn how the keeper has ended.
         self._install(signal.SIGCHLD, ignored_too=True)
         self._install(signal.SIGWINCH)
+        self._mask_before = signal.pthread_sigmask(signal.SIG_UNBLOCK, self._before)
 
     def _install(self, signum: int, *, ignored_too: bool = False) -> None:
         try:
@@ -63,9 +65,10 @@ class Signals:
         return [signum for signum in came if signum in self._handed_out and signum in self._before]
 
     def close(self) -> None:
-        """Restore the earlier handlers. May be repeated."""
+        """Restore the earlier handlers, and the mask of blocked signals. May be repeated."""
         if self._read_end < 0:
             return
+        signal.pthread_sigmask(signal.SIG_SETMASK, self._mask_before)
         for signum, handler in self._before.items():
             # None: the earlier handler was not installed from Python, and cannot be restored.
             signal.signal(signum, signal.SIG_DFL if handler is None else handler)

@@ -54,8 +54,9 @@ class World:
     """The variables with which the workers' environment begins."""
     say: Callable[[str], None]
     """Shows a line of reknit's own while there is no keeper that can. Never waits."""
-    has_said: Callable[[], bool] = lambda: True
-    """Whether every line that `say` was given is written. Until then no later line goes to the keeper. Never waits."""
+    has_said: Callable[[float], bool] = lambda wait_s: True
+    """Whether every line that `say` was given is written. Until then no later line goes to the keeper. Waits for that,
+    for so many seconds at most."""
     console: tuple[int, int] = (1, 2)
     """The descriptors of this process that become stdout and stderr of its keepers."""
     start: Start | None = None
@@ -143,14 +144,14 @@ def _wire_alone(settings: Settings, world: World, nonce: str) -> Wired:
 
 
 def end_left() -> list[str]:
-    """End what killed agents of jobs with one node have left on this host. Returns lines for the operator."""
-    from reknit.adapters.hostlock import end_left_alone
+    """End what killed agents have left on this host. Returns lines for the operator."""
+    from reknit.adapters import hostleft
 
-    return left_lines(*end_left_alone())
+    return left_lines(*hostleft.end_left())
 
 
 def left_lines(ended: int, stuck: Sequence[int]) -> list[str]:
-    """Lines for the operator. The arguments are what `end_left_alone` returns."""
+    """Lines for the operator. The arguments are what `hostleft.end_left` returns."""
     notes = [ended_text(ended)] if ended else []
     if stuck:
         notes.append(f"processes {', '.join(map(str, stuck))}, which an earlier agent left here, survive SIGKILL")

@@ -10,7 +10,7 @@ from reknit.adapters.clock import Clock
 from reknit.adapters.keeper.hangs import Hangs
 from reknit.adapters.keeper.leaders import Leader
 from reknit.adapters.keeper.streams import WorkerStreams
-from reknit.adapters.progress import RECORD, SLOT, VARIABLE
+from reknit.adapters.progress import FOR_EVER, RECORD, SLOT, VARIABLE
 from reknit.core.job.workers import NoProgress
 
 BEGIN = 1000.0
@@ -64,6 +64,15 @@ def test_the_time_in_the_page_counts_and_not_that_of_the_look(one: Watched) -> N
     assert one.hangs.wakes_at == BEGIN + 7 + LIMIT
     assert one.found(BEGIN + 7 + LIMIT) == {0: NoProgress(LIMIT, step=3)}
     one.close()
+
+
+def test_a_worker_that_waits_for_others_is_not_hung(clock: Clock) -> None:
+    """Its function has returned. The others are watched as before."""
+    two = Watched(clock, 2)
+    os.pwrite(two.page, RECORD.pack(FOR_EVER, 0), SLOT)
+    assert two.found(BEGIN + LIMIT) == {1: NoProgress(LIMIT, since_start=True)}
+    assert two.hangs.wakes_at is None
+    two.close()
 
 
 @pytest.mark.parametrize("written", [BEGIN + 1e6, 9e9, -5.0, 1.0])

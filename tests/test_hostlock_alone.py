@@ -14,7 +14,8 @@ from pathlib import Path
 import pytest
 
 from reknit.adapters import hostlock
-from reknit.adapters.hostlock import end_left_alone, remember, take_alone
+from reknit.adapters.hostleft import end_left
+from reknit.adapters.hostlock import remember, take_alone
 from tests.alone import ENV, ROOT, command
 from tests.locks import known, worker
 from tests.places import move
@@ -57,11 +58,11 @@ def test_what_any_killed_agent_of_one_node_left_is_ended(folder: Path) -> None:
     """No later agent has its name, so whichever starts next looks for it. An agent that lives keeps its workers."""
     killed_alone("dead-1", "dead-2")
     with agent_alone("alive"), worker("dead-1") as one, worker("dead-2") as two, worker("alive") as other:
-        assert end_left_alone() == (2, ())
+        assert end_left() == (2, ())
         assert [is_alive(pid) for pid in (one, two, other)] == [False, False, True]
         (left,) = os.listdir(folder)
         assert left.endswith("-alive")
-        assert end_left_alone() == (0, ())
+        assert end_left() == (0, ())
 
 
 def test_an_agent_of_one_node_that_ends_leaves_no_file(folder: Path) -> None:
@@ -80,7 +81,7 @@ def test_a_file_of_an_agent_that_was_killed_while_it_made_it_is_removed(folder: 
     old.touch()
     new.touch()
     os.utime(old, (0, 0))
-    end_left_alone()
+    end_left()
     assert not old.exists()
     assert new.exists()
     assert lock is not None
@@ -93,7 +94,7 @@ def test_two_agents_that_start_together_both_wait_for_the_end(folder: Path) -> N
     looking = os.open(next(folder.iterdir()), os.O_RDONLY)
     fcntl.flock(looking, fcntl.LOCK_SH)  # the other agent is just looking
     with worker("dead") as pid:
-        assert end_left_alone() == (1, ())
+        assert end_left() == (1, ())
         assert not is_alive(pid)
     os.close(looking)
 
@@ -108,12 +109,12 @@ def test_a_container_leaves_the_processes_of_another_to_that(folder: Path, monke
             patched.setattr(hostlock, "pid_namespace", lambda: 1)
             (alive,) = folder.glob("*alive")
             os.utime(alive, (0, 0))
-            assert end_left_alone() == (0, ())
+            assert end_left() == (0, ())
             assert is_alive(pid)
             assert not old.exists(), "nobody is there who would clear it"
             assert alive.exists()
-        assert end_left_alone() == (1, ())
-    end_left_alone()
+        assert end_left() == (1, ())
+    end_left()
     assert os.listdir(folder) == []
 
 
@@ -126,7 +127,7 @@ def test_what_an_agent_of_one_node_has_written_down_is_ended() -> None:
         remember("another", (known(other),))
         remember("mine/nonce", (known(pid),))
         lock.abandon()
-        assert end_left_alone() == (1, ())
+        assert end_left() == (1, ())
         assert [is_alive(pid), is_alive(other)] == [False, True]
 
 
@@ -136,8 +137,8 @@ def test_what_survives_is_named_and_tried_again(folder: Path) -> None:
     with worker("dead") as pid:
         with pytest.MonkeyPatch.context() as patched:
             patched.setattr(signal, "pidfd_send_signal", lambda *_: None)
-            assert end_left_alone(0.05) == (0, (pid,))
-        assert end_left_alone() == (1, ())
+            assert end_left(0.05) == (0, (pid,))
+        assert end_left() == (1, ())
 
 
 def test_a_job_of_one_node_needs_no_lock(folder: Path) -> None:
@@ -145,16 +146,17 @@ def test_a_job_of_one_node_needs_no_lock(folder: Path) -> None:
     folder.mkdir()
     folder.chmod(0o1777)
     assert take_alone("n") is None
-    assert end_left_alone() == (0, ())
+    assert end_left() == (0, ())
 
 
 def test_the_process_table_is_not_read_in_vain() -> None:
     """psutil takes milliseconds that the first worker would wait for."""
     script = """
         import sys
-        from reknit.adapters.hostlock import end_left_alone, take_alone
+        from reknit.adapters.hostleft import end_left
+        from reknit.adapters.hostlock import take_alone
         lock = take_alone("n")
-        end_left_alone()
+        end_left()
         lock.release()
         print([name for name in ("psutil", "hashlib", "json", "reknit.adapters.orphans") if name in sys.modules])
     """

@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 
 from reknit.adapters import hostsocket
-from reknit.adapters.hostlock import Taken, end_left_alone, take
+from reknit.adapters.hostleft import end_left
+from reknit.adapters.hostlock import Taken, take
 from reknit.adapters.hostsocket import Busy, listen
 from tests.alone import ENV, ROOT
 from tests.locks import agent
@@ -102,4 +103,4 @@ def test_a_folder_that_was_removed_under_an_agent(base: Path) -> None:
         other.kill()
         other.wait(PATIENCE_S)
         take("j", "e", "n").release()
-    assert end_left_alone() == (0, ())
+    assert end_left() == (0, ())

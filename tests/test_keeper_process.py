@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
 import sys
+import time
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -13,8 +15,12 @@ from pathlib import Path
 import psutil
 import pytest
 
+from reknit.adapters.keeper.wire import Configure, Fence
+from reknit.core.agent.workers import StartWorkers, WorkersExited, WorkersStopped
+from reknit.core.text.codec import encode
 from tests.alone import ENV, ROOT, run_alone
-from tests.keepers import Kept, wait_gone, worker_pids
+from tests.keepers import STUBBORN, Kept, wait_gone, ways, with_console, worker_pids
+from tests.processes import assignment
 from tests.waiting import is_alive, processor_share, until
 
 Keep = Callable[..., Kept]
@@ -103,6 +109,47 @@ def test_an_agent_killed_while_256_workers_start_leaves_none(host: Callable[...,
     program.kill()
     took = wait_gone([program.keeper], program.mark)
     print(f"256 workers: gone after {took * 1000:.0f} ms")
+
+
+# ---- the fence ----
+
+
+@pytest.mark.parametrize("how", HOWS)
+def test_workers_are_killed_at_the_fence(keep: Keep, tmp_path: Path, how: str) -> None:
+    """Their agent cannot run, or it would have put off the fence. Later it learns that no worker is left, which is no
+    failure of theirs."""
+    kept = keep("sh", "-c", STUBBORN, str(tmp_path / "pids"), how=how)
+    kept.keeper.fence(kept.clock.now() - 1.0)  # before there are workers
+    kept.ready()
+    kept.keeper.fence(kept.clock.now() + 1000)
+    kept.run(1)
+    pids = worker_pids(tmp_path / "pids", 1)
+    kept.keeper.fence(kept.clock.now() + 0.1)
+    wait_gone(pids)
+    kept.drive(WorkersStopped)
+    assert not any(isinstance(event, WorkersExited) for event in kept.seen)
+    assert "its keeper kills this node's workers" in kept.flushed()
+    kept.run(1, round_=1)
+    kept.drive(WorkersStopped)  # the fence holds for this round as well
+
+
+def test_the_newest_fence_counts(tmp_path: Path) -> None:
+    """A keeper that was suspended alone finds all times of the fence at once. Its workers may live on."""
+    keeping = with_console(tmp_path / "console", ways()["exec"])()
+    try:
+        keeping.stream.send(Configure(("sh", "-c", "exit 7"), "job"))
+        batch = StartWorkers(0, assignment(1)), Fence(time.monotonic() - 1.0), Fence(None)
+        lines = [json.dumps(encode(message)).encode() + b"\n" for message in batch]
+        os.write(keeping.stream.sink, b"".join(lines))
+        told = list[object]()
+        until(lambda: told.extend(keeping.stream.receive(0.0)) or any(isinstance(m, WorkersExited) for m in told))
+        assert "exitcode=7" in str(told)
+    finally:
+        keeping.stream.close()
+        if keeping.parcels is not None:
+            keeping.parcels.close()
+        os.waitpid(keeping.pid, 0)
+        os.close(keeping.fd)
 
 
 # ---- the host program keeps what is its own ----

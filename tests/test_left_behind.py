@@ -8,6 +8,8 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+import sys
+import textwrap
 from pathlib import Path
 
 import psutil
@@ -106,8 +108,7 @@ def test_the_next_start_ends_workers_that_have_cleared_their_environment(tmp_pat
     """Neither the kernel nor their mark ends them. The agent has written down which processes they are."""
     argv = ["--nproc-per-node=2"]
     if nodes == "several":
-        argv += ["--nnodes=1:2", "--rdzv-backend=file", f"--rdzv-endpoint={tmp_path}/j", "--rdzv-id=j"]
-        argv += ["--rdzv-conf=last_call_timeout=0", "--local-addr=127.0.0.1"]
+        argv += several(tmp_path)
     with Run(tmp_path, *argv, "w.py", script=BARE) as first:
         pids = read_pids(tmp_path / "pids", 2)
         record = below(tmp_path)
@@ -123,6 +124,82 @@ def test_the_next_start_ends_workers_that_have_cleared_their_environment(tmp_pat
         assert not any(map(is_alive, pids))
         assert "ended 2 processes that an earlier agent had left behind" in second.said
         assert not os.listdir(record)
+
+
+DAEMON = """
+    import os, signal, sys
+    if os.fork() == 0:
+        os.setsid()
+        if os.fork() == 0:
+            code = "import os, signal; os.write(200, b'%d\\\\n' % os.getpid()); os.closerange(0, 256); signal.pause()"
+            os.dup2(os.open("pids", os.O_WRONLY | os.O_CREAT | os.O_APPEND), 200)
+            os.execve(sys.executable, [sys.executable, "-c", code], {})
+        os._exit(0)
+    os.wait()
+    signal.pause()
+"""
+"""A worker that leaves a daemon: an orphan in a session of its own, without an environment and without open files."""
+
+
+@pytest.mark.parametrize("killed", ["both", "keeper"])
+@pytest.mark.parametrize("nodes", ["one", "several", "several, then another job"])
+def test_a_daemon_without_an_environment_is_ended(tmp_path: Path, nodes: str, killed: str) -> None:
+    """Nobody has written it down, and it is the child of a process that lives on. It is known by its limits alone."""
+    argv = [] if nodes == "one" else several(tmp_path)
+    with Run(tmp_path, *argv, "w.py", script=DAEMON) as first:
+        (daemon,) = read_pids(tmp_path / "pids", 1)
+        keeper = first.keeper
+        try:
+            if killed == "both":
+                first.signal(signal.SIGSTOP)  # so that it cannot end anything
+                os.kill(keeper, signal.SIGKILL)
+                first.signal(signal.SIGKILL)
+                first.process.wait()
+                assert is_alive(daemon)
+                status, second = run(tmp_path, *([] if "another" in nodes else argv), "w.py", script="pass")
+                assert status == 0, second.err
+                assert "ended 1 process that an earlier agent had left behind" in second.said
+                assert not os.listdir(below(tmp_path))
+            else:
+                os.kill(keeper, signal.SIGKILL)
+            until(lambda: not is_alive(daemon), "the end of the daemon")
+        finally:
+            if is_alive(daemon):
+                os.kill(daemon, signal.SIGKILL)
+
+
+PROGRAM = """
+    import signal, sys
+    from reknit.elastic.multiprocessing import DefaultLogsSpecs, start_processes
+    if __name__ == "__main__":
+        start_processes("t", sys.executable, {0: ("w.py",)}, {0: {}}, DefaultLogsSpecs()).wait()
+"""
+
+
+@pytest.mark.parametrize("what", ["run", "program"])
+def test_the_next_start_removes_what_was_left_on_the_disk(tmp_path: Path, what: str) -> None:
+    """Otherwise each kill leaves folders, until the disk of temporary files is full."""
+    (tmp_path / "program.py").write_text(textwrap.dedent(PROGRAM))
+    argv = [sys.executable, "program.py"] if what == "program" else ["w.py"]
+    env, script = {"TORCHELASTIC_ENABLE_FILE_TIMER": "1"}, "import os, signal; open('up', 'w'); signal.pause()"
+    with Run(tmp_path, *argv, script=script, env=env) as first:
+        until((tmp_path / "up").exists)
+        keeper = first.keeper
+        first.signal(signal.SIGSTOP)
+        os.kill(keeper, signal.SIGKILL)
+        first.signal(signal.SIGKILL)
+        first.process.wait()
+    assert len(list(tmp_path.glob("reknit_*"))) == (1 if what == "program" else 2)
+    status, second = run(tmp_path, "w.py", script="pass")
+    assert status == 0, second.err
+    assert not list(tmp_path.glob("reknit_*"))
+    assert not os.listdir(below(tmp_path))
+
+
+def several(tmp_path: Path) -> list[str]:
+    """Options of a job that could have several nodes."""
+    argv = ["--nnodes=1:2", "--rdzv-backend=file", f"--rdzv-endpoint={tmp_path}/j", "--rdzv-id=j"]
+    return [*argv, "--rdzv-conf=last_call_timeout=0", "--local-addr=127.0.0.1"]
 
 
 def written(folder: Path) -> str:

@@ -59,6 +59,7 @@ def test_a_keeper_that_does_not_end_in_time_has_ended_nothing(clock: Clock) -> N
     assert not line.shut_down(0.01)
 
 
+@pytest.mark.alone
 def test_an_interrupted_end_leaves_nothing(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
     """Ctrl-C while a program closes its agent. Nobody else has the keeper any more."""
     monkeypatch.setattr("reknit.adapters.keeper.line._END_S", 0.01)

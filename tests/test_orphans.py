@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -37,7 +38,7 @@ def process(mark: str, name: str = MARK) -> Iterator[int]:
 @pytest.fixture
 def mark(request: pytest.FixtureRequest) -> str:
     """A mark of this test's own."""
-    return f"{request.node.name}/{os.getpid()}"
+    return f"{request.node.name}-{os.getpid()}".replace("/", "-")
 
 
 def test_all_with_the_mark_end_and_no_others(mark: str) -> None:
@@ -49,12 +50,21 @@ def test_all_with_the_mark_end_and_no_others(mark: str) -> None:
 
 
 @contextmanager
-def forked(mark: str) -> Iterator[int]:
-    """A fork of this process that carries the mark, and has closed all its files as a daemon does."""
+def forked(mark: str, program: str) -> Iterator[int]:
+    """A fork of this process that carries the mark, and has closed all its files as a daemon does. Another program may
+    have taken its place then, without an environment."""
     told, tell = os.pipe()
     if (pid := os.fork()) == 0:
         try:
+            if program == "has a limit":
+                resource.setrlimit(resource.RLIMIT_RTTIME, (1 << 40, 1 << 40))
             carry(mark)
+            if program == "has a limit":
+                assert resource.getrlimit(resource.RLIMIT_RTTIME) == (1 << 40, 1 << 40)
+            if program == "exec":
+                os.set_inheritable(tell, True)
+                code = f"import os, signal; os.write({tell}, b'!'); os.closerange(0, 1024); signal.pause()"
+                os.execve(sys.executable, [sys.executable, "-c", code], {})
             os.write(tell, b"!")
             os.closerange(0, 1 << 10)
             signal.pause()
@@ -70,11 +80,15 @@ def forked(mark: str) -> Iterator[int]:
         os.waitpid(pid, 0)
 
 
-@pytest.mark.parametrize("name", ["", "/worker/of/it", "x", 300 * "x"])
-def test_a_fork_carries_the_mark_of_its_worker(mark: str, name: str) -> None:
-    """The kernel shows it the environment of this process. A mark that is too long for the kernel is not carried."""
-    with forked(mark + name) as pid:
-        is_found = name in ("", "/worker/of/it")
+@pytest.mark.parametrize("program", ["", "exec", "has a limit"])
+@pytest.mark.alone
+@pytest.mark.parametrize("name", ["", "/worker", "x"])
+def test_a_process_carries_the_mark_without_an_environment(mark: str, name: str, program: str) -> None:
+    """A fork shows the environment of this process, and a program that it executes may have none. If the operator has
+    limited real-time processes, the limit stays, and nothing is carried."""
+    with forked(mark + name, program) as pid:
+        is_found = name in ("", "/worker") and program != "has a limit"
+        assert end_marked(f"{mark}/another", PATIENCE_S) == (0, ())
         assert end_marked(mark, PATIENCE_S) == (is_found, ())
         assert is_alive(pid) is not is_found
 

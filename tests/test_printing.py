@@ -113,6 +113,7 @@ def test_no_thread_to_be_had(monkeypatch: pytest.MonkeyPatch) -> None:
         replaced(monkeypatch, io.StringIO(), Usual(2))
 
 
+@pytest.mark.alone
 def test_a_forked_child_has_no_copy(monkeypatch: pytest.MonkeyPatch) -> None:
     """And what it does with its copy of the object harms nobody."""
     out = io.StringIO()

@@ -79,6 +79,7 @@ def test_a_step_that_is_no_number(step: object) -> None:
         client.progress(step)  # type: ignore[arg-type]
 
 
+@pytest.mark.alone
 def test_a_forked_child_counts_for_its_worker(page: Page) -> None:
     """As the children of a DataLoader do. A worker that is itself a fork gets a record of its own."""
     client.progress(1)

@@ -56,7 +56,6 @@ STATUSES = {
     own.CannotStop((1,)): 71,
     own.StoreLost("x"): 74,
     reasons.TooFewNodes(1, 2): 75,
-    reasons.NoMajority(1, 3): 75,
     own.Replaced(N): 76,
     own.JournalRefused(reasons.Refusal.FORMAT, "x"): 65,
     own.JournalRefused(reasons.Refusal.SETUP, "x"): 69,

@@ -155,6 +155,7 @@ def test_a_thread_runs_it_and_join_gives_the_result(make: Make) -> None:
     assert (result.state, result.why) == (WorkerState.STOPPED, SignalReceived(SIGTERM))
 
 
+@pytest.mark.alone
 def test_a_wait_that_was_interrupted_can_be_repeated(make: Make) -> None:
     """Ctrl-C. In Python 3.11 an interrupted `threading.Thread.join` takes a thread that runs for one that has ended.
     Whoever waits again, to close the ports, would close them under the loop."""

@@ -9,10 +9,13 @@ import sys
 import threading
 import time
 
+import pytest
+
 from reknit.adapters.clock import Clock
 from reknit.app.signals import Signals
 
 
+@pytest.mark.alone
 def test_a_signal_ends_the_wait_and_is_taken_once(clock: Clock) -> None:
     """SIGTERM must be acted on at once, wherever it is delivered."""
     signals = Signals(clock, [signal.SIGTERM, signal.SIGUSR1])
@@ -55,6 +58,27 @@ def test_close_restores_handlers_and_wakeup() -> None:
     assert signal.set_wakeup_fd(-1) == -1
 
 
+@pytest.mark.alone
+def test_sigterm_is_taken_although_it_was_ignored_and_blocked() -> None:
+    """Some programs start their children so, by mistake. A scheduler would wait in vain for the end of the job."""
+    before = signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGUSR1})
+    clock = Clock()
+    try:
+        signals = Signals(clock, [signal.SIGTERM])
+        os.kill(os.getpid(), signal.SIGTERM)
+        clock.wait(clock.now() + 10)
+        assert signals.taken() == [signal.SIGTERM]
+        signals.close()
+        assert signal.getsignal(signal.SIGTERM) is signal.SIG_IGN
+        assert signal.pthread_sigmask(signal.SIG_BLOCK, ()) >= {signal.SIGTERM, signal.SIGUSR1}
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        signal.signal(signal.SIGTERM, before)
+        clock.close()
+
+
+@pytest.mark.alone
 def test_an_ignored_signal_stays_ignored() -> None:
     """`nohup reknit run …` must survive the hang-up that it was started against."""
     signal.signal(signal.SIGHUP, signal.SIG_IGN)

@@ -53,6 +53,20 @@ def test_messages_wait_for_the_keeper_and_keep_their_order(line: Line, sent: Sen
     assert sent(3) == ["Say", "Resized", "Flush"]
 
 
+def test_the_fence_comes_before_the_start_of_workers(line: Line, sent: Sent) -> None:
+    """Workers that were started without it would live on if the agent were suspended now. A fence that has not changed
+    is not told again, and a keeper on another host has no use for the time of this one."""
+    keeper = StartingKeeper(line, 0.0, [wire.Say("starts the workers")])
+    keeper.fence(1.0)
+    ready = keeper.ready(1.0, pings=False)
+    ready.fence(1.0)
+    ready.fence(2.0)
+    remote = ReadyKeeper(line, 1.0, pings=True)
+    remote.fence(3.0)
+    ready.tell(wire.Flush())
+    assert sent(4) == ["Fence", "Say", "Fence", "Flush"]
+
+
 def test_a_keeper_has_its_time_to_become_ready(line: Line) -> None:
     """One that hangs while it starts would hang the agent, which wakes at this time to look."""
     keeper = StartingKeeper(line, 5.0, ())

@@ -64,7 +64,7 @@ class Keeper:
         *,
         restart: Start | None = None,
         say: Callable[[str], None] = lambda line: None,
-        has_said: Callable[[], bool] = lambda: True,
+        has_said: Callable[[float], bool] = lambda wait_s: True,
         consoles: Mapping[int, Console] = EMPTY,
         on_death: Callable[[], None] = lambda: None,
         function: Function | None = None,
@@ -75,7 +75,7 @@ class Keeper:
 
         `nonce`: the agent's nonce, for the event `Started`.
         `start`: starts the first keeper. `restart`: starts every later one. None: as the first.
-        `say`: shows a line while no keeper with a console is ready. `has_said`: whether all these lines are written.
+        `say`: shows a line while no keeper with a console is ready. `has_said`: see `World.has_said`.
         `consoles`: needed if the keeper has no console. By stream (1 and 2), where the workers' output goes.
         `on_death`: called when a keeper has died, before the next one is started.
         `function`: what each worker of a `StartWorkers` calls. None: these workers run the command line of `configure`.
@@ -87,27 +87,21 @@ class Keeper:
         self._configure = configure
         self._nonce = nonce
         self._start = restart or start
-        self._say = say
-        self._has_said = has_said
+        self._say, self._has_said = say, has_said
         self._consoles = consoles
         self._on_death = on_death
         self._owner = os.getpid()
         self._keeper: NoKeeper | StartingKeeper | ReadyKeeper = NoKeeper("there was none")
-        self._failures = 0
-        """Number of keepers that have failed in a row."""
-        self._has_started = False
-        """The loop was told `Started`: the first keeper was ready."""
-        self._pending: list[Event] = []
-        """What the loop is told next."""
-        self._round: Staff | None = None
-        """The workers that the loop has started and not yet seen stopped."""
+        self._failures = 0  # number of keepers that have failed in a row
+        self._has_started = False  # the loop was told `Started`: the first keeper was ready
+        self._pending: list[Event] = []  # what the loop is told next
+        self._round: Staff | None = None  # the workers that the loop has started and not yet seen stopped
         self.told = Told()
         self._port = 0
         """The bootstrap port that the loop was told of. 0: a round has started since, or there is none."""
-        self._used_ports: set[int] = set()
-        """Every port that a keeper of this client has reserved."""
-        self._owes_port = False
-        """The loop has asked for another port and was not answered."""
+        self._used_ports: set[int] = set()  # every port that a keeper of this client has reserved
+        self._owes_port = False  # the loop has asked for another port and was not answered
+        self._fence_at: float | None = None
         abandon_in_forks(self)
         if self._calling.forks:
             self._has_started = True
@@ -150,6 +144,7 @@ class Keeper:
         """Start a keeper that has the functions of the round, in the place of the last one."""
         if (line := self._let_go("the keeper of the last round was ended")) is not None:
             line.shut_down(_CLOSE_S)
+        self._has_said(LAST_WORDS_S)  # otherwise the line about this start could come after the workers' output
         try:
             self._begin(start)
         except OSError as error:
@@ -187,6 +182,11 @@ class Keeper:
         by = self._clock.now() + grace_s + _ANSWER_S
         round_.answer_by = min(by, round_.answer_by or by)
 
+    def fence(self, at: float | None) -> None:
+        """See `ports.Fences`."""
+        self._fence_at = at
+        self._keeper.fence(at)
+
     def renew_port(self) -> None:
         if isinstance(self._keeper, NoKeeper):
             self._pending.append(PortReserved(self._clock.now(), self._reserve()))
@@ -204,7 +204,7 @@ class Keeper:
         keeper = self._keeper
         can_show = isinstance(keeper, ReadyKeeper) and not self._consoles and keeper.line.unsent < _MOST_UNSENT
         # Agent and keeper write to one console. A line for the keeper would overtake the lines that wait here.
-        if can_show and self._has_said():
+        if can_show and self._has_said(0.0):
             keeper.tell(wire.Say(line))
         else:
             self._say(line)
@@ -309,6 +309,7 @@ class Keeper:
         """Start a keeper. `waiting`: what it is told when it is ready. Raises `OSError`."""
         line = Line(self._clock, start)
         self._keeper = StartingKeeper(line, self._clock.now(), waiting)
+        self._keeper.fence(self._fence_at)
         line.send(evolve(self._configure, used_ports=tuple(sorted(self._used_ports)), port=self._port))
 
     def _lost(self, line: Line, why: str, *, has_ended: bool = False, is_limit: bool = False) -> None:
@@ -390,8 +391,7 @@ class Keeper:
     def abandon(self) -> None:
         """In a forked child: close the copies of the descriptors. Otherwise the keeper would not see the end of the
         stream when the agent dies."""
-        line = self._let_go("it is the parent's")
-        if line is not None:
+        if (line := self._let_go("it is the parent's")) is not None:
             line.abandon()
 
     def _let_go(self, why: str) -> Line | None:

@@ -4,7 +4,8 @@
 2. Otherwise it is a scratch folder, which holds error files only. It is removed at the end, when they have been
    reported.
 3. A keeper that is killed leaves its scratch folder behind. The next keeper of this user removes it. A keeper holds a
-   lock on its scratch folder, and the lock ends with the process. So a folder without a lock has no owner.
+   lock on its scratch folder, and the lock ends with the process. The folder gets its name when it is locked already.
+   So a folder with such a name and without a lock has no owner.
 """
 
 from __future__ import annotations
@@ -15,10 +16,12 @@ import os
 import time
 
 _SCRATCH = "reknit_scratch_"
+_NEW = "reknit_new_"
+"""How the name of a scratch folder begins that is not locked yet, or cannot be locked."""
 LIMITS = (errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE)
 """Errors that say that the disk is full, or that no descriptor is left."""
 _OLD_S = 60.0
-"""A scratch folder that is younger than this is never removed: its owner may not have locked it yet. Seconds."""
+"""An empty folder that has had the name of a new one for longer than this has no owner. Seconds."""
 
 
 class CannotMake(Exception):
@@ -42,33 +45,50 @@ class LogFolder:
         """
         self.path = made
         """Empty: there is no folder."""
+        self.error: OSError | None = None
+        """Why there is no folder. None: there is one, or none was wanted."""
         self._is_scratch = not (base or keeps)
         self._lock = -1
+        if os.path.basename(made).startswith(_SCRATCH) and not self._hold():
+            made = ""  # a keeper of another agent has removed it: it had no owner for a moment
         if base != os.devnull and not made:
             self._make(base, run_id, keeps)
-        if self._is_scratch and self.path:
-            self._hold()
 
     def _make(self, base: str, run_id: str, keeps: bool) -> None:
         # A run id may hold any character. It must not lead into another folder.
         name = f"{run_id.replace('/', '_')[:100]}_{os.urandom(4).hex()}"
         if not base:
-            name = f"{_SCRATCH if self._is_scratch else 'reknit_'}{name}"
+            name = f"{_NEW if self._is_scratch else 'reknit_'}{name}"
         try:
             self.path = os.path.abspath(os.path.join(base or temporary_base(), name))
             os.makedirs(self.path, mode=0o700)
+            if self._is_scratch and self._hold():
+                named = os.path.join(os.path.dirname(self.path), name.replace(_NEW, _SCRATCH, 1))
+                os.rename(self.path, named)
+                self.path = named
         except OSError as e:
-            self.path = ""
+            self.path, self.error = "", e
             if base or keeps:
                 asked = f"--log-dir={base}" if base else f"temporary folder {temporary_base()}"
                 raise CannotMake(f"{asked} cannot be made: {e.strerror}", is_limit=e.errno in LIMITS) from None
 
-    def _hold(self) -> None:
+    def _hold(self) -> bool:
+        """Lock the folder. False: there are no locks on this file system, or no descriptor is free. If this keeper is
+        killed, the folder stays then."""
         try:
             self._lock = os.open(self.path, os.O_RDONLY)
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if os.path.samestat(os.fstat(self._lock), os.lstat(self.path)):
+                return True
         except OSError:
-            pass  # no locks on this file system: the folder stays if this keeper is killed
+            pass
+        self._let_go()
+        return False
+
+    def _let_go(self) -> None:
+        if self._lock >= 0:
+            os.close(self._lock)
+            self._lock = -1
 
     def close(self) -> None:
         """Remove the folder if it is a scratch folder. May be repeated."""
@@ -80,9 +100,7 @@ class LogFolder:
         except (OSError, ImportError):
             pass  # no descriptor is free for the import: a later keeper removes the folder
         finally:  # also after an interrupt: a later keeper removes a folder without a lock only
-            if self._lock >= 0:
-                os.close(self._lock)
-                self._lock = -1
+            self._let_go()
 
 
 def worker_folder(log_dir: str, round_: int, local_rank: int, *, must: bool) -> str:
@@ -115,7 +133,7 @@ def remove_abandoned() -> int:
     try:
         import shutil  # this import fails if no descriptor is free
 
-        names = [name for name in os.listdir(base) if name.startswith(_SCRATCH)]
+        names = [name for name in os.listdir(base) if name.startswith((_SCRATCH, _NEW))]
     except (OSError, ImportError):
         return 0
     for name in names:
@@ -126,12 +144,15 @@ def remove_abandoned() -> int:
             continue
         try:
             found = os.fstat(fd)
-            if found.st_uid == os.getuid() and time.time() - found.st_mtime > _OLD_S:
+            if found.st_uid == os.getuid() and name.startswith(_SCRATCH):
                 fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 shutil.rmtree(path, ignore_errors=True)
                 removed += 1
+            elif found.st_uid == os.getuid() and time.time() - found.st_mtime > _OLD_S:
+                os.rmdir(path)
+                removed += 1
         except OSError:
-            pass  # its owner lives
+            pass  # its owner lives, or it is not empty
         finally:
             os.close(fd)
     return removed

@@ -7,6 +7,7 @@
 3. A worker can write anything into the page. If a time cannot be right, progress was made when the keeper first saw it.
 4. A keeper that was itself stopped, for example with its whole container, counts anew. Its workers may have been
    stopped as well.
+5. A worker that only waits for other workers to end (`together.py`) is not watched any more.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from reknit.adapters.progress import BETWEEN, VARIABLE
+from reknit.adapters.progress import BETWEEN, FOR_EVER, VARIABLE
 from reknit.core.job.workers import NoProgress
 
 from .page import Page
@@ -85,6 +86,7 @@ class Hangs:
             self._take(local_rank, one, now)
             if is_late:
                 one.at = now
+        alive = {rank: one for rank, one in alive.items() if one.seen != FOR_EVER}
         oldest = min((one.at for one in alive.values()), default=now)
         hung = {}
         if is_last or oldest + self._limit_s <= now:

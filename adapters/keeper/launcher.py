@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from attrs import evolve
 
+from reknit.adapters.orphans import MARK, carry
 from reknit.core.agent.workers import StartWorkers
 from reknit.core.job.workers import WorkerFailure, WorkerRanks
 
@@ -80,7 +81,10 @@ class Launcher:
             paths={STDOUT: process.stdout, STDERR: process.stderr},
         )
         try:
-            self._guard = self._guard or Guard()
+            if self._guard is None:
+                self._guard = Guard()
+                if MARK in self._env:
+                    carry(self._env[MARK])  # not before: what an earlier agent has left carries the same mark
             if self._stdin is not None:
                 streams.ends[STDIN] = file_with(self._stdin)
             env = whole(self._env, given, process.error_file)

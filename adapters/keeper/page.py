@@ -40,7 +40,8 @@ class Page:
 
     def read(self, local_rank: int) -> tuple[int, int | None]:
         """The time in nanoseconds and the step that the worker has written last. A worker that has written nothing has
-        the time 0. The worker may write anything there, so nothing is certain of either number."""
+        the time 0. A worker that only waits for others has the time `FOR_EVER`. The worker may write anything there,
+        so nothing is certain of either number."""
         data = os.pread(self._fd, RECORD.size, SLOT * (local_rank + 1))
         if len(data) < RECORD.size:
             return 0, None  # a worker has made the file shorter

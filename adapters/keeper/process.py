@@ -43,6 +43,7 @@ from .wire import (
     Configure,
     Credit,
     Exitcodes,
+    Fence,
     Flush,
     Flushed,
     Hello,
@@ -208,7 +209,7 @@ class Keeper:
         for message in messages:
             self._obey(message)
 
-    def _obey(self, message: object) -> None:  # a dispatcher: one arm per message
+    def _obey(self, message: object) -> None:  # noqa: C901  # a dispatcher: one arm per message
         match message:
             case Configure():
                 self._configure(message)
@@ -225,6 +226,8 @@ class Keeper:
                 self._workers.start(message, self._receiver.take(count))
             case Stop():
                 self._workers.stop(message)
+            case Fence(until):
+                self._workers.fence(until)
             case ReservePort():
                 self._workers.renew_port()
             case Say(line):
@@ -291,13 +294,8 @@ class Keeper:
         from .watchdog import Watchdog
 
         folder = self._folder.path if self._folder is not None else ""
-        return Watchdog(
-            self._clock,
-            hang_after_s=wanted.hang_after_s,
-            folder=folder,
-            timer_file=wanted.timer_file,
-            run_id=wanted.run_id,
-        )
+        hang_after_s, timer_file, run_id = wanted.hang_after_s, wanted.timer_file, wanted.run_id
+        return Watchdog(self._clock, hang_after_s=hang_after_s, folder=folder, timer_file=timer_file, run_id=run_id)
 
     def _is_abandoned(self) -> bool:
         """Whether the agent is gone. This is asked between the starts of many workers."""

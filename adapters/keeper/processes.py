@@ -42,6 +42,8 @@ if TYPE_CHECKING:
     from .watchdog import Hung, Watchdog
 
 _AT_ONCE = 0.0
+_MOMENT_S = 0.05
+"""Seconds between a fence and the kill. An agent that runs has stopped the workers by then, and knows why."""
 _CLOSE_S = 5.0
 """Seconds that `end_all` waits for the end of the processes that it has killed."""
 
@@ -141,6 +143,7 @@ class Processes:
         self._ports = BootstrapPorts(used_ports, port, master_port)
         self._owes_port = False
         self._wakes_at: float | None = None
+        self._fenced_at: float | None = None
 
     # ---- the port ----
 
@@ -150,8 +153,7 @@ class Processes:
         return self._ports.present()
 
     def renew_port(self) -> None:
-        self._owes_port = True
-        self._wakes_at = _AT_ONCE
+        self._owes_port, self._wakes_at = True, _AT_ONCE
 
     # ---- starting ----
 
@@ -224,6 +226,17 @@ class Processes:
         if command.signal != signal.SIGKILL:
             round_.signal(signal.SIGCONT)  # a stopped process cannot obey
 
+    def fence(self, at: float | None) -> None:
+        """Kill the workers at this time on the clock if no stop has killed them before. None: there is no such time."""
+        self._fenced_at = None if at is None else at + _MOMENT_S
+
+    def _keep_fence(self, round_: _Round, now: float) -> None:
+        # Every message that has come is obeyed by now. A keeper that was suspended alone finds old fences among them.
+        if self._fenced_at is None or now < self._fenced_at or (round_.stopping and round_.kill_at <= now):
+            return
+        self.stop(Stop(round_.number, signal.SIGKILL, 0.0))
+        self.say("reknit: the agent has not renewed the fence (--fence-after); its keeper kills this node's workers")
+
     def _advance(self, round_: _Round, now: float) -> WorkersStopped | None:
         for leader in round_.leaders:
             leader.look()
@@ -242,9 +255,8 @@ class Processes:
         if self._strays is None:
             return []
         strays = self._strays.alive(round_.pids)
-        if leaders_live and round_.killed_at is None:
-            return strays  # a worker that is still in its grace may need them
-        self._strays.press(strays, now, round_.kill_at, round_.pids)
+        if not leaders_live or round_.killed_at is not None:  # a worker that is still in its grace may need them
+            self._strays.press(strays, now, round_.kill_at, round_.pids)
         return strays
 
     def _let_go(self, round_: _Round, now: float, stuck: tuple[int, ...]) -> WorkersStopped:
@@ -254,10 +266,9 @@ class Processes:
             leader.reap()
             self._streams.release(leader.streams)
         exitcodes = {leader.local_rank: leader.exitcode for leader in round_.leaders if leader.exitcode is not None}
-        self.exitcodes = round_.number, exitcodes
+        self.exitcodes, self._round = (round_.number, exitcodes), None
         if self._strays is not None and stuck:
             self._strays.give_up(stuck)
-        self._round = None
         return WorkersStopped(now, round_.number, self._ports.another(), stuck)
 
     # ---- looking ----
@@ -272,11 +283,10 @@ class Processes:
         if self._watchdog is not None:
             is_over = round_ is None or round_.stopping or round_.late_stop is not None
             self._watchdog.hear(() if round_ is None or is_over else round_.leaders, now)
-        if round_ is None:
-            if self._strays is not None:
-                self._strays.alive(())
-        else:
+        if round_ is not None:
             found += self._round_events(round_, now)
+        elif self._strays is not None:
+            self._strays.alive(())
         self._wakes_at = self._next_deadline()
         return found
 
@@ -285,6 +295,7 @@ class Processes:
         if not round_.announced:
             round_.announced = True
             found.append(WorkersStarted(now, round_.number))
+        self._keep_fence(round_, now)
         if not round_.stopping:
             self._look(round_, now)
             if round_.late_stop is not None and (self._watchdog is None or not self._watchdog.is_ending):
@@ -336,15 +347,16 @@ class Processes:
         return min((at for at in times if at is not None), default=None)
 
     def _next_deadline(self) -> float | None:
-        round_ = self._round
-        if round_ is None:
+        if (round_ := self._round) is None:
             return None
+        watched_at = None if self._watchdog is None else self._watchdog.wakes_at
         if not round_.stopping:
-            deadlines = [self._pauses.wakes_at, None if self._watchdog is None else self._watchdog.wakes_at]
-            return min((at for at in deadlines if at is not None), default=None)
-        deadlines = [self._strays.wakes_at] if self._strays is not None else []
-        if any(leader.exitcode is None for leader in round_.leaders):
-            deadlines.append(round_.kill_at if round_.killed_at is None else round_.killed_at + STUCK_AFTER_S)
+            deadlines = [self._fenced_at, self._pauses.wakes_at, watched_at]
+        else:
+            deadlines = [] if self._strays is None else [self._strays.wakes_at]
+            if any(leader.exitcode is None for leader in round_.leaders):
+                killed_at = round_.killed_at
+                deadlines += [round_.kill_at, self._fenced_at] if killed_at is None else [killed_at + STUCK_AFTER_S]
         return min((at for at in deadlines if at is not None), default=None)
 
     def say(self, line: str) -> None:
@@ -372,19 +384,17 @@ class Processes:
 
         Returns how many processes ended, and the pids of those that survive.
         """
-        round_, self._round = self._round, None
+        leaders, self._round = () if self._round is None else self._round.leaders, None
         self._forget()
-        if round_ is not None:
-            round_.signal(signal.SIGKILL)
+        for leader in leaders:
+            leader.signal(signal.SIGKILL)
         if self._strays is not None:
             ended, stuck = self._strays.end_all(_CLOSE_S)
         else:
-            pids = () if round_ is None else [leader.pid for leader in round_.leaders]
-            reap(pids, _CLOSE_S)
-            ended, stuck = len(pids), ()
-        if round_ is not None:
-            for leader in round_.leaders:
-                leader.reap()
-                self._streams.release(leader.streams)
+            reap([leader.pid for leader in leaders], _CLOSE_S)
+            ended, stuck = len(leaders), ()
+        for leader in leaders:
+            leader.reap()
+            self._streams.release(leader.streams)
         self._wakes_at = None
         return ended, stuck

@@ -31,6 +31,9 @@ class NoKeeper:
     def tell(self, message: object) -> None:
         """Nobody takes the message."""
 
+    def fence(self, at: float | None) -> None:
+        """There are no workers to kill."""
+
 
 class StartingKeeper:
     """A keeper was started, and has not said yet that it is ready."""
@@ -39,6 +42,7 @@ class StartingKeeper:
         """`waiting`: messages that are sent when the keeper is ready."""
         self.line = line
         self._waiting = [*waiting]
+        self._fence_at: float | None = None
         self.wakes_at = now + _HELLO_S
         """When the keeper must be ready, on the clock's time."""
 
@@ -49,6 +53,10 @@ class StartingKeeper:
     def tell(self, message: object) -> None:
         self._waiting.append(message)
 
+    def fence(self, at: float | None) -> None:
+        """See `ports.Fences`. The latest time is sent when the keeper is ready."""
+        self._fence_at = at
+
     def overdue(self, now: float) -> str:
         """Why the keeper must be given up. Empty: it has time left."""
         return f"it was not ready within {_HELLO_S:g} s" if now >= self.wakes_at else ""
@@ -56,6 +64,7 @@ class StartingKeeper:
     def ready(self, now: float, *, pings: bool) -> ReadyKeeper:
         """The keeper has said that it is ready. It gets the messages that have waited."""
         keeper = ReadyKeeper(self.line, now, pings=pings)
+        keeper.fence(self._fence_at)  # before the workers are started
         for message in self._waiting:
             keeper.tell(message)
         return keeper
@@ -73,6 +82,8 @@ class ReadyKeeper:
         self.owes_flush = False
         """A `Flush` was sent and not answered."""
         self._pings = pings
+        self._fence_at: float | None = None
+        """What the keeper was told by the latest `Fence`."""
         self._ready_at = self._heard_at = self._pings_at = now
 
     @property
@@ -85,6 +96,13 @@ class ReadyKeeper:
 
     def tell(self, message: object) -> None:
         self.line.send(message)
+
+    def fence(self, at: float | None) -> None:
+        """See `ports.Fences`. A keeper on another host is not told: it has another clock, and ends its workers when it
+        hears nothing for `wire.SILENCE_S`."""
+        if at != self._fence_at and not self._pings:
+            self._fence_at = at
+            self.tell(wire.Fence(at))
 
     def heard(self, now: float) -> None:
         self._heard_at = now

@@ -12,6 +12,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import socket
@@ -52,6 +53,7 @@ Start = Callable[[], Keeping]
 def by_exec(env: Mapping[str, str], console: tuple[int, int] = (1, 2)) -> Keeping:
     """Start a keeper on this host in a new interpreter. `env`: its environment, which its workers inherit. `console`:
     the descriptors of this process that become the keeper's stdout and stderr."""
+    _check()
     ours, theirs = socket.socketpair()
     try:
         # Whatever may fail comes before the start: afterwards there is a process that must not be lost.
@@ -88,6 +90,7 @@ def by_fork(become: Callable[[socket.socket, int], NoReturn] | None = None) -> K
 
     `become`: called in the child, with its end of the stream and the pid of this process. None: the child keeps nothing
     of this process but the console."""
+    _check()
     ours, theirs = socket.socketpair()
     agent = os.getpid()
     try:
@@ -114,6 +117,13 @@ def by_fork(become: Callable[[socket.socket, int], NoReturn] | None = None) -> K
     except OSError:
         pass  # the child has done so already, or is dead
     return Keeping(stream, pid, pidfd_of(pid))
+
+
+def _check() -> None:
+    """Raises `OSError` on a host where no process can know its own descriptors."""
+    if not os.path.exists("/dev/fd"):
+        why = "reknit needs it, and it is there only if /proc is mounted"
+        raise FileNotFoundError(errno.ENOENT, why, "/dev/fd")
 
 
 def _become(wire: socket.socket, agent: int) -> NoReturn:

@@ -60,8 +60,9 @@ class TimerPipe:
         """The path of another agent's pipe, which was wanted. Empty: it was not, or the operator was told."""
         self._folder = LogFolder("", run_id, keeps=False) if is_others or not path else None
         self.path = path if self._folder is None else os.path.join(self._folder.path, "timers")
-        if self._folder is not None and not self._folder.path:
-            raise CannotMake(f"the pipe for timers cannot be made in the folder {temporary_base()}", is_limit=True)
+        if self._folder is not None and (error := self._folder.error) is not None:
+            why = f"the pipe for timers ({TIMER_FILE}) cannot be made in {temporary_base()}: {error.strerror}"
+            raise CannotMake(f"{why}; let TMPDIR name another folder", is_limit=True)
         try:
             self._open()
         except CannotMake:

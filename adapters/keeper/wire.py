@@ -3,7 +3,7 @@
 1. The core's own commands go to the keeper, and the core's own events come back, written by `core/text/codec`. They are
    those of core/agent/workers.py. The few other messages are below.
 2. A message carries no time, because the keeper may run on a host with another clock. The agent's client gives every
-   event that arrives its own time.
+   event that arrives its own time. `Fence` is the exception, and goes to a keeper on this host only.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from reknit.core.job.workers import Assignment, WorkerRanks
 
 from .streams import StreamSettings
 
-VERSION = 4
+VERSION = 5
 """The version of the messages. Both sides must have the same."""
 LARGEST_RECORD = 16_384
 """Bytes of a worker's output in one `Output`, at most."""
@@ -139,6 +139,17 @@ class Configure:
 
 
 @frozen
+class Fence:
+    """How long the workers may live without another `Fence`. Then the keeper kills them without being told to.
+
+    It is a time, and not a number of seconds from the arrival of the message. Agent and keeper may be suspended when
+    the message is on its way, and this must not prolong anything."""
+
+    until: float | None
+    """Seconds on the monotonic clock of this host. None: there is no limit."""
+
+
+@frozen
 class Say:
     """A line of reknit's own for the keeper's console, in order with the workers' output."""
 
@@ -245,7 +256,7 @@ class Ping:
     """The sender lives."""
 
 
-_Wanted = StartWorkers | StartProcesses | Stop | ReservePort
+_Wanted = StartWorkers | StartProcesses | Stop | ReservePort | Fence
 Happened = WorkersStarted | WorkersExited | WorkersStopped | PortReserved
 ToKeeper = _Wanted | Configure | Say | Flush | Resized | Credit | Shutdown | Ping
 ToAgent = Happened | Hello | Ready | Unusable | Pids | Exitcodes | Output | Flushed | Ping

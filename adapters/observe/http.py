@@ -4,12 +4,16 @@
 2. Each client has a thread of its own, so a client that is slow, or a page that waits, holds up nobody else. A client
    that is silent for some seconds is cut off. If there are too many clients, the one that came first is cut off. Its
    thread may still be busy with a page that waits. If there are too many threads, new clients are turned away.
-3. In a forked child of the program, the copies of the sockets are closed. A program that is executed inherits none.
+3. Clients must not use up the descriptors of the process: without one the agent cannot reach its store or start a
+   keeper. So some are left for the agent. A client that would take one of these is turned away, and the client that
+   came first is cut off.
+4. In a forked child of the program, the copies of the sockets are closed. A program that is executed inherits none.
 """
 
 from __future__ import annotations
 
 import os
+import resource
 import socket
 import threading
 from collections.abc import Callable, Mapping
@@ -26,6 +30,9 @@ from reknit.adapters.threads import Thread
 TEXT = "text/plain; charset=utf-8"
 _MOST_CLIENTS = 64
 _MOST_THREADS = 2 * _MOST_CLIENTS
+_LEFT = 12
+"""Number of descriptors that are left for the agent: for a new keeper it needs seven, and for the store three. The
+others are for files that are open for a moment."""
 _SILENCE_S = 5.0
 """A client that neither sends nor takes anything for so many seconds is cut off."""
 _PAUSE_S = 1.0
@@ -147,12 +154,14 @@ class _Listener(ThreadingHTTPServer):
             raise
 
     def process_request(self, request: Any, client_address: Any) -> None:
+        is_low = _is_low(request.fileno())
         with self._changed:
             present = [client for client, is_cut_off in self._clients.items() if not is_cut_off]
-            if is_welcome := len(self._clients) < _MOST_THREADS:
-                if len(present) >= _MOST_CLIENTS:
-                    _shut(present[0])
-                    self._clients[present[0]] = True
+            is_welcome = len(self._clients) < _MOST_THREADS and not is_low
+            if present and (is_low or (is_welcome and len(present) >= _MOST_CLIENTS)):
+                _shut(present[0])
+                self._clients[present[0]] = True
+            if is_welcome:
                 self._clients[request] = False
         if is_welcome:
             super().process_request(request, client_address)
@@ -167,6 +176,13 @@ class _Listener(ThreadingHTTPServer):
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """A client has gone, or there is no thread for it. The connection is closed, and nobody needs to know."""
+
+
+def _is_low(fd: int) -> bool:
+    """Whether this descriptor, which was opened last, is one of the last `_LEFT`. The system gives the lowest number
+    that is free."""
+    most = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    return most != resource.RLIM_INFINITY and fd >= most - _LEFT
 
 
 def _shut(client: socket.socket) -> None:
