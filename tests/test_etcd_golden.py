@@ -1,4 +1,4 @@
-"""A journal in etcd as this version writes it. Later versions must read it.
+"""A journal in etcd as this version writes it. Every version with the same format must read it.
 
     python -m tests.test_etcd_golden      # writes the file anew: after a change of the format
 

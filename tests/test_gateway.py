@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import os
 import socket
 import threading
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
-from http.server import BaseHTTPRequestHandler, HTTPServer
+from http.client import HTTPResponse
+from http.server import BaseHTTPRequestHandler, HTTPServer, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
 
+from reknit.adapters.journals.etcd.connection import Server
 from reknit.adapters.journals.etcd.gateway import (
     Answer,
     Cluster,
@@ -31,6 +34,8 @@ from tests.etcd import Etcd, make_certificate
 from tests.leaks import nothing_left
 from tests.stores import answering
 from tests.waiting import PATIENCE_S, until
+
+SOON_S = 0.05
 
 
 @pytest.fixture
@@ -74,6 +79,71 @@ def stranger() -> Iterator[tuple[str, int]]:
         yield ("127.0.0.1", http.server_port)
         http.shutdown()
         thread.join()
+
+
+class Member(ThreadingHTTPServer):
+    """What a member of etcd looks like from outside: it answers every transaction, unless it was told to be silent."""
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), Answering)
+        self.speaks, self.asked, self.headers = threading.Event(), 0, dict[str, str]()
+        self.status: dict[str, object] = {}
+        """What else is in each answer."""
+        self.late_s = 0.0
+        """Seconds that each answer takes."""
+        self.speaks.set()
+
+    @property
+    def endpoint(self) -> tuple[str, int]:
+        return "127.0.0.1", self.server_port
+
+    def handle_error(self, request: object, client_address: object) -> None:
+        pass  # the client has given up before the answer came
+
+
+class Answering(BaseHTTPRequestHandler):
+    server: Member
+
+    def do_POST(self) -> None:
+        self.server.asked += 1
+        self.rfile.read(int(self.headers["Content-Length"]))
+        self.server.speaks.wait(PATIENCE_S)
+        threading.Event().wait(self.server.late_s)
+        body = json.dumps({"header": {"revision": "7"}, "succeeded": True, **self.server.status}).encode()
+        self.send_response(200)
+        for name, value in {"Content-Length": str(len(body)), **self.server.headers}.items():
+            self.send_header(name, value)
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, format: str, *args: object) -> None:
+        pass
+
+
+@contextmanager
+def members(number: int) -> Iterator[list[Member]]:
+    """So many members, each in a thread of its own."""
+    made = [Member() for _ in range(number)]
+    threads = [threading.Thread(target=member.serve_forever, args=(0.01,)) for member in made]
+    try:
+        for thread in threads:
+            thread.start()
+        yield made
+    finally:
+        for member in made:
+            member.speaks.set()
+            member.late_s = 0.0
+            member.shutdown()
+            member.server_close()
+        for thread in threads:
+            thread.join()
+
+
+def hasty(made: list[Member], timeout_s: float) -> Gateway:
+    """A gateway that makes short tries, and knows already how long the first member takes."""
+    gateway = Gateway(Cluster([member.endpoint for member in made]), timeout_s, soon_s=SOON_S)
+    assert gateway.transact([], [], []).is_met
+    return gateway
 
 
 @contextmanager
@@ -296,3 +366,91 @@ def test_a_user_where_etcd_has_none_is_refused(server: Etcd) -> None:
     """The operator believes that the store is protected."""
     with pytest.raises(Refused, match="authentication is not enabled"):
         tried(Gateway(Cluster(server.endpoints, user="root", password="secret"), 30.0))
+
+
+# ---- haste ----
+
+
+def test_the_next_server_is_asked_long_before_the_time_of_a_silent_one_is_over() -> None:
+    """An agent that waits for a leader that is gone falls silent itself."""
+    with members(3) as made, closing(hasty(made, 6 * PATIENCE_S)) as gateway:
+        for member in made:
+            member.speaks.clear()  # nobody answers before the new leader is elected
+        answers: list[Answer] = []
+        asking = threading.Thread(target=lambda: answers.append(gateway.transact([], [], [])))
+        asking.start()
+        until(lambda: min(made[1].asked, made[2].asked) >= 2, "a second round of short tries")
+        made[1].speaks.set()
+        asking.join(PATIENCE_S)
+        assert answers
+
+
+def test_a_cluster_that_has_become_slow_is_no_outage_and_is_asked_once_per_call() -> None:
+    """Answers that are later than ever are answers all the same. Repeating them would make the cluster slower still."""
+    with members(2) as made, closing(hasty(made, 2 * PATIENCE_S)) as gateway:
+        for member in made:
+            member.late_s = 10 * SOON_S
+        assert gateway.transact([], [], []).is_met
+        before = sum(member.asked for member in made)
+        for _ in range(3):
+            assert gateway.transact([], [], []).is_met
+        assert sum(member.asked for member in made) == before + 3
+
+
+def test_in_an_outage_each_server_is_asked_once_per_call() -> None:
+    """Only the first call of an outage is hasty. A thousand agents must not keep a cluster from coming back."""
+    with members(2) as made, closing(hasty(made, 8 * SOON_S)) as gateway:
+        for member in made:
+            member.speaks.clear()
+        with pytest.raises(Unavailable, match="no answer"):
+            gateway.transact([], [], [])
+        before = [member.asked for member in made]
+        with pytest.raises(Unavailable, match=f"no answer within {4 * SOON_S} s"):
+            gateway.transact([], [], [])
+        assert [member.asked for member in made] == [count + 1 for count in before]
+        for member in made:
+            member.speaks.set()
+        assert gateway.transact([], [], []).is_met
+
+
+def test_a_server_that_is_far_away_is_given_the_time_that_its_answers_take() -> None:
+    """Otherwise every call would be made several times."""
+    with members(2) as made:
+        made[0].late_s = 6 * SOON_S
+        with closing(hasty(made, 2 * PATIENCE_S)) as gateway:
+            for _ in range(3):
+                assert gateway.transact([], [], []).is_met
+        assert [member.asked for member in made] == [4, 0]
+
+
+def test_servers_that_refuse_are_not_asked_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server that is down refuses at once. So a bound in seconds would allow thousands of tries."""
+    with members(2) as made, closing(hasty(made, 2 * PATIENCE_S)) as gateway:
+        refusals = 0
+
+        def refused(self: Server, path: str, data: object, within_s: float) -> object:
+            nonlocal refusals
+            refusals += 1
+            raise ConnectionRefusedError
+
+        monkeypatch.setattr(Server, "ask", refused)
+        with pytest.raises(Unavailable):
+            gateway.transact([], [], [])
+        assert refusals <= 20
+
+
+def test_a_server_that_closes_the_connection_after_its_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A proxy may do so. Python 3.13 closes the socket with the last part of such an answer, and older ones later."""
+    read1 = HTTPResponse.read1
+
+    def read(self: HTTPResponse, n: int = -1) -> bytes:
+        part = read1(self, n)
+        if self.length == 0 and not self.isclosed():
+            self._close_conn()  # type: ignore[attr-defined]  # what Python 3.13 does here
+        return part
+
+    monkeypatch.setattr(HTTPResponse, "read1", read)
+    with members(1) as made, closing(Gateway(Cluster([made[0].endpoint]), PATIENCE_S)) as gateway:
+        made[0].headers = {"Connection": "close"}
+        for _ in range(2):
+            assert gateway.transact([], [], []).is_met

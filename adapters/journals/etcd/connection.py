@@ -20,8 +20,11 @@ import threading
 from collections.abc import Callable, Sequence
 from http import HTTPStatus
 from http.client import HTTPConnection, HTTPException
+from math import inf
 from time import monotonic
 from typing import TYPE_CHECKING
+
+from attrs import frozen
 
 from reknit.adapters.ports import Refused
 from reknit.core.job.reasons import Refusal
@@ -31,6 +34,8 @@ if TYPE_CHECKING:
 
 _PART_BYTES = 1 << 16
 _SHORTEST_TRY_S = 0.01
+ROUND_TRIPS = 4
+"""A call takes up to so many round trips: for the connection, for TLS, for a token and for the request."""
 _AUTHENTICATE = "/v3/auth/authenticate"
 _EXPIRED = ("invalid auth token", "revision in header is old", "revision of auth store is old")
 """Parts of etcd's messages. Each means that a new token is needed."""
@@ -74,6 +79,25 @@ class Login:
             raise ValueError(f"the password cannot be read: {self._file}: {why(e)}") from None
 
 
+@frozen
+class Pace:
+    """How long the answers of etcd take: their mean and mean deviation, in seconds. Newer answers count more. TCP
+    follows its round trips in the same way (RFC 6298)."""
+
+    mean_s: float
+    deviation_s: float
+
+    @property
+    def late_s(self) -> float:
+        """An answer that takes longer is late."""
+        return ROUND_TRIPS * self.mean_s + 4 * self.deviation_s
+
+    def after(self, took_s: float) -> Pace:
+        """The pace after an answer that took so many seconds."""
+        deviation_s = 0.75 * self.deviation_s + 0.25 * abs(took_s - self.mean_s)
+        return Pace(0.875 * self.mean_s + 0.125 * took_s, deviation_s)
+
+
 class Server:
     """One member of a cluster."""
 
@@ -106,14 +130,15 @@ class Server:
         number belongs to another file by then."""
         self._is_closed = False
 
-    def ask(self, path: str, data: object) -> Any:
-        """The answer to a request, decoded from JSON.
+    def ask(self, path: str, data: object, within_s: float = inf) -> Any:
+        """The answer to a request, decoded from JSON. `within_s`: a shorter bound than `timeout_s`, in seconds. It does
+        not hold for a new token, for which etcd computes long.
 
         Raises OSError, HTTPException or ValueError if no usable answer comes: `why` makes a text of the error. Raises
         `Refused` if etcd does not allow the request for this user."""
         try:
             with self._busy:
-                return self._asked(path, data, monotonic() + self.timeout_s)
+                return self._asked(path, data, within_s)
         finally:
             if self._is_closed:
                 self._let_go()
@@ -150,15 +175,16 @@ class Server:
 
     # ---- one request ----
 
-    def _asked(self, path: str, data: object, give_up: float) -> Any:
-        login = self._login
+    def _asked(self, path: str, data: object, within_s: float) -> Any:
+        login, began = self._login, monotonic()
+        give_up, long = began + min(self.timeout_s, within_s), began + self.timeout_s
         if login.user and not login.token:
-            self._authenticate(give_up)
+            self._authenticate(long)
         token = login.token
         status, text = self._posted(path, data, give_up)
         if status != 200 and any(expired in text for expired in _EXPIRED):
             if login.token == token:  # otherwise another client of the journal has got a new one already
-                self._authenticate(give_up)
+                self._authenticate(long)
             status, text = self._posted(path, data, give_up)
         answer = self._decoded(status, text)
         login.was_let_in = True
@@ -196,7 +222,9 @@ class Server:
             self._connection.request("POST", path, json.dumps(data).encode(), self._headers(path))
             response = self._connection.getresponse()
             parts = []
-            while True:
+            # The end of the answer may close the socket, if the server has said that it will (Connection: close). From
+            # Python 3.13 on this happens together with the last part. Before, it happens when nothing more is read.
+            while not response.isclosed():
                 sock.settimeout(_left_s(give_up))
                 part = response.read1(_PART_BYTES)
                 if not part:

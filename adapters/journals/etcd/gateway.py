@@ -4,9 +4,14 @@ etcd speaks gRPC. Each of its servers takes the same requests as JSON over HTTP.
 enough.
 
 1. A transaction is tried once on each server. The server that answered last comes first.
-2. A transaction that failed may have been carried out all the same. So callers write transactions that do no harm
-   when they are repeated.
-3. One thread at a time uses a `Gateway`. Only `close` may come from another thread.
+2. A transaction that failed may have been carried out all the same, or may be carried out later. So callers write
+   transactions that do no harm when they are repeated.
+3. A caller may ask for haste (`soon_s`). Then short tries come before those of rule 1. A short try gives up its server
+   when an answer is late, compared with the answers before. So a leader that is lost costs little more than the
+   election of the next one: until then each server forwards what it gets to the leader that is gone, and never answers.
+4. Short tries are made only while etcd answers as usual: not before the first answer, and not after a call that no
+   server has answered. A cluster that has become slow makes an agent's answers late once. From then on they are usual.
+5. One thread at a time uses a `Gateway`. Only `close` may come from another thread.
 """
 
 from __future__ import annotations
@@ -22,7 +27,7 @@ from typing import TYPE_CHECKING
 
 from attrs import field, frozen
 
-from reknit.adapters.journals.etcd.connection import Login, Server, readable, tls_context, why
+from reknit.adapters.journals.etcd.connection import ROUND_TRIPS, Login, Pace, Server, readable, tls_context, why
 from reknit.adapters.ports import Unavailable
 
 if TYPE_CHECKING:
@@ -63,12 +68,12 @@ class Answer:
 
 
 _PART_BYTES = 1 << 16
-_ROUND_TRIPS = 4
-"""A call takes up to so many round trips: for the connection, for TLS, for a token and for the request.
-
-Before the first answer a silent server may be far away. So its limit is doubled, up to so many times the usual one.
-After the first answer the limit follows the shortest round trip. The limit does not grow in an outage: otherwise some
-nodes would notice the end of the outage much later than others, and would be taken for dead."""
+_HASTE_S = 2.5
+"""For so long a call makes short tries. Seconds. The members of etcd elect a leader within twice the time of its option
+--election-timeout, which is 1 s by default. Until then no try can succeed."""
+_MOST_SHORT_TRIES = 18
+"""Upper bound on the short tries of a call. A server that refuses the connection takes no time, so `_HASTE_S` would
+allow any number of them. Twelve tries of 0.2 s, and one refused try after each two of them."""
 
 
 # ---- what transactions are made of ----
@@ -163,10 +168,14 @@ class Cluster:
 class Gateway:
     """The members of a cluster, as one thread sees them."""
 
-    def __init__(self, cluster: Cluster, timeout_s: float, login: Login | None = None) -> None:
+    def __init__(self, cluster: Cluster, timeout_s: float, login: Login | None = None, soon_s: float = inf) -> None:
         """Does not connect yet. `timeout_s` is shared by the endpoints: a server that is silent costs its part. A call
-        may take longer if the answers show that the servers are far away.
-        `login`: shared with other gateways. None: one for this gateway alone."""
+        may take longer if the answers show that the servers are far away, and by `_HASTE_S` with `soon_s`.
+        `login`: shared with other gateways. None: one for this gateway alone.
+        `soon_s`: the least limit of a short try, in seconds (rule 3 above). inf: there are no short tries."""
+        self._soon_s = soon_s
+        self._pace: Pace | None = None
+        """None: nothing was answered yet, or the last call failed."""
         self._least_s = timeout_s / len(cluster.endpoints)
         self._cluster = cluster
         self._context: ssl.SSLContext | None = None
@@ -185,41 +194,66 @@ class Gateway:
 
         Raises `Unavailable`, whose text names the error of each server. Raises `Refused` if etcd does not let this
         client in."""
-        reasons, has_answered = [], False
+        reasons, has_answered = dict[str, str](), False
         request = {"compare": compare, "success": then, "failure": otherwise}
-        for _ in self._servers:
+        for within_s in self._limits():
             if self._is_closed:
                 raise Unavailable("the connection to etcd was closed here")
-            server = self._servers[self._current]
-            began, limit_s = monotonic(), server.timeout_s
+            server = self.server
+            began, limit_s = monotonic(), min(server.timeout_s, within_s)
             try:
-                answer = _answer(server.ask("/v3/kv/txn", request))
-                self.round_trip_s = min(self.round_trip_s, monotonic() - began)
-                server.timeout_s = max(self._least_s, _ROUND_TRIPS * self.round_trip_s)
+                answer = _answer(server.ask("/v3/kv/txn", request, within_s))
+                self._note(server, monotonic() - began)
                 return answer
             except (OSError, HTTPException, ValueError) as e:
                 if isinstance(e, TimeoutError) and self.round_trip_s == inf:
-                    server.timeout_s = min(2 * server.timeout_s, _ROUND_TRIPS * self._least_s)
+                    # Nobody knows yet whether a silent server is far away. The limit does not grow in an outage:
+                    # otherwise some nodes would notice the end of the outage much later than others, and would be taken
+                    # for dead.
+                    server.timeout_s = min(2 * server.timeout_s, ROUND_TRIPS * self._least_s)
                 waited = f" within {limit_s:g} s" if isinstance(e, TimeoutError) else ""
-                reasons.append(f"{server.url}: {why(e)}{waited}")
+                reasons[server.url] = f"{server.url}: {why(e)}{waited}"
                 has_answered = has_answered or isinstance(e, ValueError)
                 self._current = (self._current + 1) % len(self._servers)
+        self._pace = None
         if self._is_closed:
             raise Unavailable("the connection to etcd was closed here")
         what = "no server of etcd can be used" if has_answered else "no server of etcd has answered"
-        raise Unavailable(f"{what}: {'; '.join(reasons)}", answers=has_answered)
+        raise Unavailable(f"{what}: {'; '.join(reasons.values())}", answers=has_answered)
+
+    def _limits(self) -> Iterator[float]:
+        """The limit of each try of a call, in seconds: the short tries, then one on each server with its whole time."""
+        late_s = max(self._soon_s, self._pace.late_s if self._pace else inf)
+        if late_s < self._least_s and len(self._servers) > 1:
+            until = monotonic() + _HASTE_S
+            for _ in range(_MOST_SHORT_TRIES):
+                if monotonic() < until:
+                    yield late_s
+        for _ in self._servers:
+            yield inf
+
+    def _note(self, server: Server, took_s: float) -> None:
+        """The server has answered after so many seconds."""
+        self._pace = self._pace.after(took_s) if self._pace else Pace(took_s, took_s / 2)
+        self.round_trip_s = min(self.round_trip_s, took_s)
+        server.timeout_s = max(self._least_s, ROUND_TRIPS * self.round_trip_s)
 
     def watch(self, prefix: str, revision: int) -> Watch | None:
         """Watch the keys that begin with `prefix` from `revision` on, on the server that answered last. None if that
         fails. The next transaction then finds out why."""
         try:
-            return Watch(self._servers[self._current], prefix, revision)
+            return Watch(self.server, prefix, revision)
         except (OSError, HTTPException, ValueError):
             return None
 
+    @property
+    def server(self) -> Server:
+        """The server that answered last."""
+        return self._servers[self._current]
+
     def is_at(self, watch: Watch) -> bool:
         """True if the watch is on the server that answered last."""
-        return watch.server is self._servers[self._current]
+        return watch.server is self.server
 
     def close(self) -> None:
         """End all connections. Any thread may call this, and more than once. A transaction that waits ends with

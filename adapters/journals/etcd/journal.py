@@ -50,10 +50,12 @@ from reknit.adapters.journals.folds import MANY, Unpublished
 from reknit.adapters.journals.history import Prefix
 from reknit.adapters.ports import Batch, Refused, Unavailable
 from reknit.core.job.entries import Filler
+from reknit.core.job.founding import Life
 from reknit.core.job.reasons import Refusal
 
 if TYPE_CHECKING:
     from reknit.adapters.journals.envelope import Envelope
+    from reknit.adapters.journals.etcd.connection import Server
     from reknit.adapters.journals.etcd.gateway import Answer, Cluster, Found, Json, Watch
     from reknit.core.job.entries import Entry, Node
     from reknit.core.job.job import Job
@@ -68,6 +70,8 @@ _LARGEST = 1 << 20
 """Upper bound on a fold that is published, in bytes. etcd refuses requests of 1.5 MiB."""
 _DELAY_PER_ENTRY_S, _LONGEST_DELAY_S = 0.003, 1.5
 """Seconds that a reader which waits for many entries pauses before it looks: per entry, and at most."""
+_SOON_S = 0.2
+"""The next server is asked after so many seconds at the earliest. A journal may repeat each of its transactions."""
 _ANEW = "start all agents again with another --rdzv-id"
 _PAUSE_S = 0.2
 """Seconds between two looks while there is no watch."""
@@ -105,14 +109,16 @@ class EtcdJournal:
         *,
         timeout_s: float = 5.0,
         on_slow: Callable[[float], None] = lambda _: None,
+        on_read: Callable[[Server, str, int], object] = lambda *_: None,
     ) -> None:
         """Does not connect yet. A transaction is tried on each member of the cluster, within `timeout_s` in all.
-        `on_slow`: called once by the thread that appends, with the number of seconds that etcd takes for an answer."""
-        self._on_slow = on_slow
+        `on_slow`: called once by the thread that appends, with the number of seconds that etcd takes for an answer.
+        `on_read`: called by the thread that reads: see `Doubts.look`."""
+        self._on_slow, self._on_read = on_slow, on_read
         self._envelope = envelope
         self._keys = Keys(envelope.job)
         login = cluster.login(f"readwrite {self._keys.root}")
-        self._reader, self._writer, self._beater = (Gateway(cluster, timeout_s, login) for _ in range(3))
+        self._reader, self._writer, self._beater = (Gateway(cluster, timeout_s, login, _SOON_S) for _ in range(3))
         self._header = b""
         """The header that was admitted. Empty before the first call."""
         self._newest = 0
@@ -139,7 +145,7 @@ class EtcdJournal:
 
     # ---- the writer's side ----
 
-    def append(self, token: str, entry: Entry) -> None:
+    def append(self, token: str, entry: Entry, life: Life = Life()) -> bool:
         self._greet(self._writer)  # the signature needs the id of the journal
         segment = self._newest
         record = self._envelope.wrap(token, entry, place_of(self._keys.entry(segment, token)), self._seen)
@@ -162,7 +168,7 @@ class EtcdJournal:
                 break
             later, *copies = answer.ranges
             if any(copy.found for copy in copies):
-                return  # the answer to an earlier call was lost
+                return True  # the answer to an earlier call was lost
             newest = _begun(later)
             if newest == segment:
                 raise Unavailable(f"etcd's answers about the journal of job {self._envelope.job} contradict each other")
@@ -172,6 +178,7 @@ class EtcdJournal:
         self._newest = max(self._newest, segment)
         if answer.ranges[1].count >= _SEGMENT:
             self._transact(self._writer, [put(self._keys.segment(segment + 1), b"")], is_newest)
+        return True
 
     def beat(self, node: Node, count: int, watch: Sequence[Node]) -> Mapping[Node, int]:
         keys = {n: self._keys.beat(n) for n in (node, *watch)}
@@ -247,6 +254,7 @@ class EtcdJournal:
             position = found[-1].created
             last = position, found[-1].key
         self._last, self._reached, self._newest = last, (position, segment), max(self._newest, segment)
+        self._on_read(self._reader.server, self._keys.header, page.revision)
         return Batch(position, entries, base), page.revision
 
     def _page(self, segment: int, after: int, limit: int, *, with_fold: bool = False) -> _Page:
@@ -286,7 +294,7 @@ class EtcdJournal:
     def remember(self, position: int, job: Job) -> None:
         self._unpublished.folded(position, job)
 
-    def take_back(self, position: int) -> None:
+    def take_back(self) -> None:
         """The journal keeps nothing of what it has returned."""
 
     def publish(self, position: int, job: Job) -> None:
