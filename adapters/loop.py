@@ -1,12 +1,13 @@
 """The loop between the core and the world: the one interpreter of commands.
 
-    agent, commands = step(agent, event);  carry out each command;  tell every observer
+    agent, commands = step(agent, event);  tell every observer;  carry out each command
 
 1. One event is one step. All commands of a step are carried out, in order, before the next event is fed.
 2. The loop decides nothing, never waits, and owns no thread. A shell (`shells`) calls `turn` and waits in between.
-3. Observers change nothing. They are told of a step after its commands were carried out. So a line about a start of
-   workers does not come before the start, and does not delay it.
-4. An observer that raises an error has a bug. The other observers are told all the same. Then `feed` raises the error.
+3. Observers change nothing. They are told of a step before its commands are carried out. So a line about a start of
+   workers comes before anything that these workers write.
+4. An observer that raises an error has a bug. The other observers are told, and the commands are carried out, all the
+   same. Then `feed` raises the error.
 """
 
 from __future__ import annotations
@@ -23,13 +24,17 @@ from reknit.core.agent.events import EntriesRead, Event, StopRequested, Woken
 from reknit.core.agent.reasons import SignalReceived
 from reknit.core.agent.states import WorkerState
 from reknit.core.agent.step import step
+from reknit.core.agent.watching import fence_at
 from reknit.core.agent.workers import ReservePort, StartWorkers
 
+from .ports import Fences
+
 if TYPE_CHECKING:
-    from reknit.adapters.ports import Clock, Link, Requests, Workers
+    from .ports import Clock, Link, Requests, Workers
 
 Observer = Callable[[Agent, Event, Agent, Sequence[Command]], None]
-"""Called after every step with the agent before it, the event, the agent after it, and the commands."""
+"""Called after every step, before its commands are carried out. It gets the agent before the step, the event, the agent
+after the step, and the commands."""
 
 
 @frozen
@@ -49,6 +54,7 @@ class Loop:
         """`agent`: usually a new one, `Agent(spec)`. It begins with the event `Started` of `ports.workers`."""
         self.agent = agent
         self.ports = ports
+        self._fences = ports.workers if isinstance(ports.workers, Fences) else None
         self._observers = tuple(observers)
         self._inbox: deque[Event] = deque()
         """Events that the ports have told and that were not fed yet. If a step raises an error, the next turn feeds the
@@ -91,12 +97,18 @@ class Loop:
         after = step(before, event)
         self.agent = after.agent
         if isinstance(event, EntriesRead):
-            # Before the commands: a journal that the agent has gone to asks whether the agent may have workers.
+            # Before the commands: what they append belongs to the life of the journal that was folded.
             self.ports.link.folded(after.agent.job)
+        errors = self._tell(before, event, after.commands)
+        if self._fences is not None:
+            # Before the commands: workers that are started now have a fence from the beginning.
+            self._fences.fence(fence_at(after.agent))
         for command in after.commands:
             self._carry_out(command)
-        if self._observers:
-            self._tell(before, event, after.commands)
+        if len(errors) > 1:
+            raise ExceptionGroup("several observers have failed", errors)
+        if errors:
+            raise errors[0]
 
     def _take_news(self, now: float) -> None:
         ports, inbox = self.ports, self._inbox
@@ -133,14 +145,11 @@ class Loop:
             case _:
                 assert_never(command)
 
-    def _tell(self, before: Agent, event: Event, commands: Sequence[Command]) -> None:
+    def _tell(self, before: Agent, event: Event, commands: Sequence[Command]) -> list[Exception]:
         errors: list[Exception] = []
         for observer in self._observers:
             try:
                 observer(before, event, self.agent, commands)
             except Exception as error:
                 errors.append(error)
-        if len(errors) > 1:
-            raise ExceptionGroup("several observers have failed", errors)
-        if errors:
-            raise errors[0]
+        return errors

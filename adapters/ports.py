@@ -19,6 +19,7 @@ from reknit.core.agent.commands import StopWorkers
 from reknit.core.agent.events import Event
 from reknit.core.agent.workers import StartWorkers
 from reknit.core.job.entries import Entry, Node
+from reknit.core.job.founding import Life
 from reknit.core.job.job import Job, Verdict
 from reknit.core.job.reasons import Refusal
 
@@ -66,8 +67,9 @@ class Batch:
     base: Job | None = None
     """The fold of the entries that the reader skipped because it was far behind. `entries` follow it. None: nothing was
     skipped. Only a journal that remembers folds (`Remembers`) skips entries."""
-    is_other_life: bool = False
-    """The journal was founded again since the read before (rule 16). It goes on from `base`."""
+    life: Life = Life()
+    """The life of the journal that was read. If the agent has folded something of another one (`Remembers`), there is a
+    `base`, with which this life begins (rule 16)."""
 
 
 class Journal(Protocol):
@@ -80,8 +82,12 @@ class Journal(Protocol):
     A journal may offer `Remembers` as well.
     """
 
-    def append(self, token: str, entry: Entry) -> None:
-        """Returns when the entry is in the journal for good.
+    def append(self, token: str, entry: Entry, life: Life = Life()) -> bool:
+        """Returns True when the entry is in the journal for good.
+
+        `life`: the one that the agent had folded when it wanted the entry. By default any. Returns False if the journal
+        is in another one by now. Then the entry was not written. A journal whose store loses nothing has one life, and
+        need not look.
 
         `token` is unique to this entry. A call that raised `Unavailable` may have written the entry all the same; with
         the same token, the repeated call does not write it twice."""
@@ -173,9 +179,8 @@ class Remembers(Protocol):
         Called by the thread of the loop, between two reads. Never waits."""
         ...
 
-    def take_back(self, position: int) -> None:
-        """The link has dropped the last read, and has not told the agent of it. The agent holds what is before
-        `position`.
+    def take_back(self) -> None:
+        """The link has dropped the last read, and has not told the agent of it.
 
         Called by the thread that has read. Never waits."""
         ...
@@ -249,6 +254,17 @@ class Workers(Protocol):
 
     def close(self) -> None:
         """Leave nothing behind, whatever state the workers are in. Bounded in time."""
+        ...
+
+
+@runtime_checkable
+class Fences(Protocol):
+    """What a port `Workers` may offer besides: it also kills the workers while the loop cannot run, for example because
+    the agent is suspended."""
+
+    def fence(self, at: float | None) -> None:
+        """Kill the workers at this time on the clock, without a grace, unless another call names another time before.
+        Answered by `WorkersStopped` if they were killed. None: there is no such time. Called in every step."""
         ...
 
 

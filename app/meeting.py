@@ -69,8 +69,6 @@ def judged(parsed: Parsed, environ: Mapping[str, str], nodes: tuple[int, int], r
     backend = "file" if store_type == "file" else "c10d" if asked == "static" else asked
     is_static = asked == "static"
     terms = _terms(parsed, conf, nodes, restarts, is_static=is_static)
-    if asked == "c10d" and backend == "c10d" and len(_endpoints(parsed, asked)) > 1:
-        _check_second(parsed, conf, terms)
     meeting = _meeting(parsed, conf, environ, asked, backend)
     return Met(
         meeting,
@@ -79,28 +77,6 @@ def judged(parsed: Parsed, environ: Mapping[str, str], nodes: tuple[int, int], r
         rank_hint=_rank_hint(parsed, terms, is_static=is_static),
         notices=_notices(parsed, conf, nodes, asked),
     )
-
-
-def _check_second(parsed: Parsed, conf: _Conf, terms: Terms) -> None:
-    """Raises `UsageError` for what cannot be had with two endpoints (rule 17)."""
-    if terms.max_nodes < 3:
-        raise UsageError(f"{parsed.spelled('rdzv-endpoint')}: a second endpoint needs a job of three nodes or more")
-    if terms.fence_s is not None:
-        raise UsageError(
-            f"{parsed.spelled('fence-after')}: a fence cannot be kept with two endpoints: give one of the two options"
-        )
-    from reknit.adapters.journals.tcpstore.lines import TIMEOUT_S
-    from reknit.adapters.journals.tcpstore.places import elders_s, elsewhere_s
-
-    needed_s = elsewhere_s(TIMEOUT_S, terms.silence_s)
-    if parsed["store-timeout"] <= needed_s:
-        what = f"more than {needed_s:g} s expected: agents may need that time to reach the second endpoint"
-        raise UsageError(f"{parsed.spelled('store-timeout')}: {what}")
-    if terms.join_timeout_s <= (waits_s := elders_s(TIMEOUT_S, terms.silence_s)):
-        what = f"more than {waits_s:g} s expected: a host that comes back may wait so long for others"
-        raise UsageError(f"{conf.spelled('join_timeout')}: {what}")
-    if "is_host" in conf.values:
-        raise UsageError(f"{conf.spelled('is_host')}: this cannot be given with two endpoints: leave it out")
 
 
 def kept(parsed: Parsed, environ: Mapping[str, str]) -> Meeting:
@@ -188,18 +164,16 @@ def _endpoints(parsed: Parsed, backend: str) -> tuple[tuple[str, int], ...]:
     text, spelled = parsed["rdzv-endpoint"].strip(), parsed.spelled("rdzv-endpoint")
     if backend == "etcd" and text:
         return tuple(_endpoint(part, _PORTS["etcd"], spelled) for part in text.split(","))
+    if "," in text:
+        hint = "a job that must outlive any host needs --rdzv-backend=etcd"
+        raise UsageError(f"{spelled}: {backend} has one endpoint; {hint}")
     if backend == "static":
-        if "," in text:
-            raise UsageError(f"{spelled}: two endpoints need --rdzv-backend=c10d")
         port = _not_zero(parsed["master-port"], parsed.spelled("master-port"))
         return (_endpoint(text, port, spelled) if text else (parsed["master-addr"].strip("[]"), port),)
     if not text:
         several = ",HOST:PORT…" if backend == "etcd" else ""
         raise UsageError(f"{parsed.spelled('rdzv-backend')} needs --rdzv-endpoint=HOST:PORT{several}")
-    found = tuple(_endpoint(part, _PORTS[backend], spelled) for part in text.split(","))
-    if len(found) > 2 or len({*found}) < len(found):
-        raise UsageError(f"{spelled}: one endpoint expected, or two different ones")
-    return found
+    return (_endpoint(text, _PORTS[backend], spelled),)
 
 
 def _endpoint(text: str, port: int, spelled: str) -> tuple[str, int]:

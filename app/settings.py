@@ -135,8 +135,7 @@ class Meeting:
     backend: str = field(validator=_one_of(*BACKENDS))
     """`c10d`: a TCPStore that one of the agents hosts. `file`: a folder that all nodes share. `etcd`: etcd v3."""
     endpoints: tuple[tuple[str, int], ...] = field(default=(), converter=_pairs)
-    """Pairs of host and port. c10d: one, or two: if the first host stays away, the job goes on at the second
-    (docs/several-nodes.md#second). etcd: one or more servers of a cluster. file: none."""
+    """Pairs of host and port. c10d: one. etcd: one or more servers of a cluster. file: none."""
     folder: str = ""
     """file: the folder of the journal. Other backends: empty."""
     secret: str = field(default="", repr=False)
@@ -167,8 +166,8 @@ class Meeting:
             if not (isinstance(host, str) and host and type(port) is int and 0 < port <= 65535):
                 wanted = 'pairs of a host and a port from 1 to 65535, for example (("node0", 29400),)'
                 _refuse(self, "endpoints", value, wanted)
-        if self.backend == "c10d" and not 1 <= len(value) == len({*value}) <= 2:
-            _refuse(self, "endpoints", value, "one endpoint for c10d, or two different ones")
+        if self.backend == "c10d" and len(value) != 1:
+            _refuse(self, "endpoints", value, "one endpoint for c10d; a job that must outlive any host needs etcd")
         if self.backend == "etcd" and not value:
             _refuse(self, "endpoints", value, "at least one endpoint for etcd")
         if self.backend == "file" and value:
@@ -177,19 +176,12 @@ class Meeting:
     def __attrs_post_init__(self) -> None:
         if (self.backend == "file") != bool(self.folder):
             _refuse(self, "folder", self.folder, "a folder for the backend file, and empty for others")
-        if self.has_second and self.is_host is not None:
-            _refuse(self, "is_host", self.is_host, "None if there are two endpoints")
         if self.group is not None and self.backend != "file":
             _refuse(self, "group", self.group, "None unless the backend is file")
         if (self.ssl_cert is None) != (self.ssl_cert_key is None):
             _refuse(self, "ssl_cert", self.ssl_cert, "given together with ssl_cert_key")
         if self.user and not (self.password or self.password_file):
             _refuse(self, "user", self.user, "given together with password or password_file")
-
-    @property
-    def has_second(self) -> bool:
-        """The store may be at two endpoints. Then a round needs a majority of the one before (rule 17)."""
-        return self.backend == "c10d" and len(self.endpoints) == 2
 
     @property
     def place(self) -> str:
@@ -347,10 +339,6 @@ class Settings:
             _refuse(self, "meeting", value, "a Meeting, or None")
         if value is None and self.terms.max_nodes > 1:
             _refuse(self, "meeting", value, f"given for a job of up to {self.terms.max_nodes} nodes")
-        if isinstance(value, Meeting) and value.has_second and self.terms.max_nodes < 3:
-            _refuse(value, "endpoints", value.endpoints, "one endpoint for a job of less than three nodes")
-        if isinstance(value, Meeting) and value.has_second and self.terms.fence_s is not None:
-            _refuse(self.terms, "fence_s", self.terms.fence_s, "None if there are two endpoints")
         if value is not None and self.master_port:
             _refuse(self, "master_port", self.master_port, "0 with a meeting: each round has a port of its own")
 

@@ -27,6 +27,7 @@ from reknit.adapters.orphans import MARK
 from reknit.adapters.ports import Batch, CannotStart, Journal, Refused, Remembers, Unavailable
 from reknit.core.agent.reasons import JournalRefused, Replaced
 from reknit.core.job.entries import Entry, Node, NodeId, Terms
+from reknit.core.job.founding import Life
 from reknit.core.job.job import Job
 from reknit.core.job.reasons import Refusal
 
@@ -37,12 +38,10 @@ from .wire import Prevented, Wired, World, end_left, ended_text, open_workers, s
 
 if TYPE_CHECKING:
     from reknit.adapters.journals.etcd.gateway import Cluster
-    from reknit.adapters.journals.tcpstore.places import Places
 
 T = TypeVar("T")
 _HOSTS = "hosts the store"
 """The note in the lock of an agent that hosts the job's store."""
-_WHOSE = {None: "", 0: "; this node hosts the job's store", 1: "; this node hosts the second store"}
 _FEWEST_ROUND_TRIPS, _ROUND_TRIPS = 3, 4
 """A healthy node may be silent for so many round trips to the store: (1) it beats and waits for the answer, (2) it
 reads, (3) it beats again. The second number leaves a reserve."""
@@ -84,35 +83,31 @@ def wire_several(settings: Settings, meeting: Meeting, world: World, nonce: str)
                 notes.append(ended_text(ended))
             # The store's server carries a mark as well. An old server that is still ending would be taken for a store
             # that serves.
-            host, hosted = _hosted(meeting, {**world.environ, MARK: f"{lock.mark}/store"})
+            host = _hosted(meeting, {**world.environ, MARK: f"{lock.mark}/store"})
             if host is not None:
                 stack.callback(host.close)
                 world.children.add(host.pid)
-            if hosted == 0:
                 lock.note(_HOSTS)
             notes += _complaints(meeting, settings.run_id)
-            places = _places(meeting, hosted, world.say, settings.terms.silence_s)
             journal = open_journal(
                 meeting,
                 settings.run_id,
-                founds=hosted == 0 or meeting.is_host is False,
+                founds=host is not None or meeting.is_host is False,
                 has_elders=lock.left_note == _HOSTS,
                 silence_s=settings.terms.silence_s,
                 on_slow=partial(_tell_if_slow, settings.terms, world.say),
-                places=places,
+                on_doubt=partial(_tell, world.say),
             )
             asked = journal if host is None else HostedJournal(journal, host, world.children.add)
-            hosts = None if places is None or host is None else lambda: places.is_host
-            link = ThreadedLink(asked, world.clock, nonce, hosts=hosts)
+            link = ThreadedLink(asked, world.clock, nonce)
             stack.callback(link.close)
             stack.callback(workers.close)  # a second time, so that the workers are ended before the journal is closed
-            whose = "; this node hosts the first store" if hosted == 0 and meeting.has_second else _WHOSE[hosted]
+            whose = "" if host is None else "; this node hosts the job's store"
             notes.append(f'node {lock.node} ({address}) joins job "{settings.run_id}" at {meeting.place}{whose}')
             spec = evolve(
                 spec_of(settings, world, lock.node, address),
-                terms=evolve(settings.terms, needs_majority=settings.terms.needs_majority or meeting.has_second),
-                hosts_journal=hosted == 0,
-                opens_after_s=_OPENS_AFTER_S if meeting.backend == "c10d" and hosted != 0 else 0.0,
+                hosts_journal=host is not None,
+                opens_after_s=_OPENS_AFTER_S if meeting.backend == "c10d" and host is None else 0.0,
             )
             ports = Ports(world.clock, link, workers, world.requests)
             return Wired(spec, ports, stack.pop_all().close, notes)
@@ -145,60 +140,20 @@ def _lock_place(meeting: Meeting) -> str:
     return evolve(meeting, endpoints=tuple(endpoints), folder=meeting.folder and os.path.realpath(meeting.folder)).place
 
 
-def _both(meeting: Meeting) -> str:
-    """The two endpoints, in words for people. Empty: there is one."""
-    if not meeting.has_second:
-        return ""
-    from reknit.adapters.journals.tcpstore.client import endpoint
-
-    return ",".join(endpoint(*place) for place in meeting.endpoints)
-
-
-def _hosted(meeting: Meeting, env: Mapping[str, str]) -> tuple[Host | None, int | None]:
-    """The store of `c10d` that this agent is to host, and the number of its endpoint. None: it is to host none. `env`:
-    the environment of the server's process.
-
-    An agent hosts one store, even if both endpoints lead to its host: both stores would be lost at once.
-    """
+def _hosted(meeting: Meeting, env: Mapping[str, str]) -> Host | None:
+    """The store of `c10d` that this agent is to host. None: it is to host none. `env`: the environment of the server's
+    process."""
     if meeting.backend != "c10d":
-        return None, None
+        return None
     from reknit.adapters.journals.tcpstore.host import host_store
 
-    for number, place in enumerate(meeting.endpoints):
-        host = host_store(*place, must=meeting.is_host, env=env)
-        if host is not None:
-            return host, number
-    return None, None
+    return host_store(*meeting.endpoints[0], must=meeting.is_host, env=env)
 
 
-def _places(meeting: Meeting, hosted: int | None, say: Callable[[str], None], silence_s: float) -> Places | None:
-    if not meeting.has_second:
-        return None
-    from reknit.adapters.journals.tcpstore.places import Places
-
-    return Places(
-        meeting.endpoints,
-        hosted,
-        partial(_tell_of_move, say),
-        silence_s,
-        exclusive=True,
-        on_wait=partial(_tell_of_wait, say),
-    )
-
-
-def _tell_of_move(say: Callable[[str], None], where: str) -> None:
+def _tell(say: Callable[[str], None], line: str) -> None:
     from .report import PREFIX  # only now: it is slow to import
 
-    say(f"{PREFIX}the job's store is at {where} from now on")
-
-
-def _tell_of_wait(say: Callable[[str], None], wait_s: float) -> None:
-    from .report import PREFIX  # only now: it is slow to import
-
-    say(
-        f"{PREFIX}this job has been here before: this host waits up to {wait_s:.0f} s for agents that remember it; if "
-        "there is none, it begins the job anew"
-    )
+    say(f"{PREFIX}{line}")
 
 
 def _complaints(meeting: Meeting, job: str) -> list[str]:
@@ -231,7 +186,7 @@ def open_journal(
     has_elders: bool = False,
     silence_s: float = 0.0,
     on_slow: Callable[[float], None] = lambda _: None,
-    places: Places | None = None,
+    on_doubt: Callable[[str], None] = lambda _: None,
 ) -> Journal:
     """The journal of the job. The store is not asked for anything yet. Raises `Refused`.
 
@@ -244,24 +199,24 @@ def open_journal(
 
     `on_slow`: with c10d, called with the seconds that the store took for an answer, when these are many.
 
-    `places`: where the journal may be, if c10d has two endpoints. None: at the first one.
+    `on_doubt`: with etcd, called with a line about an etcd that may lose writes, or that its history will fill.
     """
-    envelope = Envelope(job, meeting.secret, endpoints=_both(meeting))
+    envelope = Envelope(job, meeting.secret)
     if meeting.backend == "file":
         from reknit.adapters.journals.file.journal import FileJournal
 
         return FileJournal(meeting.folder, envelope, group=meeting.group)
     if meeting.backend == "etcd":
+        from reknit.adapters.journals.etcd.doubts import Doubts
         from reknit.adapters.journals.etcd.journal import EtcdJournal
 
         # Half of the silence limit for each server: a node with a later beat is taken for dead anyway.
         timeout_s = max(_ETCD_S, len(meeting.endpoints) * silence_s / 2)
-        return EtcdJournal(cluster_of(meeting), envelope, timeout_s=timeout_s, on_slow=on_slow)
+        look = Doubts(on_doubt, silence_s / SILENCE).look
+        return EtcdJournal(cluster_of(meeting), envelope, timeout_s=timeout_s, on_slow=on_slow, on_read=look)
     from reknit.adapters.journals.tcpstore.journal import TCPStoreJournal
 
-    return TCPStoreJournal(
-        *meeting.endpoints[0], envelope, founds=founds, has_elders=has_elders, places=places, on_slow=on_slow
-    )
+    return TCPStoreJournal(*meeting.endpoints[0], envelope, founds=founds, has_elders=has_elders, on_slow=on_slow)
 
 
 def cluster_of(meeting: Meeting) -> Cluster:
@@ -291,8 +246,8 @@ class HostedJournal:
         self._has_served = False
         self._judging = threading.Lock()
 
-    def append(self, token: str, entry: Entry) -> None:
-        self._asked(lambda: self._journal.append(token, entry))
+    def append(self, token: str, entry: Entry, life: Life = Life()) -> bool:
+        return self._asked(lambda: self._journal.append(token, entry, life))
 
     def read(self, after: int, wait_s: float, least: int = 1) -> Batch:
         return self._asked(lambda: self._journal.read(after, wait_s, least))
@@ -304,9 +259,9 @@ class HostedJournal:
         if isinstance(self._journal, Remembers):
             self._journal.remember(position, job)
 
-    def take_back(self, position: int) -> None:
+    def take_back(self) -> None:
         if isinstance(self._journal, Remembers):
-            self._journal.take_back(position)
+            self._journal.take_back()
 
     def close(self) -> None:
         self._journal.close()

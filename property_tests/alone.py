@@ -20,13 +20,15 @@ def is_alive(group: Group | None) -> bool:
     return group is not None and bool(group.running)
 
 
-def starts_alone(world: World, proc: Proc, key: tuple[int, int]) -> None:
-    """S2: nobody but the lost still runs another round."""
+def starts_alone(world: World, proc: Proc, key: tuple[int, int], head: tuple[str, int]) -> None:
+    """S2: nobody but the lost still runs another round. `head`: where the workers of this one meet. Another round with
+    the same number may have been sealed in a life of the journal that the store has lost."""
     demand(not is_alive(proc.group), "S2", f"{proc.name} starts {key} with workers alive")
     demand(all((g.key, g.node) != (key, proc.agent.me) for g in world.groups), "S2", f"{proc.name} starts {key} twice")
     for other in world.procs:
         group = other.group
-        if group is None or not group.running or group.key == key or group.is_stuck or other.dead:
+        is_same = group is not None and (group.key, group.hosts) == (key, head)
+        if group is None or not group.running or is_same or group.is_stuck or other.dead:
             continue
         if any(p.id == other.id and p.twin != other.twin for p in world.procs):
             continue  # another host has its id, and neither can see to the workers of the other

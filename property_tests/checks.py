@@ -43,6 +43,7 @@ from reknit.core.agent.step import Step, step
 from reknit.core.agent.workers import StartWorkers, WorkerExit, WorkersExited, WorkersStarted, WorkersStopped
 from reknit.core.agent.working import QUICK_S
 from reknit.core.job.entries import Admit, Entry, Failed, Joined, Leaving, Left, Lost, Node, Opened, Steady
+from reknit.core.job.founding import Origin
 from reknit.core.job.job import Closed, Gathering, Job, Running, Unopened, Verdict
 from reknit.core.job.reasons import BudgetSpent, Unstable, WorkerFailed
 from reknit.core.job.restart import Sequel
@@ -51,7 +52,7 @@ from reknit.core.job.workers import WorkerFailure
 from . import ends, lasting, meaning, prompt, results, rhythm
 from .alone import is_alive, starts_alone
 from .hosts import Proc, demand
-from .oracle import ranks
+from .oracle import Oracle, ranks
 
 if TYPE_CHECKING:
     from .world import World
@@ -200,7 +201,7 @@ def note(world: World, proc: Proc, before: Agent, event: Event) -> None:
 
 def same_job(world: World, proc: Proc) -> None:
     """S1, S9: an agent's job is the fold of what it has read, however that was cut into batches."""
-    mine, theirs = proc.agent.job, world.jobs[proc.cursor]
+    mine, theirs = proc.agent.job, world.read_by(proc)
     demand(mine == theirs and list(mine.live) == list(theirs.live), "S1", f"{proc.name} derives another job")
 
 
@@ -209,7 +210,8 @@ def may_say(world: World, proc: Proc, entry: Entry) -> None:
     is_new = proc.agent.unread.get(entry, proc.agent.at) == proc.agent.at
     demand(not (proc.agent.pulse.gap and is_new), "fresh", f"{proc.name} says {entry} in a gap")
     # A new incarnation forgets what the one before has said, also entries that name no node.
-    said = (proc.agent.me, entry)
+    life = proc.agent.life  # in another life of the journal, everything is said anew
+    said = (life, proc.agent.me, entry)
     at = proc.said.get(said)
     resay_s = proc.spec.resay_s
     # An accusation is forgotten between two fresh reads, so it is said with each: once per beat and watcher.
@@ -221,11 +223,11 @@ def may_say(world: World, proc: Proc, entry: Entry) -> None:
     demand(in_time, "L3", f"{proc.name} says {entry} again too soon")
     proc.said[said] = world.now
     if isinstance(entry, Joined):
-        offer = entry.node, entry.round
+        offer = life, entry.node, entry.round
         first = proc.offers.setdefault(entry.port, offer)
         demand(first == offer, "port", f"{proc.name} offers the port of {first} again, for {offer}")
     job = proc.agent.job
-    said = proc.per_round.setdefault((job.epoch, job.round, proc.agent.me), set())
+    said = proc.per_round.setdefault((life, job.epoch, job.round, proc.agent.me), set())
     if not isinstance(entry, Lost):
         said.add(entry)
     demand(len(said) <= MOST_SAYINGS, "L3", f"{proc.name} says too much in one round: {said}")
@@ -247,7 +249,7 @@ def may_say(world: World, proc: Proc, entry: Entry) -> None:
         stuck = group is not None and group.is_stuck and entry.stuck
         demand(not is_alive(group) or stuck, "S2", f"{proc.name} says Left with workers alive")
         told = proc.agent.leaving is not None and proc.agent.outcome is None and job.is_live(entry.node)
-        has_told = (entry.node, Leaving(entry.node)) in proc.said
+        has_told = any((life, entry.node, Leaving(entry.node)) in proc.said for life in world.lives)
         # A node with stuck processes has said goodbye already. In a gap it says nothing new.
         has_told = has_told or (stuck and at is not None)
         demand(not told or has_told, "order", f"{proc.name} says Left before Leaving")
@@ -303,7 +305,7 @@ def may_start(world: World, proc: Proc, command: StartWorkers) -> None:
     demand(
         isinstance(job.phase, Running) and job.round == round, "S3", f"{proc.name} starts round {round}, not running"
     )
-    members = world.sealed.get((job.epoch, round))
+    members = world.sealed.get((proc.agent.life, job.epoch, round))
     demand(members is not None, "S3", f"{proc.name} starts round {round}, which was never sealed")
     assert members is not None
     demand(me in {m.node for m in members}, "S3", f"{proc.name} is no member of round {round}")
@@ -320,7 +322,7 @@ def may_start(world: World, proc: Proc, command: StartWorkers) -> None:
     # The bootstrap port is the store's of this round alone: no key of an earlier round can be read there.
     hosted = {g.key for g in world.groups if g.command.assignment.group_rank == 0 and g.hosts == head}
     demand(hosted <= {(job.epoch, round)}, "S1", f"{proc.name}: rounds {hosted} had the same bootstrap port before")
-    starts_alone(world, proc, (job.epoch, round))
+    starts_alone(world, proc, (job.epoch, round), head)
     terms = proc.spec.terms
     quiet = proc.felt(world.now - world.moved.get(me, -1e9))
     limit = terms.silence_s + SLACK if terms.fence_s is None else terms.fence_s
@@ -392,8 +394,7 @@ def _replaces(entry: Joined, before: Job) -> bool:
 
 def after_landing(world: World, entry: Entry, before: Job) -> None:
     job = world.jobs[-1]
-    if isinstance(job.phase, Running):
-        world.sealed.setdefault((job.epoch, job.round), job.members)
+    _note_seal(world, job)
     if world.oracle is not None:
         world.oracle.feed(entry)
         meaning.same(job, world.oracle, entry)
@@ -428,6 +429,34 @@ def after_landing(world: World, entry: Entry, before: Job) -> None:
     else:
         demand(not isinstance(before.phase, Closed) or job.epoch > before.epoch, "S6", "closed is for ever")
         spends_are_earned(world, job)
+
+
+def _note_seal(world: World, job: Job) -> None:
+    if isinstance(job.phase, Running) and world.origin is not None:
+        world.sealed.setdefault((world.origin.life, job.epoch, job.round), job.members)
+
+
+def after_founding(world: World, origin: Origin) -> None:
+    """The store had lost the journal. What nobody has read is gone, and everybody joins again."""
+    job = world.jobs[-1]
+    for earlier in world.jobs:
+        _note_seal(world, earlier)
+    world.excess += 3 * MOST_LANDED * len(world.procs)
+    if not origin.life.name:
+        world.groups = [group for group in world.groups if group.running]  # rounds are counted anew
+        world.blows = []
+    world.outcomes = {epoch: outcome for epoch in range(job.epoch + 1) if (outcome := job.outcome_of(epoch))}
+    world.steady_round = min(world.steady_round, job.round)
+    if world.oracle is not None:
+        world.oracle = Oracle(world.oracle.remembers)
+        starts = {o.position for o, _, _ in world.lives.values() if (o.life.name, o.position) in origin.line}
+        for position, entry in enumerate(world.journal):
+            if position in starts and position:
+                world.oracle.move()
+            world.oracle.feed(entry)
+        if origin.life.name:
+            world.oracle.move()
+        meaning.same(job, world.oracle, "the journal was founded again")
 
 
 def failed_first(world: World, entry: Joined) -> None:

@@ -13,6 +13,7 @@ from reknit.core.agent.step import step
 from reknit.core.agent.workers import WorkersStopped
 from reknit.core.job.entries import Node
 from reknit.core.job.fold import fold_all
+from reknit.core.job.founding import Life
 from reknit.core.job.job import Closed, Job, Outcome, Verdict
 from reknit.core.job.memory import abridged
 from reknit.core.job.reasons import BudgetSpent
@@ -79,16 +80,18 @@ def replays(world: World, proc: Proc) -> None:
         agent = made.agent
         demand(agent.wakes_at == traced.wakes_at, "S9", f"{proc.name} replayed sleeps longer or shorter")
     demand(agent == proc.agent and repr(agent) == repr(proc.agent), "S9", f"{proc.name} replayed is another")
-    demand(fold_all(Job(), world.journal) == world.jobs[-1], "S9", "the journal replayed is another job")
+    begin = next(origin.position for origin, _, jobs in world.lives.values() if jobs is world.jobs)
+    again = fold_all(world.jobs[begin], world.journal[begin:])
+    demand(again == world.jobs[-1], "S9", "the journal replayed is another job")
 
 
 def agree(world: World) -> None:
-    """S5: all agents that saw an epoch's end report the same."""
-    ends: dict[int, Outcome] = {}
+    """S5: all agents that saw an epoch's end in one life of the journal report the same."""
+    ends: dict[tuple[Life, int], Outcome] = {}
     for proc in world.procs:
         agent = proc.agent
         if agent.epoch is not None and agent.outcome is not None:
-            first = ends.setdefault(agent.epoch, agent.outcome)
+            first = ends.setdefault((agent.life, agent.epoch), agent.outcome)
             same = agent.outcome in (first, abridged(first)) or first == abridged(agent.outcome)  # as told epochs later
             demand(same, "S5", f"{proc.name} saw another end of epoch {agent.epoch}")
 
@@ -106,7 +109,8 @@ def closed(world: World, job: Job, before: Job) -> None:
         return
     world.outcomes[job.epoch] = outcome
     if outcome.verdict is Verdict.SUCCEEDED:
-        last = max(round for epoch, round in world.sealed if epoch == job.epoch)
+        here = world.origin and world.origin.life
+        last = max(round for life, epoch, round in world.sealed if (life, epoch) == (here, job.epoch))
         done = {
             g.node: g
             for g in world.groups

@@ -11,6 +11,7 @@ from reknit.adapters.simulated import hosts
 from reknit.core.agent.commands import Command
 from reknit.core.agent.events import Event
 from reknit.core.job.entries import Entry, Node
+from reknit.core.job.founding import Life
 
 MOST_WOKEN = 40
 """An agent is woken less often than this within `WOKEN_S` seconds."""
@@ -62,12 +63,12 @@ class Proc(hosts.Proc):
     """When it learned of the first failure of its last round."""
     learned_at: float | None = None
     """When it learned how the job ended. None: it has not."""
-    offers: dict[int, tuple[Node, int]] = field(factory=dict)
-    """Per bootstrap port the incarnation and round that it was offered for."""
-    said: dict[tuple[Node, Entry], float] = field(factory=dict)
-    """When each incarnation said each entry last."""
-    per_round: dict[tuple[int, int, Node], set[Entry]] = field(factory=dict)
-    """The different entries that it has said, per epoch, round and incarnation."""
+    offers: dict[int, tuple[Life, Node, int]] = field(factory=dict)
+    """Per bootstrap port the life, incarnation and round that it was offered for."""
+    said: dict[tuple[Life, Node, Entry], float] = field(factory=dict)
+    """When each incarnation said each entry last, by life of the journal."""
+    per_round: dict[tuple[Life, int, int, Node], set[Entry]] = field(factory=dict)
+    """The different entries that it has said, per life of the journal, epoch, round and incarnation."""
     beat: tuple[Node | None, float] = (None, 0.0)
     """As whom it has beaten last, and when."""
     beaten: int = 0

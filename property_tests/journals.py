@@ -41,7 +41,6 @@ class _Writer:
             restarts=policy,
             admission=dice.choice((Admission.SOON, Admission.AT_FAILURE, Admission.NEVER)),
             silence_s=4.0,
-            needs_majority=not dice.randrange(3),
         )
 
     def write(self, entry: Entry) -> None:
@@ -143,9 +142,6 @@ class _Writer:
     def last_call(self) -> Entry:
         return said.LastCall(self.oracle.round, max(0, self.oracle.epoch))
 
-    def confirmed(self) -> Entry:
-        return said.Confirmed(self.any_live(), self.worked)
-
     def admit(self) -> Entry:
         return said.Admit(self.oracle.round + 1, max(0, self.oracle.epoch))
 
@@ -156,8 +152,6 @@ class _Writer:
         """The job is aborted, or opened again."""
         if self.oracle.phase != "closed" and self.dice.randrange(4):
             return self.joined()
-        if self.oracle.phase == "closed" and self.oracle.terms.needs_majority and self.dice.randrange(3):
-            return self.left()
         if self.oracle.phase == "closed" or self.dice.randrange(3) == 0:
             return said.Opened(self.terms(), f"journal-{self.dice.randrange(9)}", self.oracle.epoch + 1)
         return said.Aborted("because", self.oracle.epoch)
@@ -171,7 +165,6 @@ KINDS: dict[Callable[[_Writer], Entry], int] = {
     _Writer.leaving: 1,
     _Writer.left: 2,
     _Writer.last_call: 2,
-    _Writer.confirmed: 2,
     _Writer.admit: 2,
     _Writer.gave_up: 1,
     _Writer.ended: 2,

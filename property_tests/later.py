@@ -59,7 +59,7 @@ def _agent(agent: Agent) -> Agent:
     made = {name: later(getattr(agent, name)) for name in _names(Agent)}
     if agent.epoch is not None:
         made["epoch"] = agent.epoch + AGES
-    if agent.offered is not None:
+    if agent.offered is not None and agent.offered[1] >= 0:  # -1: in another life of the journal
         made["offered"] = agent.offered[0], agent.offered[1] + AGES
     made["since"] = {(timer, n + AGES * (timer in OF_A_ROUND)): at for (timer, n), at in agent.since.items()}
     return Agent(**made)

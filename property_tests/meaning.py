@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from reknit.core.job.entries import Node
 from reknit.core.job.job import Closed, Gathering, Job, Running, Unopened, admissible, coming, has_admissible
-from reknit.core.job.majority import has_majority, is_read
 from reknit.core.job.memory import EPOCHS
 from reknit.core.job.reasons import BudgetSpent
 from reknit.core.job.restart import ECHOES, Cost, cost
@@ -72,8 +71,6 @@ def _same_nodes(job: Job, oracle: Oracle, after: object) -> None:
             theirs["will spend"] = oracle.by_failure and not oracle.excused
     if not isinstance(job.phase, Closed):
         mine |= {"leaving": job.leaving, "coming": coming(job)}
-        mine["has majority"], theirs["has majority"] = has_majority(job), oracle.has_majority()
-        mine["is read"], theirs["is read"] = is_read(job), oracle.is_read()
         theirs |= {"leaving": oracle.leaving, "coming": sum(j.node not in oracle.leaving for j in oracle.live.values())}
     shortcuts = job.member_nodes == {m.node for m in job.members} and has_admissible(job) == bool(admissible(job))
     demand(shortcuts, "S1", f"what the fold keeps is not what could be made anew after {after}")

@@ -12,7 +12,6 @@ from reknit.core.job.entries import (
     Aborted,
     Admission,
     Admit,
-    Confirmed,
     Entry,
     Failed,
     GaveUp,
@@ -53,12 +52,6 @@ class Oracle:
         self.members: set[Node] = set()
         self.leaving: set[Node] = set()
         self.done: set[Node] = set()
-        self.farewells: set[str] = set()
-        """Nonces of members of the last round that have said goodbye."""
-        self.former: list[str] = []
-        """Nonces of the members of the round before the last sealed one."""
-        self.read: set[str] = set()
-        """Those of them that have shown that they have read the last seal."""
         self.reports: list[Failed] = []
         self.seats: list[str] = []
         self.first_size = self.largest = 0
@@ -77,7 +70,6 @@ class Oracle:
 
     def _open(self, entry: Opened) -> None:
         again = self.phase == "closed" and self.verdicts[self.epoch] != "succeeded"
-        again = again and self._agree(self.farewells, self.read)
         if (self.phase == "unopened" or again) and entry.epoch == self.epoch + 1:
             left, self.live = self.live, {}
             for joined in left.values():
@@ -86,6 +78,14 @@ class Oracle:
             self.journal = self.journal or entry.journal
             self.epoch, self.terms, self.phase = entry.epoch, entry.terms, "gathering"
             self._new_epoch()
+
+    def move(self) -> None:
+        """The store was lost, and the journal goes on: everybody who has joined the next round joins it again."""
+        if self.phase == "gathering":
+            self.expected = {joined.node for joined in self.live.values()}
+        elif self.phase == "running":
+            for joined in [j for j in self.live.values() if j.node not in self.members]:
+                self._go(joined.node)
 
     @property
     def failed(self) -> list[Node]:
@@ -140,7 +140,7 @@ class Oracle:
     def _go(self, node: Node) -> None:
         """A live node is gone for ever."""
         worked, owed = self._works(node), self.phase == "gathering" and node in self.expected
-        del self.live[node.id]
+        known = self.live.pop(node.id)
         self._bury(node)
         self.leaving.discard(node)
         if worked:
@@ -148,7 +148,11 @@ class Oracle:
             self.excused = True
         elif owed:
             self.expected.discard(node)
-            self.excused = self.excused or node not in self.failed
+            self.excused = self.excused or (node not in self.failed and self._still_owes(known))
+
+    def _still_owes(self, known: Joined) -> bool:
+        """A member that has not joined the gathered round. After a move others are expected as well."""
+        return known.node in self.members and known.round < self.round
 
     def _end(self, by_failure: bool) -> None:
         self.phase = "gathering"
@@ -164,8 +168,6 @@ class Oracle:
     def _left(self, entry: Left) -> None:
         known = self.live.get(entry.node.id)
         if known is not None and known.node == entry.node:
-            self.farewells.add(known.nonce)
-            self.read.add(known.nonce)
             self._go(entry.node)
         elif self.top(entry.node.id) < entry.node.incarnation and self.top(entry.node.id) <= entry.seen:
             if known is not None:
@@ -181,7 +183,7 @@ class Oracle:
             self._end(by_failure=False)
             self.excused = True
         elif self.phase == "gathering" and node in self.expected and node not in self.failed:
-            self.excused = True
+            self.excused = self.excused or self._still_owes(self.live[node.id])
 
     def _failed(self, entry: Failed) -> None:
         if not entry.failures or not self._in(entry.node):
@@ -206,10 +208,6 @@ class Oracle:
     def _aborted(self, _: Aborted) -> None:
         self._close("aborted")
 
-    def _confirmed(self, entry: Confirmed) -> None:
-        if self._in(entry.node) and entry.round == self.last_sealed:
-            self.read.add(self.live[entry.node.id].nonce)
-
     def _filler(self, _: Entry) -> None: ...
 
     def _free(self) -> list[Joined]:
@@ -228,27 +226,8 @@ class Oracle:
     def _count(self) -> int:
         return sum(1 for j in self.live.values() if j.node not in self.leaving)
 
-    def has_majority(self) -> bool:
-        """More than half of the agents of the last round, where a half with the first of them is more than half."""
-        here = {j.nonce for j in self.live.values()}
-        return self._agree(here | self.farewells, here | self.read)
-
-    def can_go_on(self) -> bool:
-        """The agents that have joined the gathered round are a majority, and one has read the last seal."""
-        here = {j.nonce for j in self._free()}
-        return self._agree(here | self.farewells, here | self.read) and self.is_read()
-
-    def _agree(self, members: set[str], former: set[str]) -> bool:
-        """Whether these agents are a majority of the last round, and those one of the round before."""
-        last = [member.nonce for member in self.sealed.get((self.epoch, self.last_sealed), [])]
-        return not self.terms.needs_majority or (_most(last, members) and _most(self.former, former))
-
-    def is_read(self) -> bool:
-        """A majority of the round before has shown that it has read the last seal."""
-        return _most(self.former, self.read | {j.nonce for j in self.live.values() if j.round > self.last_sealed})
-
     def _is_enough(self) -> bool:
-        return self._count() >= self.terms.min_nodes and self.has_majority()
+        return self._count() >= self.terms.min_nodes
 
     def _steady(self, entry: Steady) -> None:
         if self.phase == "running" and entry.round == self.round:
@@ -262,14 +241,14 @@ class Oracle:
 
     def _lastcall(self, entry: LastCall) -> None:
         if self.phase == "gathering" and entry.round == self.round and not self.expected:
-            if self._is_enough() and self.can_go_on():
+            if self._is_enough():
                 self._seal()
 
     def _conclude(self) -> None:
         if self.phase != "gathering":
             return
         self.short = self.short or not self._is_enough()
-        if self.expected or not self.can_go_on():
+        if self.expected:
             return
         if not self.judged:
             self.judged = True
@@ -288,10 +267,8 @@ class Oracle:
         self.verdicts[self.epoch] = verdict
 
     def _seal(self) -> None:
-        free, before = self._free(), self.sealed.get((self.epoch, self.last_sealed), [])
+        free = self._free()
         old = [j for j in free if j.node in self.members]
-        if self.terms.needs_majority:
-            old += [j for j in free if j not in old and j.nonce in {member.nonce for member in before}]
         seated = [j for j in free if j not in old and j.node.id in self.seats]
         rest = [j for j in free if j not in old and j not in seated]
         chosen = (old + seated + rest)[: self._cap()]
@@ -303,17 +280,9 @@ class Oracle:
             self.first_size = self.first_size or len(new)  # all seats may have been forgotten since the first round
         chosen.sort(key=lambda j: self.seats.index(j.node.id))
         self.members, self.done, self.phase = {j.node for j in chosen}, set(), "running"
-        self.former = [member.nonce for member in before] if self.terms.needs_majority else []
-        self.read, self.farewells = self.farewells, set()
         self.largest = max(self.largest, len(chosen))
         self.sealed[self.epoch, self.round] = chosen
         self.last_sealed = self.round
-
-
-def _most(agents: list[str], some: set[str]) -> bool:
-    """More than half of the agents, where a half with the first of them is more than half."""
-    votes = sum(1 for nonce in agents if nonce in some) + 0.5 * (agents[:1] != [] and agents[0] in some)
-    return not agents or votes > len(agents) / 2
 
 
 def _by_hint(new: list[Joined]) -> list[str]:

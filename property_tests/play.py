@@ -169,6 +169,7 @@ MOVES: dict[str, Callable[[World, int], None]] = {
     "settle": settle,
     "outage": lambda world, _: faults.begin_outage(world),
     "restore": lambda world, _: faults.end_outage(world),
+    "wipe": lambda world, _: faults.wipe(world),
     "stall": _stall,
     "abort": _abort,
     "finish": _finish,
@@ -272,7 +273,11 @@ def unrest(world: World) -> str | None:
     job = world.jobs[-1]
     if world.store_dead:
         return f"{procs[0].name} waits for a journal that is gone"
+    if world.origin is None:
+        return "the store has lost the journal"
+    life = world.origin.life
     behind = next((p for p in procs if p.cursor < len(world.journal) or p.suspended or p.cut or p.full), None)
+    behind = behind or next((p for p in procs if p.link.life != life), None)
     if behind is not None:
         return f"{behind.name} has not read all"
     if not isinstance(job.phase, Running):
@@ -283,9 +288,6 @@ def unrest(world: World) -> str | None:
         return f"{node} is {'not in the job' if node in nodes else 'dead and not noticed'}"
     if job.terms.admission is Admission.SOON and admissible(job):
         return "standbys wait"
-    owing = {p.name for p in procs if job.is_live(p.agent.me) and p.agent.nonce in {*job.former} - job.confirmed}
-    if owing and {*job.former} != {member.nonce for member in job.members}:
-        return f"nobody knows that {', '.join(sorted(owing))} has read the seal"
     if any((p.agent.leaving or p.agent.end or p.agent.workers.stuck) and not ends.is_serving(world, p) for p in procs):
         return "somebody is leaving"
     return next((why for proc in procs if (why := _lacks(proc, job))), None)

@@ -1,7 +1,7 @@
-"""Agent processes that move between two endpoints, for the laws of rule 17.
+"""Agent processes whose store is lost now and then, for the law of rule 16.
 
-A process has the real journal of an agent. What it may say, where it looks, and whether it begins anew is decided
-there. What it wants to say is drawn: whatever an agent could say that has read as much as this process.
+A process has the real journal of an agent. Which journal counts for it is decided there. What it wants to say is drawn:
+whatever an agent could say that has read as much as this process.
 """
 
 from __future__ import annotations
@@ -14,18 +14,17 @@ from typing import cast
 from attrs import evolve, frozen
 
 from reknit.adapters.journals.envelope import Envelope
-from reknit.adapters.journals.tcpstore.course import Course
+from reknit.adapters.journals.tcpstore.connections import Replica
 from reknit.adapters.journals.tcpstore.journal import TCPStoreJournal
-from reknit.adapters.journals.tcpstore.places import Places
 from reknit.adapters.ports import Refused, Unavailable
 from reknit.core.job import entries as said
-from reknit.core.job.entries import Entry, Joined, Node, NodeId
+from reknit.core.job.entries import Entry, Joined, Node, NodeId, Terms
 from reknit.core.job.fold import fold
-from reknit.core.job.job import Closed, Gathering, Job, Running
-from reknit.core.job.majority import can_open, can_seal, has_to_confirm, last_round
+from reknit.core.job.founding import Life
+from reknit.core.job.job import Closed, Gathering, Job, Running, can_open, can_seal
 from reknit.core.job.workers import WorkerFailure
 
-from .endpoints import PLACES, Client, Network, Store
+from .lossy import Client, Network, Reach, Store
 
 JOB = "job"
 
@@ -42,42 +41,51 @@ class Round:
     @staticmethod
     def of(job: Job) -> Round:
         """The round that was sealed last."""
-        return Round(job.epoch, last_round(job), tuple(member.nonce for member in job.members))
+        return Round(
+            job.epoch, job.round - isinstance(job.phase, Gathering), tuple(member.nonce for member in job.members)
+        )
 
 
 class Late:
     """An entry that is on its way to the journal in which its speaker was."""
 
-    def __init__(self, store: Store, course: Course, envelope: Envelope, entry: Entry) -> None:
-        self.store, self.course, self.envelope, self.entry = store, course, envelope, entry
+    def __init__(self, store: Store, replica: Replica, envelope: Envelope, entry: Entry) -> None:
+        self.store, self.replica, self.envelope, self.entry = store, replica, envelope, entry
 
     def land(self) -> None:
-        values, keys = self.store.values, self.course.keys
+        values, keys = self.store.values, self.replica.keys
         slot = int(values.get(keys.head, b"0"))
         values[keys.head] = b"%d" % (slot + 1)
-        values[keys.slot(slot)] = self.envelope.wrap("late", self.entry, self.course.life.place(slot))
+        values[keys.slot(slot)] = self.envelope.wrap("late", self.entry, keys.place(slot))
 
 
 class Process:
     """An agent process."""
 
     def __init__(
-        self, dice: Random, network: Network, name: str, nonce: str, *, founds: bool = False, has_two: bool = True
+        self,
+        dice: Random,
+        network: Network,
+        terms: Terms,
+        name: str,
+        nonce: str,
+        *,
+        founds: bool = False,
+        has_elders: bool = False,
     ) -> None:
-        """`founds`: it begins a journal, at the first endpoint. `has_two`: the store may be at two endpoints."""
-        self.dice, self.network, self.name, self.nonce = dice, network, name, nonce
-        self.reach = dict.fromkeys(PLACES, True)
-        """Which endpoints it reaches."""
-        self.moves = 0
-        """How often it has found its journal at another endpoint than before."""
+        """`founds`: it hosts the store. `has_elders`: so did its predecessor, and has not ended in order."""
+        self.dice, self.network, self.terms, self.name, self.nonce = dice, network, terms, name, nonce
+        self.reach = Reach()
+        self.births = 0
+        """How often it has begun anew."""
         self.envelope = Envelope(JOB, author=nonce)
-        endpoints = [("endpoint", place) for place in PLACES]
-        self.places = Places(endpoints, hosted=0 if founds else None, on_move=self._moved) if has_two else None
-        self.journal = TCPStoreJournal("endpoint", 0, self.envelope, founds=founds, places=self.places)
-        self.job, self.position = Job(), 0
+        self.journal = TCPStoreJournal("endpoint", 0, self.envelope, founds=founds, has_elders=has_elders)
+        self.job, self.position, self.life = Job(), 0, Life()
         """What it has read."""
+        self.lives: set[Life] = set()
+        """Lives of journals in which it has read something."""
         self.last: Joined | None = None
-        """The last `Joined` that it has said under this nonce."""
+        """The last `Joined` that it has said since it has begun anew."""
         self.port = 0
         """The last port that it has offered. No other process has the same."""
         self.offered: tuple[Node, int] | None = None
@@ -87,7 +95,7 @@ class Process:
         self.stores: set[tuple[tuple[str, int], Round]] = set()
         """The address and port of the store of each of these rounds."""
         self.has_workers = False
-        self.untaken: tuple[str, Entry] | None = None
+        self.untaken: tuple[str, Entry, Life] | None = None
         """What it wanted to say last, if no journal has taken it. Its link says it again before it reads."""
         self.is_departing = False
         """It says nothing but goodbye."""
@@ -95,8 +103,9 @@ class Process:
         self.end = ""
         """Why it has ended. Empty: it has not."""
 
-    def _moved(self, _: str) -> None:
-        self.moves += 1
+    @property
+    def speaker(self) -> str:
+        return f"{self.nonce}.{self.births}"
 
     # ---- reading ----
 
@@ -106,15 +115,18 @@ class Process:
         except Unavailable:  # the connection has broken
             batch = self.journal.read(self.position, 0.0)
         if self.dice.randrange(10) == 0:  # the link drops it, because something could not be said meanwhile
-            self.journal.take_back(self.position)
+            self.journal.take_back()
             return
-        if batch.is_other_life:
-            self.offered = None
-        if batch.base is not None and batch.base.journal != self.job.journal != "":
-            if self.has_workers:
-                self.end = "an agent that may have workers never begins anew"
-                return
-            self.nonce, self.last, self.offered = f"{self.nonce}+", None, None
+        if self.is_reading and self.dice.randrange(6) == 0:
+            self._linger()
+        if self.life not in (Life(), batch.life):
+            assert batch.base is not None or self.job == Job(), "another life begins with a fold"
+            self.offered = self.untaken = None
+            if batch.life.journal != self.life.journal:
+                assert not self.has_workers, "an agent that may have workers never begins anew"
+                self.births, self.last = self.births + 1, None
+        self.life = batch.life
+        self.lives.add(self.life)
         self.job = self.job if batch.base is None else batch.base
         self._note_round()
         for entry in batch.entries:
@@ -126,30 +138,32 @@ class Process:
         is_member = known is not None and known.node in self.job.member_nodes
         self.has_workers = isinstance(self.job.phase, Running) and is_member
 
+    def _linger(self) -> None:
+        """It has been given something, and has not folded it yet. Its other thread says something meanwhile."""
+        self.is_reading = False
+        if self.dice.randrange(3) == 0:
+            self.network.lose()
+        for _ in range(4):
+            self.network.others_act()
+            if (entry := self.wish()) is not None:
+                try:
+                    self.say(entry)
+                except Unavailable:
+                    pass
+
     def _note_round(self) -> None:
         if self.job.members and isinstance(self.job.phase, Running | Gathering):
             round, first = Round.of(self.job), self.job.members[0]
-            self.rounds.add((self.nonce, round))
+            self.rounds.add((self.speaker, round))
             self.stores.add(((first.address, first.port), round))
 
     @property
     def known(self) -> Joined | None:
         """Its `Joined`, if it is live as far as it has read. It has said no higher incarnation since."""
         joined = self.job.live.get(NodeId(self.name))
-        if joined is None or joined.nonce != self.nonce:
+        if joined is None or joined.nonce != self.speaker:
             return None
         return joined if self.last is None or joined.node.incarnation >= self.last.node.incarnation else None
-
-    @property
-    def home(self) -> int:
-        """The endpoint at which its journal is."""
-        return 0 if self.places is None else self.places.home
-
-    @property
-    def lives(self) -> int:
-        """How many lives the journal has had before the one that it is in."""
-        course = self.journal._connections._course
-        return 0 if course is None else len(course.life.before)
 
     # ---- saying ----
 
@@ -162,25 +176,24 @@ class Process:
         self.is_departing = self.is_departing or isinstance(entry, said.Left | said.Leaving)
         draw, late = self.dice.randrange(12), []
         if draw < 3:
-            client, course = self.journal._changing("writer")
-            if self.journal._connections.may_say(entry, course, self.journal._connections.known):
-                late.append(Late(cast(Client, client).store, course, self.envelope, entry))
+            client, replica = self.journal._changing("writer")
+            if replica.origin.life == self.life:
+                late.append(Late(cast(Client, client).store, replica, self.envelope, entry))
         if draw != 0:
-            self._append(str(self.dice.random()), entry)
+            self._append(str(self.dice.random()), entry, self.life)
         return late
 
-    def _append(self, token: str, entry: Entry) -> None:
-        self.untaken = token, entry
-        self.journal.append(token, entry)
+    def _append(self, token: str, entry: Entry, life: Life) -> None:
+        self.untaken = token, entry, life
+        self.journal.append(token, entry, life)
         self.untaken = None
 
     def wish(self, *, is_calm: bool = False) -> Entry | None:
         """What an agent could say that has read this. Mostly what the job waits for. `is_calm`: nothing else."""
         dice, job, known = self.dice, self.job, self.known
-        if self.last is not None and has_to_confirm(job, self.last.node, self.nonce) and dice.randrange(4):
-            return said.Confirmed(self.last.node, last_round(job))
-        if can_open(job, job.epoch + 1) and dice.randrange(2):
-            return said.Opened(job.terms, self.nonce, job.epoch + 1)
+        epoch = job.epoch + (job.outcome is not None)
+        if can_open(job, epoch) and dice.randrange(4):
+            return said.Opened(self.terms, self.speaker, epoch)
         if self.is_departing or (isinstance(job.phase, Closed) and known is not None):
             return None if self.last is None else said.Left(self.last.node)
         if not is_calm and dice.randrange(8) == 0 and self.offered is not None:
@@ -208,7 +221,7 @@ class Process:
         is_same = own > seen and self.dice.randrange(2)
         node = Node(NodeId(self.name), own if is_same else max(seen, own) + 1)
         round = job.round + isinstance(job.phase, Running)
-        return Joined(node, self.nonce, round, f"{self.name}.net", 1, seen=seen)
+        return Joined(node, self.speaker, round, f"{self.name}.net", 1, seen=seen)
 
     def _missing(self, me: Node) -> Entry | None:
         """The gathered round waits for an expected node, and nobody hears it."""
@@ -261,7 +274,7 @@ class Process:
 
     def speak_meanwhile(self) -> list[Late]:
         """Its reader waits. The thread that writes has a connection of its own, and may still say something."""
-        client = self.journal._connections._lines.clients.get("writer")
+        client = self.journal._connections._clients.get("writer")
         if not self.is_reading or client is None or client.is_closed:
             return []  # that thread waits as well
         if (entry := self.wish()) is None:

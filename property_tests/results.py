@@ -56,7 +56,7 @@ def is_true(world: World, proc: Proc, result: Result) -> None:
     demand(not result.failures, "S5", f"{name} reports failures of a job that has not failed")
     expected = {AlreadyFinished: WorkerState.SUCCEEDED, CannotStop: WorkerState.UNHEALTHY}
     demand(state is expected.get(type(why), WorkerState.FAILED), "S5", f"{name} reports {state} for {why}")
-    job = world.jobs[proc.cursor]
+    job = world.read_by(proc)
     if isinstance(why, AlreadyFinished):
         ok = job.outcome is not None and job.outcome.verdict is Verdict.SUCCEEDED
         demand(ok, "S5", f"{name} takes a job for finished that is not")
@@ -90,7 +90,8 @@ def _is_outcome(proc: Proc, result: Result, outcome: Outcome) -> None:
 def _outcome(world: World, proc: Proc) -> Outcome | None:
     """How the agent's epoch ended, if the entries that it was given show that. Of an epoch before the last one, the job
     remembers only the failure that is blamed (rule 4)."""
-    epoch, job = proc.agent.epoch, world.jobs[proc.cursor]
+    epoch, job = proc.agent.epoch, world.read_by(proc)
     if epoch is None or (job.epoch == epoch and job.outcome is None):
         return None
-    return world.outcomes[epoch] if job.epoch - epoch <= 1 else abridged(world.outcomes[epoch])
+    outcome = world.outcomes.get(epoch) or job.outcome_of(epoch)  # the store may have lost it since
+    return outcome if outcome is None or job.epoch - epoch <= 1 else abridged(outcome)

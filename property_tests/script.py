@@ -40,8 +40,6 @@ class Setup:
     unspent: int = 1000
     renews: bool = False
     """A round that runs for long gives back the restarts spent."""
-    majority: bool = False
-    """A round needs more than half of the nodes of the round before."""
     admission: Admission = Admission.SOON
     fence: bool = False
     host: bool = False
@@ -87,7 +85,6 @@ class Setup:
             beat_s=1.0,
             silence_s=4.0,
             fence_s=2.0 if self.fence else None,
-            needs_majority=self.majority,
         )
 
 
@@ -107,7 +104,7 @@ class Move:
         return f"{self.name} {NAMES[self.who]}"
 
 
-GLOBAL_MOVES = ("wait", "settle", "outage", "restore", "stall", "abort", "finish")
+GLOBAL_MOVES = ("wait", "settle", "outage", "restore", "wipe", "stall", "abort", "finish")
 NODE_MOVES = (
     "start",  # an agent on a host that has none: a newcomer, or one that comes back
     "crash",  # SIGKILL of the agent; its workers die within a moment

@@ -52,7 +52,6 @@ ENTRIES: st.SearchStrategy[Entry] = st.one_of(
     JOINED,
     st.builds(said.Opened, st.just(TERMS), st.sampled_from("jk"), st.integers(0, 2)),
     st.builds(said.LastCall, ROUNDS),
-    st.builds(said.Confirmed, NODES, ROUNDS),
     st.builds(said.Admit, ROUNDS),
     st.builds(said.Steady, ROUNDS),
     st.builds(said.GaveUp, ROUNDS),
@@ -203,7 +202,6 @@ EVENTS: st.SearchStrategy[events.Event] = st.one_of(
     st.builds(workers.PortReserved, TIMES, st.just(6)),
     st.builds(events.StopRequested, TIMES, st.sampled_from([15, 2, 9])),
     st.builds(events.RestartsLimited, TIMES, st.integers(-1, 2)),
-    st.builds(events.StoreHosted, TIMES, st.booleans()),
     st.builds(events.Woken, TIMES),
     st.builds(events.Started, TIMES, st.just("x"), st.just(4)),
 )

@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from math import inf
 
-from attrs import define, field, frozen
+from attrs import define, evolve, field, frozen
 
 from reknit.core.agent.agent import Agent, Stage
 from reknit.core.agent.commands import SIGKILL, Append, Beat, Command, StopWorkers
@@ -169,6 +169,9 @@ class Witness:
                 if not before.was_read:
                     self.failing_since, self.has_overslept = None, False  # the join timeout counts no more
                 self.is_gap = self.is_gap and at - self.proven_at > before.job.terms.silence_s
+                if event.life != before.life:  # another life: what was said and heard in the one before does not count
+                    self.unread, self.appended, self.signs = {}, {}, {}
+                    self.reads = [evolve(read, counts={}) for read in self.reads]
                 self.unread = {entry: first for entry, first in self.unread.items() if entry not in event.entries}
             case Counters():
                 self._count(event, at, before)

@@ -12,6 +12,7 @@ from reknit.core.agent.agent import Agent, Spec
 from reknit.core.agent.commands import Beat, Command
 from reknit.core.agent.events import Event
 from reknit.core.job.entries import Entry, Joined
+from reknit.core.job.founding import Life, Origin
 from reknit.core.job.job import Job, Outcome
 
 from . import as_text, checks, later, prompt
@@ -36,8 +37,8 @@ class World(world.World):
         """Asked after every entry, if there is one. The witnesses are asked then as well."""
         self.witnesses: dict[int, Witness] = {}
         """Of each agent, by the number of its process."""
-        self.sealed: dict[tuple[int, int], tuple[Joined, ...]] = {}
-        """Members of every round, by epoch and round."""
+        self.sealed: dict[tuple[Life, int, int], tuple[Joined, ...]] = {}
+        """Members of every round, by life of the journal, epoch and round."""
         self.steady_round = 0
         """The last round that was said to be steady. 0: none was in this epoch."""
         self.entries: Counter[tuple[int, int]] = Counter()
@@ -76,6 +77,11 @@ class World(world.World):
             ports = proc.loop.ports
             proc.loop.ports = evolve(ports, link=as_text.Link(ports.link))
 
+    def read_by(self, proc: Proc) -> Job:
+        """The fold of what this agent was told."""
+        known = self.lives.get(proc.link.reading.life)
+        return Job() if known is None else known[2][proc.cursor]
+
     def kill(self, proc: Proc) -> None:  # type: ignore[override]  # all of them are started here
         super().kill(proc)
         prompt.is_noticed(self, proc)
@@ -100,3 +106,7 @@ class World(world.World):
     def landed(self, entry: Entry, before: Job) -> None:
         self.story.append((self.now, "journal", entry, ()))
         checks.after_landing(self, entry, before)
+
+    def founded(self, origin: Origin) -> None:
+        self.story.append((self.now, "journal", f"goes on as {origin.life} from position {origin.position}", ()))
+        checks.after_founding(self, origin)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import faulthandler
 import multiprocessing
 import os
 import signal
@@ -263,3 +264,18 @@ def outlives_its_timer() -> None:
     timer.configure(timer.FileTimerClient(os.environ["TORCHELASTIC_TIMER_FILE"]))
     with timer.expires(after=0.2, scope="call"):
         time.sleep(1000)
+
+
+def shows_its_stack(path: str, ignores: bool) -> str:
+    """From now on SIGUSR2 writes the stack of this process into a file. `ignores`: two other signals have no effect."""
+    faulthandler.register(signal.SIGUSR2, file=open(path, "w"), all_threads=False)  # noqa: SIM115  # it stays open
+    if ignores:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+    return "shown"
+
+
+def reads(path: str) -> str:
+    """Waits until somebody writes into a named pipe."""
+    with open(path) as file:
+        return file.read()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import compileall
 import os
 import signal
+import subprocess
 import sys
 import textwrap
 from collections.abc import Callable, Iterator
@@ -50,6 +51,36 @@ def pytest_collectstart() -> None:
 
 def pytest_runtest_setup() -> None:
     settings.load_profile("tests")
+
+
+_ALONE = "REKNIT_TEST_ALONE"
+"""Set in the process of a test that is marked `alone`."""
+
+
+def _runs_alone(item: pytest.Item) -> bool:
+    return item.get_closest_marker("alone") is not None and _ALONE not in os.environ
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if isinstance(item, pytest.Function) and _runs_alone(item):
+            item.fixturenames.clear()  # they are made in the test's own process
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    """A test that is marked `alone` signals, forks or interrupts its own process. A mistake in it, or a slow machine,
+    must not end the process that runs the other tests. So it runs in a process of its own."""
+    if not _runs_alone(pyfuncitem):
+        return None
+    argv = [sys.executable, "-m", "pytest", "-q", "-n0", "-p", "no:cacheprovider", pyfuncitem.nodeid]
+    done = subprocess.run(argv, cwd=ROOT, env=os.environ | {_ALONE: "1"}, stdin=subprocess.DEVNULL, capture_output=True)
+    said = (done.stdout + done.stderr).decode(errors="replace")
+    if done.returncode:
+        pytest.fail(f"status {done.returncode} in a process of its own:\n{said}", pytrace=False)
+    if " passed" not in said:
+        pytest.skip(said)
+    return True
 
 
 _places: list[str] = []
@@ -147,21 +178,6 @@ def store(port: int) -> Iterator[JobStore]:
     """A job in that TCPStore."""
     with ExitStack() as closing:
         yield JobStore(port, closing)
-
-
-@pytest.fixture(scope="module")
-def ports() -> Iterator[tuple[int, int]]:
-    """The ports of two TCPStores: the endpoints of jobs that have two."""
-    with hosted() as (_, first), hosted() as (_, second):
-        yield first, second
-
-
-@pytest.fixture
-def stores(ports: tuple[int, int]) -> Iterator[list[JobStore]]:
-    """A job at both endpoints."""
-    with ExitStack() as closing:
-        first = JobStore(ports[0], closing)
-        yield [first, JobStore(ports[1], closing, first.job)]
 
 
 @pytest.fixture

@@ -62,7 +62,7 @@ class Kept:
                 with_console(self.console, start_),
                 restart=None if restart is None else with_console(self.console, restart),
                 say=self.said.append,
-                has_said=lambda: self.has_said,
+                has_said=lambda wait_s: self.has_said,
                 consoles=self.consoles,
                 start_method=start_method,
             )

@@ -33,13 +33,13 @@ from reknit.core.agent.events import (
     RestartsLimited,
     Started,
     StopRequested,
-    StoreHosted,
     Woken,
 )
 from reknit.core.agent.step import step
 from reknit.core.agent.workers import PortReserved, WorkerExit, WorkersExited, WorkersStarted, WorkersStopped
 from reknit.core.job.entries import Entry, Failed, Joined, LastCall, Lost, Node, NodeId, Opened, Succeeded, Terms
 from reknit.core.job.fold import fold_all
+from reknit.core.job.founding import Life
 from reknit.core.job.job import Gathering, Job
 from reknit.core.job.reasons import Refusal
 from reknit.core.job.workers import Assignment, WorkerFailure
@@ -152,9 +152,9 @@ def start(nonce: str = "nonce", port: int = 29500) -> Builder:
     return lambda p: Started(p.at, nonce, port)
 
 
-def read(*entries: Entry) -> Builder:
-    """The agent reads entries that other nodes have written."""
-    return lambda p: EntriesRead(p.at, entries)
+def read(*entries: Entry, life: Life | None = None, base: Job | None = None) -> Builder:
+    """The agent reads entries that other nodes have written. `life`: of the journal. By default as before."""
+    return lambda p: EntriesRead(p.at, entries, base, p.agent.life if life is None else life)
 
 
 def echo(*others: Entry) -> Builder:
@@ -162,7 +162,7 @@ def echo(*others: Entry) -> Builder:
 
     def build(p: Playbook) -> Event:
         mine, p.appended = p.appended, []
-        return EntriesRead(p.at, (*mine, *others))
+        return EntriesRead(p.at, (*mine, *others), life=p.agent.life)
 
     return build
 
@@ -207,10 +207,6 @@ def reserved(port: int = 29502) -> Builder:
 
 def ask_to_leave(signal: int = 15) -> Builder:
     return lambda p: StopRequested(p.at, signal)
-
-
-def hosting(is_host: bool = True) -> Builder:
-    return lambda p: StoreHosted(p.at, is_host)
 
 
 def limit(left: int) -> Builder:

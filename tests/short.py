@@ -119,8 +119,6 @@ def short_reason(reason: own.Reason) -> str:  # noqa: C901  # a dispatcher: one 
             return f"more than {reason.max_unspent} unspent rounds"
         case reasons.TooFewNodes():
             return f"too few nodes, {reason.have} of {reason.need}"
-        case reasons.NoMajority():
-            return f"no majority, {reason.have} of {reason.members}"
         case reasons.LongOver():
             return f"epoch {reason.epoch} is long over"
         case reasons.AbortedByOperator():

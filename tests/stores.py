@@ -11,13 +11,16 @@ from contextlib import ExitStack, contextmanager
 from itertools import count
 from typing import Any, Self, TypeVar
 
+from attrs import evolve
+
 from reknit.adapters.journals.envelope import Envelope
 from reknit.adapters.journals.tcpstore.client import Client
 from reknit.adapters.journals.tcpstore.host import StoreHost, host_store
 from reknit.adapters.journals.tcpstore.journal import TCPStoreJournal
-from reknit.adapters.ports import Unavailable
+from reknit.adapters.ports import Batch, Unavailable
 from reknit.core.job.entries import Entry, Joined, Node, NodeId, Opened, Terms
 from reknit.core.job.fold import fold
+from reknit.core.job.founding import Life
 from reknit.core.job.job import Job
 from tests.waiting import PATIENCE_S, until
 
@@ -99,8 +102,16 @@ class SlowLink:
         self._loop.run_until_complete(self._end())
         self._loop.close()
 
+    def lead_to(self, port: int) -> None:
+        """From now on the endpoint leads to this store. The connections to the store before break."""
+        self._to = port
+        asyncio.run_coroutine_threadsafe(self._break(), self._loop).result(PATIENCE_S)
+
     async def _end(self) -> None:
         self._server.close()
+        await self._break()
+
+    async def _break(self) -> None:
         tasks = asyncio.all_tasks() - {asyncio.current_task()}
         for task in tasks:
             task.cancel()
@@ -181,6 +192,11 @@ def many(number: int) -> list[Entry]:
         Joined(Node(NodeId(f"n{i:03}")), nonce="x", round=0, address="10.0.0.1", port=i) for i in range(number - 1)
     )
     return [Opened(Terms(min_nodes=1000, max_nodes=1000), "x"), *joined]
+
+
+def plain(batch: Batch) -> Batch:
+    """Without the life of the journal, whose names are drawn."""
+    return evolve(batch, life=Life())
 
 
 def folded(entries: list[Entry], job: Job = Job()) -> Job:

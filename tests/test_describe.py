@@ -354,9 +354,6 @@ SENTENCES = {
     reasons.Unstable(3): "more than 3 rounds ended without a failure",
     reasons.LongOver(3): "run 3 of the job has ended long ago, and nothing more is known of it",
     reasons.TooFewNodes(1, 2): "1 node joined in time, but the job needs at least 2",
-    reasons.NoMajority(1, 3): (
-        "1 of the 3 nodes of the last round joined in time, but with two endpoints the job needs more than half of them"
-    ),
     reasons.AbortedByOperator("enough"): "aborted: enough",
     reasons.AllSucceeded(): "all workers succeeded",
     own.SignalReceived(2): "SIGINT received",

@@ -12,6 +12,7 @@ from reknit.adapters.journals.history import Prefix
 from reknit.adapters.ports import Refused
 from reknit.core.job.entries import FORMAT, Aborted, Entry, Filler, Joined, Node, NodeId, Opened, Succeeded, Terms
 from reknit.core.job.fold import fold_all
+from reknit.core.job.founding import Life, Line, Offer, Origin
 from reknit.core.job.job import Job
 from reknit.core.job.reasons import Refusal
 from reknit.core.text.codec import dumps
@@ -183,15 +184,62 @@ def test_a_journal_in_the_place_of_the_one_before_is_refused() -> None:
     assert refusal(Envelope("job"), b"") is Refusal.IDENTITY
 
 
-@pytest.mark.parametrize("theirs", ["a:1,c:2", "b:2,a:1"])
-def test_two_endpoints_that_differ_are_told(theirs: str) -> None:
-    """A slip in the second one would show only when the first store is lost, and each agent waits elsewhere."""
-    header = Envelope("job", endpoints=theirs).header()
-    with pytest.raises(Refused, match=f"endpoints of job job are {theirs}, and not a:1,b:2: give all nodes") as refused:
-        Envelope("job", endpoints="a:1,b:2").admit(header)
-    assert refused.value.refusal is Refusal.SETUP
-    Envelope("job", endpoints=theirs).admit(header)
-    Envelope("job").admit(header)  # the terms tell that this agent has one endpoint
+def test_a_header_of_another_journal_can_be_read_before_it_is_taken() -> None:
+    """An agent that remembers a journal decides what it does about the one that it finds."""
+    envelope = Envelope("job", "s")
+    mine = envelope.admit(envelope.header())
+    theirs = envelope.read_header(Envelope("job", "s").header())
+    assert theirs.life.journal not in ("", mine.life.journal)
+    assert envelope.journal == mine.life.journal
+    record = envelope.of(theirs).wrap("t", SAID, "7")
+    assert envelope.open(record, "7") == ("", Filler()), "each journal has records of its own"
+    envelope.take(theirs)
+    assert envelope.open(record, "7") == ("t", SAID)
+
+
+@pytest.mark.parametrize("before", [(), (("", 0),), (("", 0), ("x", 7))])
+def test_a_header_names_where_the_journal_goes_on(before: Line) -> None:
+    """Every agent compares this with what it has read itself."""
+    envelope = Envelope("job", "s")
+    journal = envelope.admit(envelope.header()).life.journal
+    origin = Origin(Life(journal, "second"), 12, "a digest", len(before), before)
+    assert Envelope("job", "s").admit(envelope.header(origin)) == origin
+
+
+# ---- offers to found the journal again ----
+
+OFFER = Offer(True, 1, 12, "mine")
+
+
+@pytest.mark.parametrize("secret", SECRETS)
+def test_an_offer_is_read_by_all_agents_of_the_job(secret: str) -> None:
+    """Whichever journal they remember: they have to agree on the best offer."""
+    one, other = Envelope("job", secret), Envelope("job", secret)
+    for envelope in (one, other):
+        envelope.admit(Envelope("job", secret).header())
+    assert other.open_offer(one.wrap_offer(OFFER)) == OFFER
+
+
+def test_what_no_agent_of_the_job_has_offered_is_no_offer() -> None:
+    """Anybody who reaches the store can write there. The job would wait for an agent that there is not."""
+    envelope = Envelope("job", "s")
+    records = (
+        b"",
+        b"mine",
+        b"{}",
+        Envelope("job", "t").wrap_offer(OFFER),
+        Envelope("other", "s").wrap_offer(OFFER),
+        envelope.wrap_offer(OFFER)[:-3],
+        envelope.wrap_offer(OFFER).replace(b"12", b"13"),
+        envelope.header(),
+        envelope.seal({"has_workers": True, "number": 1, "position": 12}, "offer"),
+        envelope.seal({"has_workers": True, "number": True, "position": 12, "name": "n"}, "offer"),
+        envelope.seal({"has_workers": True, "number": 1, "position": 1.5, "name": "n"}, "offer"),
+    )
+    assert [envelope.open_offer(record) for record in records] == [None] * len(records)
+
+
+# ---- what is refused ----
 
 
 @pytest.mark.parametrize(
@@ -208,8 +256,9 @@ def test_secrets_that_differ_are_told_apart(theirs: str, mine: str, says: str) -
 def test_a_header_of_another_format_or_job_or_none_at_all_is_refused() -> None:
     """An older version, a file system that takes "A" for "a", a file that is something else."""
     header = json.loads(Envelope("job").header())
-    newer = json.dumps(header | {"format": FORMAT + 1}).encode()
-    assert refusal(Envelope("job"), newer) is Refusal.FORMAT
+    for other in (FORMAT - 1, FORMAT + 1, None, "3"):
+        changed = json.dumps(header | {"format": other}).encode()
+        assert refusal(Envelope("job"), changed) is Refusal.FORMAT, other
     assert refusal(Envelope("job"), Envelope("Job").header()) is Refusal.OTHER_JOB
     assert refusal(Envelope("job"), b"#!/bin/sh") is Refusal.FORMAT
 

@@ -1,4 +1,5 @@
-"""A journal in a folder as this version writes it. Later versions must read it.
+"""A journal in a folder as this version writes it. Every version with the same format must read it. A journal of
+another format is refused.
 
     python -m tests.test_file_golden      # writes it anew: after a change of the format, or a new kind of entry
 
@@ -12,12 +13,16 @@ import shutil
 from contextlib import closing
 from pathlib import Path
 
+import pytest
+
 from reknit.adapters.journals.envelope import Envelope
 from reknit.adapters.journals.file.journal import FileJournal
 from reknit.adapters.journals.folds import MANY
+from reknit.adapters.ports import Refused
 from reknit.core.job.entries import Entry, Failed, Filler
 from reknit.core.job.fold import fold_all
 from reknit.core.job.job import Job
+from reknit.core.job.reasons import Refusal
 from reknit.core.job.workers import WorkerFailure
 from reknit.core.text.codec import decode, dumps
 from tests.alone import ROOT
@@ -63,6 +68,28 @@ def test_the_golden_journal_is_read() -> None:
         batch = journal.read(0, 0.0)
     assert batch.base == fold_all(Job(), expected()[:-2])
     assert batch.entries == (Filler(), expected()[-1])
+
+
+OLDER = (
+    b'{"format":2,"job":"golden job","journal":"ce33ae3c002d5d00","signed":true,'
+    b'"mac":"d10688400643c33706f810388f950d769ab2c88a00661dda1bd71d52910d1a4e"}\n'
+)
+"""The first line of this journal as a version with format 2 has written it."""
+
+
+@pytest.mark.parametrize("reads_only", [False, True])
+def test_a_journal_of_the_format_before_is_refused_in_one_line(tmp_path: Path, *, reads_only: bool) -> None:
+    """It may hold entries that this version does not know. Its folder stays as it is, for the version that wrote it."""
+    shutil.copytree(FOLDER, tmp_path, dirs_exist_ok=True)
+    path = tmp_path / "golden%20job" / "journal"
+    path.write_bytes(before := OLDER + path.read_bytes().split(b"\n", 1)[1])
+    made = FileJournal(str(tmp_path), Envelope(JOB, SECRET), reads_only=reads_only)
+    with closing(made) as journal, pytest.raises(Refused) as refused:
+        journal.records(0) if reads_only else journal.append("t", Filler())
+    assert refused.value.refusal is Refusal.FORMAT
+    assert str(refused.value).startswith("the journal of job golden job has format 2, and this node reads format 3")
+    assert "\n" not in str(refused.value)
+    assert path.read_bytes() == before
 
 
 def test_agents_go_on_with_the_golden_journal(tmp_path: Path) -> None:

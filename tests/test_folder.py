@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from pathlib import Path
 
@@ -22,18 +23,14 @@ def test_a_scratch_folder_of_a_killed_keeper_is_removed_by_a_later_one(base: Pat
     """83 of 140 kills left one behind."""
     abandoned = LogFolder("", "a/b", keeps=False)
     os.close(abandoned._lock)  # as the kernel does when its owner is killed
-    used, young = LogFolder("", "b", keeps=False), base / "reknit_scratch_young"
-    young.mkdir()
-    output = LogFolder("", "c", keeps=True)
+    used, output = LogFolder("", "b", keeps=False), LogFolder("", "c", keeps=True)
     for path in (abandoned.path, used.path, output.path):
         (Path(path) / "file").touch()
-        os.utime(path, OLD)
     os.mkfifo(base / "reknit_scratch_fifo")  # another user's joke: must not block
     (base / "reknit_scratch_link").symlink_to(output.path)
     assert remove_abandoned() == 1
     assert not os.path.exists(abandoned.path)
     assert all(os.path.exists(os.path.join(path, "file")) for path in (used.path, output.path))
-    assert young.exists()
     used.close()
     used.close()
     output.close()
@@ -41,12 +38,43 @@ def test_a_scratch_folder_of_a_killed_keeper_is_removed_by_a_later_one(base: Pat
     assert os.path.exists(output.path)
 
 
+def test_a_folder_that_is_not_locked_yet_stays(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two keepers that start together must not remove each other's. Without locks nobody knows whose a folder is."""
+    young, old, unlocked = base / "reknit_new_young", base / "reknit_new_old", base / "reknit_new_used"
+    for path in (young, old, unlocked):
+        path.mkdir()
+    (unlocked / "file").touch()
+    os.utime(old, OLD)
+    os.utime(unlocked, OLD)
+    assert remove_abandoned() == 1
+    assert sorted(base.iterdir()) == [unlocked, young]
+    monkeypatch.setattr("fcntl.flock", lambda *args: (_ for _ in ()).throw(OSError(errno.ENOLCK, "no locks")))
+    without = LogFolder("", "job", keeps=False)
+    monkeypatch.undo()
+    monkeypatch.setenv("TMPDIR", str(base))
+    assert remove_abandoned() == 0
+    assert os.path.isdir(without.path)
+    without.close()
+    assert sorted(base.iterdir()) == [unlocked, young]
+
+
+def test_a_folder_that_was_removed_is_made_again(base: Path) -> None:
+    """A keeper was killed, and another agent was faster than the next keeper."""
+    first = LogFolder("", "job", keeps=False)
+    os.close(first._lock)
+    assert remove_abandoned() == 1
+    second = LogFolder("", "job", keeps=False, made=first.path)
+    assert os.path.isdir(second.path)
+    assert remove_abandoned() == 0
+    second.close()
+    assert list(base.iterdir()) == []
+
+
 def test_a_later_keeper_goes_on_with_the_folder(base: Path) -> None:
     """It holds the error files of the rounds before, and is then its own to remove."""
     first = LogFolder("", "job", keeps=False)
     os.close(first._lock)
     second = LogFolder("", "job", keeps=False, made=first.path)
-    os.utime(second.path, OLD)
     assert remove_abandoned() == 0
     second.close()
     assert list(base.iterdir()) == []
@@ -118,7 +146,6 @@ def test_an_interrupted_removal_is_left_to_a_later_keeper(monkeypatch: pytest.Mo
         patched.setattr("shutil.rmtree", interrupted)
         with pytest.raises(KeyboardInterrupt):
             folder.close()
-    os.utime(folder.path, OLD)
     assert remove_abandoned() == 1
 
 

@@ -1,74 +1,59 @@
-"""Up to which position two lives of a journal hold the same records."""
+"""Whether two readers have read the same records of a journal."""
 
 from __future__ import annotations
-
-from math import inf
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reknit.adapters.journals.history import Life, common, lives
+from reknit.adapters.journals import history
+from reknit.adapters.journals.history import Prefix, read_to
+
+RECORDS = st.lists(st.binary(max_size=3), max_size=5)
 
 
-def _followed(life: Life, name: str, records: int) -> Life:
-    """The life that goes on from this one after so many of its records."""
-    return Life(name, life.position + records, number=life.number + 1, before=life.line)
+def after(records: list[bytes], start: int = 0, digest: str = "") -> Prefix:
+    """What a reader knows that has read these records from `start` on."""
+    prefix = Prefix(start, digest)
+    for position, record in enumerate(records, start + 1):
+        prefix.extend(record, position)
+    return prefix
 
 
-@st.composite
-def _trees(draw: st.DrawFn) -> list[Life]:
-    """Lives of one journal. Each goes on from one of those before it."""
-    found = [Life()]
-    for number in range(draw(st.integers(1, 6))):
-        found.append(_followed(draw(st.sampled_from(found)), f"life {number}", draw(st.integers(0, 3))))
-    return found
+@given(RECORDS, RECORDS)
+def test_digests_are_equal_if_the_records_are(one: list[bytes], other: list[bytes]) -> None:
+    """Also if one of them holds the same bytes in fewer records: each record is an entry."""
+    assert (after(one).digest == after(other).digest) == (one == other)
 
 
-def _writers(life: Life, up_to: int) -> list[str]:
-    """For each position, the name of the life in which its record was written."""
-    return [[name for name, begins in life.line if begins <= position][-1] for position in range(up_to)]
+@given(RECORDS, RECORDS)
+def test_a_reader_goes_on_from_a_digest_as_if_it_had_read_all(before: list[bytes], later: list[bytes]) -> None:
+    """A reader that is far behind takes a published fold with its digest, and does not read what was before."""
+    whole, part = after(before + later), after(later, len(before), after(before).digest)
+    assert (part.position, part.digest) == (whole.position, whole.digest)
+    assert part.at(len(before)) == whole.at(len(before))
 
 
-def _expected(one: Life, other: Life) -> float:
-    """The first position at which the two lives have records of different lives."""
-    up_to = max(one.position, other.position) + 1
-    pairs = zip(_writers(one, up_to), _writers(other, up_to), strict=True)
-    return next((position for position, (a, b) in enumerate(pairs) if a != b), inf)
+def test_a_writer_that_has_read_other_records_is_contradicted() -> None:
+    """The store has shown two agents different records. A writer that has read less, or more, may have read the
+    same."""
+    mine, theirs = after([b"a", b"b"]), after([b"a", b"x"])
+    assert mine.contradicts(theirs.seen)
+    assert not mine.contradicts(after([b"a", b"b"]).seen)
+    assert not mine.contradicts(after([b"a"]).seen)
+    assert not mine.contradicts(after([b"a", b"x", b"y"]).seen), "this reader has not come so far"
 
 
-@given(_trees(), st.data())
-def test_two_lives_have_in_common_what_was_written_before_they_parted(tree: list[Life], data: st.DataObject) -> None:
-    """Whichever way they parted: one goes on from the other, or both from a third."""
-    one, other = data.draw(st.sampled_from(tree)), data.draw(st.sampled_from(tree))
-    assert common(one, other) == common(other, one) == _expected(one, other)
+def test_only_the_latest_positions_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A journal grows for months. What is forgotten contradicts nobody."""
+    monkeypatch.setattr(history, "_REMEMBERED", 3)
+    prefix = after([b"a", b"b", b"c", b"d"])
+    assert [bool(prefix.at(position)) for position in range(6)] == [False, False, True, True, True, False]
+    assert not prefix.contradicts("1 another digest")
 
 
-def test_a_life_that_this_agent_has_not_met_may_lie_between() -> None:
-    """The agent has read a life that begins at 10. The other life goes on from one that the agent does not know."""
-    first = Life()
-    mine = _followed(first, "mine", 10)
-    unknown = _followed(first, "unknown", 12)
-    assert common(mine, _followed(unknown, "theirs", 2)) == 10
-
-
-def test_only_the_latest_lives_are_named() -> None:
-    """The header stays small. An agent that has missed all that are named does not know what it has in common."""
-    life = first = Life()
-    early = _followed(first, "early", 1)
-    for number in range(70):
-        life = _followed(life, f"life {number}", 1)
-    assert len(life.line) == 64
-    assert common(first, life) == common(life, early) == -1
-    assert common(life, _followed(life, "next", 5)) == life.position + 5
-
-
-@pytest.mark.parametrize("data", [None, "life", 3, {}, [["life"]], [["life", 1, 2]], ["ab", 3]])
-def test_what_is_no_list_of_lives_is_none(data: object) -> None:
+@pytest.mark.parametrize("seen", ["", "x", "-1 d", "² d", "1" * 20 + " d", "1.5 d", " d"])
+def test_what_names_no_position_contradicts_nobody(seen: str) -> None:
     """Anybody can write to a store."""
-    assert lives(data) == ()
-
-
-def test_a_life_without_a_number_is_left_out() -> None:
-    """A bool is an integer in Python, and no position."""
-    assert lives([["a", 0], ["b", "3"], ["c", True], ["d", 7]]) == (("a", 0), ("d", 7))
+    assert read_to(seen)[0] == -1
+    assert not after([b"a"]).contradicts(seen)

@@ -7,8 +7,7 @@ from attrs import evolve
 
 from reknit.core.job.entries import Aborted, Admission, Leaving, Opened, RestartPolicy, Succeeded, Terms
 from reknit.core.job.fold import fold, fold_all
-from reknit.core.job.job import Job, admissible, coming, has_admissible, lacking, ready, room
-from reknit.core.job.majority import can_seal
+from reknit.core.job.job import Job, admissible, can_seal, coming, has_admissible, lacking, ready, room
 from reknit.core.job.reasons import AbortedByOperator
 
 from .playbook import failed, folded, joined, lost, node, running

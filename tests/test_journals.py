@@ -19,7 +19,6 @@ from reknit.core.job.entries import (
     Aborted,
     Admission,
     Admit,
-    Confirmed,
     Entry,
     Failed,
     Filler,
@@ -64,7 +63,6 @@ EVERY_KIND: tuple[Entry, ...] = (
     Opened(Terms(2, 4, RestartPolicy(3, 5, 0.1, 1e9), Admission.NEVER, fence_s=3.5), journal=UGLY, epoch=7),
     Joined(Node(NodeId(UGLY), 3), "nonce", 2, "fe80::1%eth0", 65535, UGLY, 8, rank_hint=1),
     LastCall(1, 2),
-    Confirmed(ME, 2),
     Steady(1, 2),
     Admit(2),
     GaveUp(3),
@@ -205,7 +203,7 @@ def test_a_read_that_waits_in_vain_is_empty_and_says_where_to_go_on(store: Store
     journal.append("t", ME_SUCCEEDED)
     batch = journal.read(nothing.position, wait_s=0.0)
     assert batch.entries == (ME_SUCCEEDED,)
-    assert journal.read(batch.position, wait_s=0.05) == Batch(batch.position)
+    assert journal.read(batch.position, wait_s=0.05) == Batch(batch.position, life=batch.life)
 
 
 def test_closing_ends_a_read_that_waits(store: Store, job: str) -> None:

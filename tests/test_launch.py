@@ -216,6 +216,7 @@ def test_the_environment_is_the_programs_to_choose(tmp_path: Path) -> None:
 # ---- what a program may do at any time ----
 
 
+@pytest.mark.alone
 def test_a_forked_child_that_leaves_the_block_harms_nobody(tmp_path: Path) -> None:
     """`multiprocessing` by fork unwinds the stack in the child: the agent, its clock and its lock are the parent's."""
     meeting = Meeting("file", folder=str(tmp_path / "journal"))
@@ -425,6 +426,7 @@ class Staff:
         self.is_closed = True
 
 
+@pytest.mark.alone
 def test_an_interrupted_close_can_be_repeated(tmp_path: Path) -> None:
     """Ctrl-C while it waits, for example for an object in the place of `sys.stdout` that takes nothing."""
     held, seen = threading.Event(), threading.Event()
@@ -463,6 +465,7 @@ def test_an_interrupt_while_a_thread_begins_leaves_nothing(name: str, monkeypatc
 
 
 @pytest.mark.parametrize(("owner", "moment"), [(keeper_start, "_spawned"), (Running, "_close_own")])
+@pytest.mark.alone
 def test_an_interrupt_while_an_agent_is_opened_or_closed_leaves_nothing(owner: Any, moment: str) -> None:
     """Ctrl-C, when a keeper was just started or was just ended. Nobody has the agent, so nobody could close it."""
     interrupted_after(owner, moment, lambda: run(TRUE))

@@ -15,6 +15,7 @@ from reknit.adapters.link import ThreadedLink
 from reknit.adapters.ports import Batch, Refused, Unavailable
 from reknit.core.agent.events import Counters, EntriesRead, Event, JournalFailed
 from reknit.core.job.entries import Aborted, Entry, Node, NodeId
+from reknit.core.job.founding import Life
 from reknit.core.job.job import Job
 from reknit.core.job.reasons import Refusal
 from tests.waiting import PATIENCE_S, descriptors, until
@@ -35,7 +36,7 @@ class Told(MemoryJournal):
         self.said: list[tuple[str, Entry]] = []
         self.folds: dict[int, Job] = {}
         """By position."""
-        self.taken_back: list[int] = []
+        self.taken_back = threading.Event()
 
     def _obey(self, name: str) -> None:
         self.calls.put(name)
@@ -44,10 +45,10 @@ class Told(MemoryJournal):
         if name in self.fails:
             raise self.fails[name]
 
-    def append(self, token: str, entry: Entry) -> None:
+    def append(self, token: str, entry: Entry, life: Life = Life()) -> bool:
         self.said.append((token, entry))
         self._obey("append")
-        super().append(token, entry)
+        return super().append(token, entry, life)
 
     def read(self, after: int, wait_s: float, least: int = 1) -> Batch:
         self._obey("read")
@@ -60,8 +61,8 @@ class Told(MemoryJournal):
     def remember(self, position: int, job: Job) -> None:
         self.folds[position] = job
 
-    def take_back(self, position: int) -> None:
-        self.taken_back.append(position)
+    def take_back(self) -> None:
+        self.taken_back.set()
 
 
 class Agent:
@@ -317,7 +318,8 @@ def test_a_journal_that_remembers_is_told_what_the_link_has_dropped(agents: Call
     agent.link.beat(ME, 1, ())
     agent.until(lambda seen: any(map(is_failed, seen)))
     journal.gates.pop("read").set()
-    until(lambda: journal.taken_back == [1])
+    assert journal.taken_back.wait(PATIENCE_S)
+    assert 2 not in journal.folds, "the agent has folded nothing of it"
 
 
 def test_quick_appends_and_beats_share_a_thread(agents: Callable[..., Agent]) -> None:

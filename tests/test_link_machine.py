@@ -28,7 +28,8 @@ from reknit.adapters.link.messages import (
 from reknit.adapters.ports import Batch
 from reknit.core.agent.commands import Append, Beat
 from reknit.core.agent.events import Counters, EntriesRead, Event, JournalFailed
-from reknit.core.job.entries import Aborted, Lost, Node, NodeId
+from reknit.core.job.entries import Aborted, Node, NodeId
+from reknit.core.job.founding import Life
 from reknit.core.job.job import Job
 from reknit.core.job.reasons import Refusal
 
@@ -45,6 +46,10 @@ IDLE = Read(0, LOOK_S)
 """A read that waits for news."""
 AGAIN = Read(0, 0.0)
 """A read that does not wait, and is told at any rate."""
+NEXT = Life("journal", "next")
+IN_NEXT = Found(Batch(9, base=Job(epoch=5), life=NEXT))
+"""The reader has found another life of the journal. It begins with this fold."""
+READ_NEXT = EntriesRead(AT, (), Job(epoch=5), NEXT)
 
 
 class Row(NamedTuple):
@@ -53,8 +58,8 @@ class Row(NamedTuple):
     news: tuple[Event, ...] = ()
 
 
-def found(*entries: Aborted, at: int, base: Job | None = None) -> Found:
-    return Found(Batch(at, entries, base))
+def found(*entries: Aborted, at: int, base: Job | None = None, life: Life = Life()) -> Found:
+    return Found(Batch(at, entries, base, life))
 
 
 def fails(lane: Lane) -> Failed:
@@ -127,7 +132,7 @@ def test_an_entry_whose_answer_was_lost_may_be_meant_again_when_it_was_read() ->
     """The second is another: the first is repeated until the journal answers."""
     link = played(
         Row(Append(A), (Say("n-1", A),)),
-        Row(fails(Lane.SAY), (Say("n-1", A, 0.05),), (FAILED,)),
+        Row(fails(Lane.SAY), (Say("n-1", A, pause_s=0.05),), (FAILED,)),
         Row(NOTHING),
         Row(Append(B)),
         Row(Appended(), (Say("n-2", B), AGAIN)),
@@ -152,20 +157,130 @@ def test_entries_that_were_skipped_over_are_no_longer_on_their_way() -> None:
     )
 
 
-def test_what_is_of_one_life_of_the_journal_is_not_said_in_the_next_one() -> None:
-    """A node was heard, or not, in the life before. The journal judges the entry that is under way."""
-    base, other = Job(epoch=5), Node(NodeId("other"))
-    early, late = Lost(other, ME), Lost(ME, other)
-    link = played(
-        Row(Append(early), (Say("n-1", early),)),
-        Row(Append(late)),
-        Row(Append(A)),
-        Row(Found(Batch(9, base=base, is_other_life=True)), (), (EntriesRead(AT, (), base, True),)),
-        Row(Appended(), (Say("n-3", A),)),
-        Row(Append(late)),
-        Row(Appended(), (Say("n-4", late),)),
+# ---- another life of the journal (rule 8) ----
+
+
+def test_an_entry_belongs_to_the_life_that_the_agent_has_folded() -> None:
+    """An agent that has yet to fold another life wants what held in the one before. There the other node was silent, or
+    the round had enough nodes."""
+    played(
+        Row(IN_NEXT, (), (READ_NEXT,)),
+        Row(Append(A), (Say("n-1", A),)),
+        Row(FOLDED, (Read(9, LOOK_S),)),
+        Row(Append(B)),
+        Row(Appended(is_taken=False), (Say("n-2", B, NEXT),)),
     )
-    assert link.saying.underway == {A, late, early}
+
+
+def test_what_was_wanted_before_another_life_was_folded_is_forgotten() -> None:
+    """The journal would refuse it. If it still holds, the agent wants it anew, and then it is another entry with a
+    token of its own."""
+    link = played(
+        Row(Append(A), (Say("n-1", A),)),
+        Row(Append(B)),
+        Row(IN_NEXT, (), (READ_NEXT,)),
+        Row(FOLDED, (Read(9, LOOK_S),)),
+        Row(Appended(is_taken=False)),
+        Row(Append(B), (Say("n-3", B, NEXT),)),
+    )
+    assert link.saying.underway == {B}
+
+
+def test_the_call_that_is_under_way_goes_on_alone() -> None:
+    """It cannot be called back. Its entry may be wanted in the next life at once, and waits for the answer."""
+    played(
+        Row(Append(A), (Say("n-1", A),)),
+        Row(Append(B)),
+        Row(IN_NEXT, (), (READ_NEXT,)),
+        Row(FOLDED, (Read(9, LOOK_S),)),
+        Row(Append(A)),
+        Row(Appended(is_taken=False), (Say("n-3", A, NEXT),)),
+        Row(Appended()),
+        Row(Append(A)),
+        Row(found(A, at=10, life=NEXT), (), (EntriesRead(AT, (A,), life=NEXT),)),
+    )
+
+
+@pytest.mark.parametrize("is_taken", [True, False])
+def test_the_answer_for_the_life_before_says_nothing_about_the_next_one(*, is_taken: bool) -> None:
+    """The journal has taken the entry just before its store was lost. The same entry of the next life is on its way
+    until it was read back from there. A read that finds nothing does not show that it was lost."""
+    link = played(
+        Row(Append(A), (Say("n-1", A),)),
+        Row(IN_NEXT, (), (READ_NEXT,)),
+        Row(FOLDED, (Read(9, LOOK_S),)),
+        Row(Append(A)),
+        Row(Appended(is_taken), (Say("n-2", A, NEXT),)),
+        Row(Found(Batch(9, life=NEXT)), (Read(9, LOOK_S),)),
+        Row(Append(A)),
+        Row(Found(Batch(9, life=NEXT)), (Read(9, LOOK_S),)),
+        Row(Append(A)),
+    )
+    assert link.saying.underway == {A}
+
+
+def test_a_call_that_fails_is_made_again_for_the_life_in_which_it_was_wanted() -> None:
+    """Its first try may have written the entry. The journal tells a repetition by its token, and only in that life. The
+    agent may fold another one meanwhile."""
+    played(
+        Row(Append(A), (Say("n-1", A),)),
+        Row(IN_NEXT, (), (READ_NEXT,)),
+        Row(fails(Lane.SAY), (Say("n-1", A, pause_s=0.05),), (FAILED,)),
+        Row(FOLDED),
+        Row(fails(Lane.SAY), (Say("n-1", A, pause_s=0.1),), (FAILED,)),
+        Row(Append(A)),
+        Row(Appended(is_taken=False), (Say("n-2", A, NEXT), Read(9, 0.0))),
+    )
+
+
+def test_an_entry_that_the_journal_has_not_written_may_be_said_again() -> None:
+    """The writer has found another life that the agent has not folded. Until it has, each entry is refused."""
+    link = played(
+        Row(Append(A), (Say("n-1", A),)),
+        Row(Appended(is_taken=False)),
+        Row(Append(A), (Say("n-2", A),)),
+        Row(Appended(is_taken=False)),
+        Row(IN_NEXT, (), (READ_NEXT,)),
+        Row(FOLDED, (Read(9, LOOK_S),)),
+        Row(Append(A), (Say("n-3", A, NEXT),)),
+        Row(Appended()),
+    )
+    assert link.saying.taken == {A}
+
+
+def test_another_life_is_told_even_if_nothing_was_said_there() -> None:
+    """The agent had read nothing in the life before, so there is no fold with which this one begins. (1) The agent
+    wants `Opened`. (2) Its writer finds the store lost, begins another journal, and refuses the entry. (3) The reader,
+    whose connection was closed between two reads, finds the new journal empty. If the agent is not told, it says
+    `Opened` for the life before for ever."""
+    empty = Found(Batch(0, life=NEXT))
+    played(
+        Row(Append(A), (Say("n-1", A),)),
+        Row(Appended(is_taken=False)),
+        Row(empty, (), (EntriesRead(AT, life=NEXT),)),
+        Row(FOLDED, (IDLE,)),
+        Row(Append(A), (Say("n-2", A, NEXT),)),
+    )
+
+
+def test_a_read_that_was_dropped_is_of_no_life() -> None:
+    """Something could not be said meanwhile. The agent was not told of the next life, so what it wants belongs to the
+    one before, also after it has folded what it was told earlier."""
+    played(
+        Row(BEAT, (SendBeat(BEAT),)),
+        Row(fails(Lane.BEAT), (SendBeat(BEAT, 0.05),), (FAILED,)),
+        Row(IN_NEXT),
+        Row(FOLDED),
+        Row(Append(A), (Say("n-1", A),)),
+        Row(Beaten({}), (AGAIN,), (Counters(AT, {}),)),
+        Row(IN_NEXT, (), (READ_NEXT,)),
+        Row(FOLDED, (Read(9, LOOK_S),)),
+        Row(Appended(is_taken=False)),
+        Row(Append(A), (Say("n-2", A, NEXT),)),
+    )
+
+
+# ---- beats ----
 
 
 def test_a_beat_does_not_wait_for_an_append() -> None:
@@ -244,7 +359,7 @@ def test_beats_go_on_while_something_cannot_be_said() -> None:
     """On a full disk: the node lives, and must not be taken for dead."""
     played(
         Row(Append(A), (Say("n-1", A),)),
-        Row(fails(Lane.SAY), (Say("n-1", A, 0.05),), (FAILED,)),
+        Row(fails(Lane.SAY), (Say("n-1", A, pause_s=0.05),), (FAILED,)),
         Row(NOTHING),
         Row(BEAT, (SendBeat(BEAT),)),
         Row(Beaten({}), (), (Counters(AT, {}),)),

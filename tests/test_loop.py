@@ -30,6 +30,7 @@ from reknit.core.agent.workers import (
     WorkersStopped,
 )
 from reknit.core.job.entries import Entry, NodeId, RestartPolicy, Terms
+from reknit.core.job.founding import Life
 from reknit.core.job.job import Job
 from reknit.core.job.reasons import AllSucceeded, BudgetSpent
 from tests.processes import let_go
@@ -269,21 +270,19 @@ def faked(workers: FakeWorkers, journal: MemoryJournal | None = None) -> tuple[P
 
 
 def test_every_command_is_executed_before_the_next_step() -> None:
-    """And told to the observer afterwards: what is said of a start must not come before it."""
+    """And told to the observer first: what a worker writes must not come before the line that it is started."""
     workers, journal = FakeWorkers([WorkerExit(0)]), MemoryJournal()
     ports, trace = faked(workers, journal)
-    seen: list[int] = []
+    due: list[StartWorkers | Append] = []
 
     def observe(before: Agent, event: Event, after: Agent, commands: Sequence[Command]) -> None:
         trace(before, event, after, commands)
-        for command in commands:
-            if isinstance(command, StartWorkers):
-                seen.append(workers.told.count(command))
-            if isinstance(command, Append):
-                assert command.entry in journal.since(0)
+        for command in due:
+            assert command in workers.told if isinstance(command, StartWorkers) else command.entry in journal.since(0)
+        due[:] = [command for command in commands if isinstance(command, StartWorkers | Append)]
+        assert not any(command in workers.told for command in due)
 
     agent = played(ports, observe)
-    assert seen == [1]
     commands = [command for _, commands in trace.steps for command in commands]
     assert [c for c in commands if isinstance(c, StartWorkers | StopWorkers)] == workers.told
     assert commands[-1] == Finish(agent.result)
@@ -324,11 +323,11 @@ class Deaf(MemoryJournal):
 
     lost = False
 
-    def append(self, token: str, entry: Entry) -> None:
+    def append(self, token: str, entry: Entry, life: Life = Life()) -> bool:
         if not self.lost:
             self.lost = True
-            return
-        super().append(token, entry)
+            return True
+        return super().append(token, entry, life)
 
 
 def test_the_earliest_deadline_counts() -> None:

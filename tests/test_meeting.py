@@ -37,13 +37,6 @@ def refused(*argv: str, **environ: str) -> str:
 # ---- where ----
 
 
-def test_a_second_endpoint_needs_three_nodes() -> None:
-    """Of two nodes neither is a majority without the other, so the second endpoint could never be used."""
-    with pytest.raises(UsageError) as caught:
-        meet("--rdzv-backend=c10d", "--rdzv-endpoint=a,b", nodes=(1, 2))
-    assert str(caught.value) == "--rdzv-endpoint=a,b: a second endpoint needs a job of three nodes or more"
-
-
 @pytest.mark.parametrize(
     ("argv", "place"),
     [
@@ -62,7 +55,6 @@ def test_a_second_endpoint_needs_three_nodes() -> None:
         ("--rdzv-backend=c10d --rdzv-endpoint=h --rdzv-conf=store_type=tcp", "c10d://h:29400"),
         ("--rdzv-backend=file --rdzv-endpoint=/s/x --rdzv-id=j", "file:///s/x"),
         ("--rdzv-backend=etcd --rdzv-endpoint=h --rdzv-id=j", "etcd://h:2379"),
-        ("--rdzv-backend=c10d --rdzv-endpoint=a,b:7 --nnodes=3", "c10d://a:29400,b:7"),
         ("--rdzv-backend=etcd --rdzv-endpoint=a,b:7,[::1] --rdzv-id=j", "etcd://a:2379,b:7,[::1]:2379"),
     ],
 )
@@ -288,34 +280,17 @@ def test_the_master_of_another_backend_is_said_to_do_nothing() -> None:
         ("--rdzv-endpoint=:7", "--rdzv-endpoint=:7: HOST:PORT expected"),
         ("--rdzv-endpoint=[::1]7", "--rdzv-endpoint=[::1]7: HOST:PORT expected"),
         ("--rdzv-endpoint=[::1", "--rdzv-endpoint=[::1: HOST:PORT expected"),
-        ("--rdzv-endpoint=a,b", "--rdzv-endpoint=a,b: two endpoints need --rdzv-backend=c10d"),
         (
-            "--rdzv-backend=c10d --rdzv-endpoint=a,b,c",
-            "--rdzv-endpoint=a,b,c: one endpoint expected, or two different ones",
+            "--rdzv-endpoint=a,b",
+            "--rdzv-endpoint=a,b: static has one endpoint; a job that must outlive any host needs --rdzv-backend=etcd",
         ),
         (
-            "--rdzv-backend=c10d --rdzv-endpoint=a,a:29400",
-            "--rdzv-endpoint=a,a:29400: one endpoint expected, or two different ones",
-        ),
-        (
-            "--rdzv-backend=c10d --rdzv-endpoint=a,b --fence-after=2",
-            "--fence-after=2: a fence cannot be kept with two endpoints: give one of the two options",
-        ),
-        (
-            "--rdzv-backend=c10d --rdzv-endpoint=a,b --store-timeout=12",
-            "--store-timeout=12: more than 22 s expected: agents may need that time to reach the second endpoint",
-        ),
-        (
-            "--rdzv-backend=c10d --rdzv-endpoint=a,b --rdzv-conf=join_timeout=35",
-            "--rdzv-conf: join_timeout=35: more than 35 s expected: a host that comes back may wait so long for others",
+            "--rdzv-backend=c10d --rdzv-endpoint=a,b",
+            "--rdzv-endpoint=a,b: c10d has one endpoint; a job that must outlive any host needs --rdzv-backend=etcd",
         ),
         (
             "--rdzv-backend=c10d --rdzv-endpoint=a --store-timeout=0",
             "--store-timeout=0: with several nodes, more than 0 s are expected",
-        ),
-        (
-            "--rdzv-backend=c10d --rdzv-endpoint=a,b --rdzv-conf=is_host=true",
-            "--rdzv-conf: is_host=true: this cannot be given with two endpoints: leave it out",
         ),
         ("--rdzv-endpoint=::1", "--rdzv-endpoint=::1: HOST:PORT expected"),
         ("--rdzv-endpoint=fe80::1", "--rdzv-endpoint=fe80::1: HOST:PORT expected, an IPv6 address in brackets"),

@@ -128,6 +128,31 @@ def test_a_suspended_node(tmp_path: Path, backend: str, what: str) -> None:
         assert ended(a, b) == [0, 0]
 
 
+@pytest.mark.parametrize("what", ["agent", "agent and keeper"])
+def test_a_suspended_node_with_a_fence(tmp_path: Path, what: str) -> None:
+    """An agent that cannot run keeps its fence all the same: when the other node begins the next round, the old worker
+    is dead. A keeper that is suspended as well kills as soon as it runs again, although its agent does not."""
+    with Nodes(tmp_path, "--nnodes=1:2", "--fence-after=1", *at_file(tmp_path)) as nodes:
+        a, b = nodes.start("a", "b")
+        two = nodes.formed(a, b)
+        (own,) = b.workers()
+        keeper = b.keeper
+        for pid in [b.pid] if what == "agent" else [b.pid, keeper]:
+            os.kill(pid, signal.SIGSTOP)
+        alone = nodes.formed(a, after=two)
+        if what == "agent":
+            assert not is_alive(own.pid)
+        else:
+            os.kill(keeper, signal.SIGCONT)
+            until(lambda: not is_alive(own.pid), "the end of the old worker")
+        b.says("its keeper kills this node's workers")
+        os.kill(b.pid, signal.SIGCONT)
+        nodes.formed(a, b, after=alone)
+        for run in (a, b):
+            run.tell(GOOD)
+        assert ended(a, b) == [0, 0]
+
+
 def test_an_agent_is_killed(tmp_path: Path) -> None:
     """Its keeper takes the workers away, and the other nodes regroup."""
     with Nodes(tmp_path, "--nnodes=1:2", *at_file(tmp_path)) as nodes:

@@ -382,6 +382,42 @@ def test_limits_are_the_users(tmp_path: Path) -> None:
     assert second == "['pipe']", "the guard pipe, by which the kernel ends a worker whose keeper dies"
 
 
+def test_a_parent_that_ignores_and_blocks_sigterm(tmp_path: Path) -> None:
+    """Its scheduler wants the job to end, and so do the workers, which get the signal as any program does."""
+    starting = "import os, signal, sys; signal.signal(signal.SIGTERM, signal.SIG_IGN)"
+    starting += "; signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM}); os.execv(sys.argv[1], sys.argv[1:])"
+    script = "import os, signal; open('up', 'w'); signal.pause()"
+    argv = (sys.executable, "-c", starting, REKNIT, "run", "--shutdown-timeout=1000", "w.py")
+    with Run(tmp_path, *argv, script=script) as job:
+        until((tmp_path / "up").exists)
+        job.signal(signal.SIGTERM)
+        assert job.end() == 128 + signal.SIGTERM, job.err
+
+
+@pytest.mark.parametrize(
+    ("mounts", "said"),
+    [
+        (
+            "while umount -l /proc; do :; done 2>&-",
+            "/dev/fd: reknit needs it, and it is there only if /proc is mounted",
+        ),
+        ("mount -t tmpfs -o ro none /tmp", "made in /tmp: Read-only file system; let TMPDIR name another folder"),
+    ],
+)
+def test_a_host_without_what_reknit_needs(tmp_path: Path, mounts: str, said: str) -> None:
+    """One true line, which says what is missing."""
+    if os.geteuid() or subprocess.run(["unshare", "-m", "true"], check=False).returncode:
+        pytest.skip("this user cannot have mounts of its own")
+    argv = ("unshare", "-m", "sh", "-c", f'{mounts}; exec "$@"', "-", REKNIT, "run", "/bin/true")
+    env = {name: value for name, value in os.environ.items() if name != "TMPDIR"}
+    env |= {"TORCHELASTIC_ENABLE_FILE_TIMER": "1", "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(argv, env=env, cwd="/", capture_output=True, text=True, timeout=PATIENCE_S, check=False)
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("reknit: exit status 71: ")
+    assert line.endswith(said)
+    assert done.returncode == 71
+
+
 @pytest.mark.parametrize("command", [REKNIT, f"{sys.executable} -m reknit"], ids=["reknit", "module"])
 def test_without_stdin_stdout_and_stderr(tmp_path: Path, command: str) -> None:
     """Some init systems start a program so. Nothing of reknit's gets these numbers in agent, keeper or workers."""

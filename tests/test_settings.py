@@ -139,7 +139,14 @@ PAIRS = 'pairs of a host and a port from 1 to 65535, for example (("node0", 2940
     ("fields", "message"),
     [
         ({"backend": "zoo"}, "Meeting.backend must be one of c10d, file, etcd, not 'zoo'"),
-        ({"backend": "c10d"}, "Meeting.endpoints must be one endpoint for c10d, or two different ones, not ()"),
+        (
+            {"backend": "c10d"},
+            "Meeting.endpoints must be one endpoint for c10d; a job that must outlive any host needs etcd, not ()",
+        ),
+        (
+            {"backend": "c10d", "endpoints": (("a", 1), ("b", 1))},
+            "Meeting.endpoints must be one endpoint for c10d; a job that must outlive any host needs etcd, not (",
+        ),
         ({"backend": "c10d", "endpoints": (("h", 0),)}, "Meeting.endpoints must be pairs of a host and a port"),
         (
             {"backend": "c10d", "endpoints": "h:1"},

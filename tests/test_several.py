@@ -21,7 +21,8 @@ from reknit.app.parsing import asked
 from reknit.app.settings import Meeting
 from reknit.app.several import HostedJournal, _lock_place, open_journal
 from reknit.app.wire import SECRETS
-from reknit.core.job.entries import Filler, Node, NodeId
+from reknit.core.job.entries import Entry, Filler, Node, NodeId
+from reknit.core.job.founding import Life
 from reknit.core.job.job import Job
 from reknit.core.job.reasons import Refusal
 from tests.alone import STUBBORN
@@ -138,7 +139,7 @@ def test_agents_of_one_store_get_different_names_however_they_write_it(tmp_path:
     """Otherwise the second agent on a host would throw out the first one."""
     (tmp_path / "link").symlink_to(tmp_path)
     for one, other in (
-        ("c10d a:1,b:2", "c10d b:2,a:1"),
+        ("etcd a:1,b:2", "etcd b:2,a:1"),
         ("c10d localhost:1", "c10d 127.0.0.1:1"),
         (f"file {tmp_path}", f"file {tmp_path}/link"),
     ):
@@ -148,7 +149,7 @@ def test_agents_of_one_store_get_different_names_however_they_write_it(tmp_path:
 
 def meeting_at(text: str) -> Meeting:
     backend, place = text.split()
-    endpoints = [part.split(":") for part in place.split(",")] if backend == "c10d" else []
+    endpoints = [part.split(":") for part in place.split(",")] if backend != "file" else []
     folder = place if backend == "file" else ""
     return Meeting(backend, tuple((host, int(port)) for host, port in endpoints), folder)
 
@@ -289,27 +290,42 @@ def test_a_server_that_died_later_is_an_outage_with_its_reason() -> None:
 class Remembering(MemoryJournal):
     def __init__(self) -> None:
         super().__init__()
-        self.folds: list[tuple[int, Job]] = []
+        self.calls: list[tuple[int, Job] | str] = []
 
     def remember(self, position: int, job: Job) -> None:
-        self.folds.append((position, job))
+        self.calls.append((position, job))
 
-    def take_back(self, position: int) -> None:
-        self.folds.append((position, Job()))
+    def take_back(self) -> None:
+        self.calls.append("taken back")
 
 
 def test_a_hosted_journal_remembers_if_it_can() -> None:
     """The journal of a store that was lost is founded again with what agents remember."""
     store = Remembering()
     for journal in (store, MemoryJournal()):
-        HostedJournal(journal, FakeHost(None)).remember(1, Job())
-    assert store.folds == [(1, Job())]
+        hosted = HostedJournal(journal, FakeHost(None))
+        hosted.remember(1, Job())
+        hosted.take_back()
+    assert store.calls == [(1, Job()), "taken back"]
 
 
 def test_a_hosted_journal_is_a_journal() -> None:
     """Nothing is lost on the way through it."""
     journal = HostedJournal(MemoryJournal(), FakeHost(None))
-    journal.append("t", Filler())
+    assert journal.append("t", Filler(), Life()) is True
     batch = journal.read(0, 0)
     assert (batch.position, batch.entries) == (1, (Filler(),))
     journal.close()
+
+
+def test_a_hosted_journal_says_that_an_entry_belongs_to_another_life() -> None:
+    """Otherwise the host alone would say in one life of the journal what it has wanted in another (rule 16)."""
+    elsewhere = Life("j", "another")
+
+    class InOneLife(MemoryJournal):
+        def append(self, token: str, entry: Entry, life: Life = Life()) -> bool:
+            return life != elsewhere and super().append(token, entry, life)
+
+    store = InOneLife()
+    assert HostedJournal(store, FakeHost(None)).append("t", Filler(), elsewhere) is False
+    assert store.since(0) == ()

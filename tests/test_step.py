@@ -29,7 +29,6 @@ from .playbook import (
     exits,
     failed,
     failure,
-    hosting,
     joined,
     limit,
     lost,
@@ -62,7 +61,6 @@ EVERYTHING: tuple[Builder, ...] = (
     reserved(),
     ask_to_leave(),
     limit(0),
-    hosting(),
     after(0),
     after(1e9),
 )

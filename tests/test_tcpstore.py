@@ -21,7 +21,7 @@ from reknit.adapters.ports import Batch, Refused, Unavailable
 from reknit.core.job.entries import Aborted, Entry, Filler, Node, NodeId
 from reknit.core.job.reasons import Refusal
 from tests.alone import ENV, ROOT, command
-from tests.stores import HOST, JobStore, hosted
+from tests.stores import HOST, JobStore, folded, hosted, plain
 from tests.waiting import PATIENCE_S, until
 
 T = TypeVar("T")
@@ -42,7 +42,7 @@ def test_a_slot_whose_writer_died_is_plugged_and_the_same_for_all(
     for _ in range(3):
         store.client.add(store.key("head"), 1)
     journal.append("2", Aborted("second"))
-    assert journal.read(0, PATIENCE_S) == Batch(1, (Aborted("first"),)), "what precedes it is told at once"
+    assert plain(journal.read(0, PATIENCE_S)) == Batch(1, (Aborted("first"),)), "what precedes it is told at once"
     found, position = list[Entry]([Aborted("first")]), 1
     while position < 5:
         batch = journal.read(position, PATIENCE_S)
@@ -61,7 +61,7 @@ def test_a_slot_that_is_filled_late_is_not_plugged(store: JobStore) -> None:
     record = envelope.wrap("1", Aborted("late"), "0")
     thread = threading.Thread(target=lambda: store.client.compare_set(store.key("slot/0"), b"", record))
     thread.start()
-    assert journal.read(0, 0.0) == Batch(1, (Aborted("late"),))
+    assert plain(journal.read(0, 0.0)) == Batch(1, (Aborted("late"),))
     thread.join()
 
 
@@ -77,7 +77,7 @@ def test_a_writer_whose_slot_was_plugged_takes_another(store: JobStore, monkeypa
 
     monkeypatch.setattr(Client, "compare_set", late)
     journal.append("1", Aborted("x"))
-    assert journal.read(0, 0.0) == Batch(2, (Filler(), Aborted("x")))
+    assert plain(journal.read(0, 0.0)) == Batch(2, (Filler(), Aborted("x")))
 
 
 @pytest.mark.parametrize("is_written", [True, False])
@@ -102,7 +102,7 @@ def test_an_append_that_broke_is_continued_where_it_was(
         journal.append("1", Aborted("x"))
     journal.append("1", Aborted("x"))
     journal.append("2", Aborted("y"))
-    assert journal.read(0, 0.0) == Batch(2, (Aborted("x"), Aborted("y")))
+    assert plain(journal.read(0, 0.0)) == Batch(2, (Aborted("x"), Aborted("y")))
 
 
 def test_a_connection_that_was_lost_is_made_again(store: JobStore) -> None:
@@ -110,10 +110,10 @@ def test_a_connection_that_was_lost_is_made_again(store: JobStore) -> None:
     journal = store.journal()
     journal.append("1", Aborted("x"))
     journal.read(0, 0.0)
-    for client in journal._connections._lines.clients.values():
+    for client in journal._connections._clients.values():
         client.close()
     journal.append("2", Aborted("y"))
-    assert journal.read(1, 0.0) == Batch(2, (Aborted("y"),))
+    assert plain(journal.read(1, 0.0)) == Batch(2, (Aborted("y"),))
 
 
 # ---- whose store it is ----
@@ -138,10 +138,10 @@ def test_a_store_that_serves_another_job_later_is_an_outage() -> None:
         store = JobStore(port, closing)
         mine = store.journal("one", exclusive=True)
         mine.append("1", Aborted("x"))
-        mine.read(0, 0.0)
+        mine.remember(1, folded([*mine.read(0, 0.0).entries]))
         store.client.set(OWNER, b"two")
         store.client.set(Keys("one").header, b"")
-        for client in mine._connections._lines.clients.values():
+        for client in mine._connections._clients.values():
             client.close()
         with pytest.raises(Unavailable, match="serves job two, not one"):
             mine.read(1, 0.0)
@@ -184,7 +184,7 @@ def test_names_with_separators_do_not_meet(store: JobStore) -> None:
     other = store.journal(store.job)
     one.append("1", Aborted("x"))
     assert other.beat(Node(NodeId("x/head")), 1, ())[Node(NodeId("x/head"))] == 1
-    assert one.read(0, 0.0) == Batch(1, (Aborted("x"),))
+    assert plain(one.read(0, 0.0)) == Batch(1, (Aborted("x"),))
 
 
 # ---- the end ----
@@ -218,7 +218,7 @@ def test_closing_ends_a_connection_that_is_being_made(is_full: bool) -> None:
 
         thread = threading.Thread(target=read, daemon=True)
         thread.start()
-        until(lambda: journal._connections._lines.clients)
+        until(lambda: journal._connections._clients)
         journal.close()
         thread.join(PATIENCE_S)
         assert found == [f"{HOST}:{port}: the connection was closed here"]

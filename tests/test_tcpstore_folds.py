@@ -12,7 +12,7 @@ from reknit.adapters.journals.folds import MANY
 from reknit.adapters.journals.tcpstore import journal as journal_module
 from reknit.adapters.ports import Batch, Unavailable
 from tests.journals import Proxy
-from tests.stores import JobStore, folded, many
+from tests.stores import JobStore, folded, many, plain
 from tests.waiting import until
 
 
@@ -23,15 +23,15 @@ def test_the_first_far_behind_reads_everything_and_the_others_take_its_fold(stor
         journal.append(str(i), entry)
     first = store.journal()
     batch = first.read(0, 0.0)
-    assert batch == Batch(len(entries), tuple(entries))
+    assert plain(batch) == Batch(len(entries), tuple(entries))
     first.remember(batch.position, folded(entries))
     others: list[Batch] = []
     thread = threading.Thread(target=lambda: others.append(store.journal().read(0, 0.0)))
     thread.start()
     until(lambda: store.client.get(store.key("claim/0")) == b"2")
-    assert first.read(batch.position, 0.0) == Batch(batch.position)
+    assert plain(first.read(batch.position, 0.0)) == Batch(batch.position)
     thread.join()
-    assert [*others, store.journal().read(0, 0.0)] == 2 * [Batch(len(entries), base=folded(entries))]
+    assert [*map(plain, (*others, store.journal().read(0, 0.0)))] == 2 * [Batch(len(entries), base=folded(entries))]
 
 
 def test_a_fold_for_which_others_wait_is_published_even_if_little_is_new(store: JobStore) -> None:
@@ -44,10 +44,10 @@ def test_a_fold_for_which_others_wait_is_published_even_if_little_is_new(store: 
         if i == MANY + 1:
             publisher.publish(publisher.read(0, 0.0).position, folded(entries[: MANY + 2]))
     batch = behind.read(1, 0.0)
-    assert batch == Batch(len(entries), tuple(entries[MANY + 2 :]), folded(entries[: MANY + 2]))
+    assert plain(batch) == Batch(len(entries), tuple(entries[MANY + 2 :]), folded(entries[: MANY + 2]))
     behind.remember(batch.position, folded(entries))
     behind.read(batch.position, 0.0)
-    assert store.journal().read(0, 0.0) == Batch(len(entries), base=folded(entries))
+    assert plain(store.journal().read(0, 0.0)) == Batch(len(entries), base=folded(entries))
 
 
 def test_one_at_a_time_reads_for_all_however_quickly_the_journal_grows(store: JobStore) -> None:
@@ -68,7 +68,7 @@ def test_one_at_a_time_reads_for_all_however_quickly_the_journal_grows(store: Jo
     first.remember(batch.position, folded(entries[: 2 * MANY]))
     first.read(batch.position, 0.0)
     thread.join()
-    assert found == [Batch(4 * MANY, tuple(entries[2 * MANY :]), folded(entries[: 2 * MANY]))]
+    assert [*map(plain, found)] == [Batch(4 * MANY, tuple(entries[2 * MANY :]), folded(entries[: 2 * MANY]))]
 
 
 def test_a_reader_whose_fold_cannot_be_published_reads_on(store: JobStore) -> None:
@@ -122,7 +122,7 @@ def test_a_claim_that_is_not_kept_holds_nobody_up(store: JobStore, monkeypatch: 
     for i, entry in enumerate(entries):
         journal.append(str(i), entry)
     store.client.add(store.key("claim/0"), 1)
-    assert journal.read(0, 0.0) == Batch(len(entries), tuple(entries))
+    assert plain(journal.read(0, 0.0)) == Batch(len(entries), tuple(entries))
 
 
 @pytest.mark.parametrize("forged", [b"", b"{}", b"\xff", b'{"position":40,"job":7}'])
@@ -165,10 +165,10 @@ def test_a_store_that_is_lost_during_the_first_read_is_no_loss_for_the_reader(st
 
     thread = threading.Thread(target=read)
     thread.start()
-    until(lambda: (course := newcomer._connections._course) is not None and course.prefix.position == position)
+    until(lambda: (replica := newcomer._connections._replica) is not None and replica.prefix.position == position)
     store.client.set(store.key("header"), b"")
-    until(lambda: newcomer._connections._lines.close_all_but(None) or failed.is_set())
+    until(lambda: newcomer._connections._close_all_but(None) or failed.is_set())
     thread.join()
     store.client.set(store.key("head"), b"0")
     store.client.set(store.key("header"), Envelope(store.job).header())
-    assert newcomer.read(0, 0.0) == Batch(0)
+    assert plain(newcomer.read(0, 0.0)) == Batch(0)

@@ -1,8 +1,9 @@
-"""What a journal in torch's store writes there, byte for byte. Later versions of reknit read it.
+"""What a journal in torch's store writes there, byte for byte. Agents of one job may run several versions of reknit
+with the same format.
 
     REKNIT_REWRITE=1 pytest tests/test_tcpstore_records.py      writes what is written now
 
-If an older version cannot read what is written now, raise `FORMAT`.
+If another version with this format could not read what is written now, raise `FORMAT`. Only the latest format is kept.
 """
 
 from __future__ import annotations
@@ -21,10 +22,10 @@ from reknit.adapters.journals.tcpstore.journal import TCPStoreJournal
 from reknit.adapters.ports import Batch, Refused
 from reknit.core.job.entries import Aborted, Joined, Node, NodeId, Opened, Terms
 from reknit.core.job.fold import fold_all
+from reknit.core.job.founding import moved
 from reknit.core.job.job import Job
-from reknit.core.job.majority import moved
 from reknit.core.job.reasons import Refusal
-from tests.stores import HOST, hosted
+from tests.stores import HOST, SlowLink, hosted, stubborn
 from tests.waiting import PATIENCE_S
 
 GOLDEN = Path(__file__).parent / "golden" / "tcpstore.txt"
@@ -58,11 +59,12 @@ def test_the_keys_and_the_values_are_as_they_were(monkeypatch: pytest.MonkeyPatc
     lines: list[str] = []
     with ExitStack() as closing:
         ports = [closing.enter_context(hosted())[1] for _ in range(2)]
+        endpoint = closing.enter_context(SlowLink(ports[0]))
         clients = [Client(HOST, port, PATIENCE_S) for port in ports]
         for client in clients:
             closing.callback(client.close)
         names = iter((2, 6))  # of the journal, and of its second life: they have 8 bytes
-        journal = opened(ports[0], closing)
+        journal = opened(endpoint.port, closing)
         for i, entry in enumerate(ENTRIES):
             journal.append(f"a1-{i}", entry)
             journal.read(i, 0.0)
@@ -70,15 +72,12 @@ def test_the_keys_and_the_values_are_as_they_were(monkeypatch: pytest.MonkeyPatc
         journal.publish(2, fold_all(Job(), ENTRIES))
         journal.beat(ENTRIES[1].node, 3, ())
         lines += ["# the first life", *dump(clients[0], FIRST), ""]
-        journal._connections._lines.address = HOST, ports[1]
-        for each in journal._connections._lines.clients.values():
-            each.close()
-        base = journal.read(2, 0.0).base
-        assert base is not None
-        journal.remember(2, base)
-        assert journal._connections._course is not None
-        life = f"{journal._connections._course.life.name}/"
-        journal.append("a1-2", ENTRIES[1])
+        endpoint.lead_to(ports[1])
+        batch = stubborn(lambda: journal.read(2, 0.0))
+        assert batch.base is not None
+        journal.remember(2, batch.base)
+        life = f"{batch.life.name}/"
+        stubborn(lambda: journal.append("a1-2", ENTRIES[1], batch.life))
         journal.beat(ENTRIES[1].node, 4, ())
         lines += ["# the second life", *dump(clients[1], LATER, life), ""]
     text = "\n".join(lines)

@@ -28,6 +28,7 @@ from tests.leaks import nothing_left
 from tests.waiting import PATIENCE_S, until
 
 
+@pytest.mark.alone
 def test_a_wait_can_be_repeated_after_an_interrupt() -> None:
     """`threading.Thread.join` alone would take the thread for ended."""
     go = threading.Event()
@@ -50,6 +51,7 @@ def test_a_thread_that_raises_has_ended(monkeypatch: pytest.MonkeyPatch) -> None
     assert thread.wait(PATIENCE_S)
 
 
+@pytest.mark.alone
 def test_an_interrupt_does_not_break_off_a_sheltered_call() -> None:
     """It comes while the call is waited for. What the call has made is undone then."""
     undone: list[str] = []
@@ -69,13 +71,14 @@ def test_a_sheltered_call_raises_and_returns(monkeypatch: pytest.MonkeyPatch) ->
         assert sheltered(lambda: 3) == 3
         with pytest.raises(ZeroDivisionError):
             sheltered(lambda: 1 / 0)
-        monkeypatch.setattr(threading, "_start_new_thread", _none_to_be_had)
+        monkeypatch.setattr(threading.Thread, "start", _none_to_be_had)
 
 
 def _none_to_be_had(*args: object, **more: object) -> None:
     raise RuntimeError("can't start new thread")
 
 
+@pytest.mark.alone
 def test_a_forked_child_does_not_wait_for_its_parents_thread() -> None:
     """The thread does not run there, so the wait would be for ever."""
     go = threading.Event()
@@ -195,6 +198,7 @@ OWNERS = [printing, link, console, relay, tail_log, foreign]
 
 
 @pytest.mark.parametrize("make", OWNERS)
+@pytest.mark.alone
 def test_an_interrupted_close_can_be_repeated(
     make: Callable[..., Callable[[], object]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

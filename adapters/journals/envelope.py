@@ -32,17 +32,20 @@ from copy import copy
 from functools import lru_cache
 from typing import Any, NamedTuple
 
-from attrs import frozen
+from attrs import asdict, frozen
 
-from reknit.adapters.journals.history import LONGEST_NUMBER, Life, lives, read_to
+from reknit.adapters.journals.history import LONGEST_NUMBER, read_to
 from reknit.adapters.ports import Refused
 from reknit.core.job.entries import FORMAT, Entry, Filler
+from reknit.core.job.founding import Life, Line, Offer, Origin
 from reknit.core.job.job import Job
 from reknit.core.job.reasons import Refusal
 from reknit.core.text.codec import CodecError, decode, dumps
 from reknit.core.text.snapshot import freeze, thaw
 
 _MAC = ',"mac":"'
+_OF_ALL = ("header", "offer")
+"""Places of records that are read before it is known which journal counts. Their `mac` covers no journal."""
 
 
 @frozen
@@ -60,12 +63,10 @@ class Record:
 class Envelope:
     """Writes and opens the records of one job."""
 
-    def __init__(self, job: str, secret: str = "", author: str = "", endpoints: str = "") -> None:
+    def __init__(self, job: str, secret: str = "", author: str = "") -> None:
         """`job`: the job's id. `secret`: signs the records. Empty: everybody who can reach the store is trusted.
-        `author`: who writes, in words for people. Empty: this process, by its host and pid. `endpoints`: the two at
-        which the store may be, as the user writes them. Empty: there is one."""
+        `author`: who writes, in words for people. Empty: this process, by its host and pid."""
         self.job = job
-        self._endpoints = endpoints
         self._author = json.dumps(author or f"{os.uname().nodename} pid {os.getpid()}")
         self._key = _Key(job, _bytes(secret))
 
@@ -121,73 +122,63 @@ class Envelope:
         text = self._key.checked(record, place)
         return {} if text is None else _json(text)
 
+    # ---- offers to found the journal again ----
+
+    def wrap_offer(self, offer: Offer) -> bytes:
+        return self.seal(asdict(offer), "offer")
+
+    def open_offer(self, record: bytes) -> Offer | None:
+        """None: no agent of this job has made the offer, or it is damaged."""
+        fields = self.unseal(record, "offer")
+        kinds = {"has_workers": bool, "number": int, "position": int, "name": str}
+        is_whole = fields.keys() == kinds.keys() and all(type(fields[name]) is kind for name, kind in kinds.items())
+        return Offer(**fields) if is_whole else None
+
     # ---- the header ----
 
-    def header(self, life: Life = Life()) -> bytes:
-        """A header. `life`: where the journal goes on. By default the header is that of a new journal."""
-        journal = self._key.journal if life.name else os.urandom(8).hex()
+    def header(self, origin: Origin = Origin()) -> bytes:
+        """A header. `origin`: where the journal goes on. By default the header is that of a new journal."""
+        life = origin.life
+        journal = life.journal if life.name else os.urandom(8).hex()
         data = {"format": FORMAT, "job": self.job, "journal": journal, "signed": bool(self._key.secret)}
-        if self._endpoints:
-            data["endpoints"] = self._endpoints
         if life.name:
-            data |= {"life": life.name, "position": life.position, "digest": life.digest}
-        if life.number > 1:
-            data |= {"number": life.number, "before": life.before}
+            data |= {"life": life.name, "position": origin.position, "digest": origin.digest}
+            data |= {"number": origin.number, "before": origin.before}
         return self.seal(data, "header")
-
-    def elsewhere(self, header: bytes) -> bytes:
-        """A note in the place of a header: the journal with this header begins at another endpoint."""
-        return self.seal({**self.unseal(header, "header"), "elsewhere": True}, "header")
-
-    def is_elsewhere(self, header: bytes) -> bool:
-        """Whether this is such a note."""
-        return bool(self.unseal(header, "header").get("elsewhere"))
-
-    def rank_of(self, header: bytes) -> tuple[int, str]:
-        """Number and name of the life with this header. The number is -1 if no agent of this job has written the
-        header, or if it is a note."""
-        data = self.unseal(header, "header")
-        is_header = bool(data) and not data.get("elsewhere")
-        return (_number(data), str(data.get("life", ""))) if is_header else (-1, "")
 
     @property
     def journal(self) -> str:
-        """The id of the journal whose header was admitted. Empty: none was."""
+        """The id of the journal that was taken. Empty: none was."""
         return self._key.journal
 
-    def forget(self) -> None:
-        """The next header that is admitted may name any journal."""
-        self._key = self._key._replace(journal="")
-
-    def check_endpoints(self, header: bytes) -> None:
-        """Raises `Refused` if this agent would look for the second store elsewhere. The terms show whether there is
-        one. `header`: or a note."""
-        theirs = str(self.unseal(header, "header").get("endpoints", ""))
-        if theirs and self._endpoints and theirs != self._endpoints:
-            raise Refused(
-                Refusal.SETUP,
-                f"the endpoints of job {self.job} are {theirs}, and not {self._endpoints}: give all nodes the same "
-                "--rdzv-endpoint=HOST,HOST, in the same order and by the same names",
-            )
-
-    def another(self) -> Envelope:
-        """For another journal of the same job. No header was admitted yet."""
+    def of(self, origin: Origin) -> Envelope:
+        """For another journal of the same job."""
         other = copy(self)
-        other.forget()
+        other.take(origin)
         return other
 
-    def of(self, record: bytes) -> Envelope:
-        """For the journal that this sealed record names in its field `journal`."""
-        other = copy(self)
-        other._key = self._key._replace(journal=str(_json(record).get("journal")))
-        return other
+    def take(self, origin: Origin) -> None:
+        """From now on the records are those of this journal."""
+        self._key = self._key._replace(journal=origin.life.journal)
 
-    def is_foreign(self, header: bytes) -> bool:
-        """Whether this header names another journal than the one that was admitted."""
-        return bool(self._key.journal) and _json(header).get("journal") != self._key.journal
+    def admit(self, record: bytes) -> Origin:
+        """Check the header that was found in the store, and take its journal. `record`: empty if there is none. Raises
+        `Refused`, also if another journal was taken before."""
+        origin = self.read_header(record)
+        if self._key.journal not in ("", origin.life.journal):
+            raise self.is_another()
+        self.take(origin)
+        return origin
 
-    def admit(self, record: bytes) -> Life:
-        """Check the header that was found in the store. `record`: empty if there is none. Raises `Refused`."""
+    def is_another(self) -> Refused:
+        """The error for a journal that has taken the place of the one that was read before."""
+        return Refused(
+            Refusal.IDENTITY,
+            f"the journal of job {self.job} is another one than before: its store was replaced; start this agent again",
+        )
+
+    def read_header(self, record: bytes) -> Origin:
+        """Check a header of any journal of the job. `record`: empty if there is none. Raises `Refused`."""
         header, what = _json(record), f"the journal of job {self.job}"
         is_signed = bool(header.get("signed"))
         if not record:
@@ -210,30 +201,16 @@ class Envelope:
             raise Refused(Refusal.SECRET, f"{what} is not signed: give --rdzv-secret on all nodes, or on none")
         if header.get("job") != self.job:
             raise Refused(Refusal.OTHER_JOB, f"the place of {what} holds the journal of job {header.get('job')}")
-        if header.get("elsewhere"):
-            raise Refused(
-                Refusal.SETUP,
-                f"{what} begins at another endpoint: give all nodes the same --rdzv-endpoint=HOST,HOST, in the "
-                "same order, with the addresses of two different hosts",
-            )
         if self._key.checked(record, "header") is None:
             if not is_signed:
                 raise Refused(Refusal.FORMAT, f"{what} has a damaged header; use another --rdzv-id")
             raise Refused(
                 Refusal.SECRET, f"{what} is signed with another secret (--rdzv-secret): give all nodes the same"
             )
-        self.check_endpoints(record)
-        journal = str(header.get("journal"))
-        if self._key.journal not in ("", journal):
-            raise Refused(
-                Refusal.IDENTITY, f"{what} is another one than before: its store was replaced; start this agent again"
-            )
-        self._key = self._key._replace(journal=journal)
-        position = header.get("position")
-        if not header.get("life") or type(position) is not int:
-            return Life()
-        before = lives(header.get("before", [["", 0]]))
-        return Life(str(header["life"]), position, str(header.get("digest")), _number(header), before)
+        try:
+            return _origin(header)
+        except (KeyError, TypeError, ValueError):
+            raise Refused(Refusal.FORMAT, f"{what} has a damaged header; use another --rdzv-id") from None
 
 
 class _Key(NamedTuple):
@@ -262,7 +239,7 @@ class _Key(NamedTuple):
     def _mac(self, body: str, place: str) -> str:
         # Each part has its length in front, so that no two lists of parts make the same text. Without the journal's id,
         # a record of an earlier run of the job would count again in the same place.
-        journal = "" if place == "header" else self.journal
+        journal = "" if place in _OF_ALL else self.journal
         text = "".join(f"{len(part)}:{part}" for part in (self.job, journal, place)) + body
         return hmac.digest(self.secret, _bytes(text), hashlib.sha256).hex()
 
@@ -312,10 +289,14 @@ def _opened_fold(record: bytes, key: _Key) -> tuple[int, Job, str] | None:
         return None
 
 
-def _number(header: Mapping[str, Any]) -> int:
-    """`Life.number`. The first two are not written."""
-    number = header.get("number")
-    return number if type(number) is int else int("life" in header)
+def _origin(header: Mapping[str, Any]) -> Origin:
+    """Raises KeyError, TypeError or ValueError if a field is missing or is none. Without a secret, anybody can have
+    written it."""
+    life = Life(str(header["journal"]), str(header.get("life", "")))
+    if not life.name:
+        return Origin(life)
+    before: Line = tuple((str(name), int(position)) for name, position in header["before"])
+    return Origin(life, int(header["position"]), str(header["digest"]), int(header["number"]), before)
 
 
 def _bytes(text: str) -> bytes:

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from reknit.core.agent.events import Counters, EntriesRead, Event
+from reknit.core.job.founding import Life
 
 if TYPE_CHECKING:
     from reknit.adapters.ports import Batch, Clock
@@ -23,13 +24,13 @@ class MemoryJournal:
         self._counts: dict[Node, int] = {}
         self._changed = threading.Condition()
 
-    def append(self, token: str, entry: Entry) -> None:
+    def append(self, token: str, entry: Entry, life: Life = Life()) -> bool:
         with self._changed:
-            if token in self._tokens:
-                return
-            self._tokens.add(token)
-            self._entries.append(entry)
-            self._changed.notify_all()
+            if token not in self._tokens:
+                self._tokens.add(token)
+                self._entries.append(entry)
+                self._changed.notify_all()
+        return True
 
     def read(self, after: int, wait_s: float, least: int = 1) -> Batch:
         from reknit.adapters.ports import Batch

@@ -22,10 +22,14 @@ waits, has a thread or reads a clock. Threads (`threads.py`) or the simulated cl
    outage, and not many short ones. Nothing is read meanwhile, and what was under way is read again afterwards, because
    it may be out of date.
 6. After an acknowledged beat, the agent is told of the next read even if it is empty. The first beat is the exception.
-   The same holds at the end of an outage. Nothing else tells the agent that the journal answers again.
+   The same holds at the end of an outage, and for the first read of another life of the journal. Nothing else tells the
+   agent that the journal answers again, or that it has begun anew.
 7. After a read that was told, nothing is read before the agent has folded it. Only the fold tells how many entries are
    worth waiting for. So at most one read waits for an agent that does not run.
-8. After a refusal or the close, no call is made and nothing is told.
+8. An entry is said in the life of the journal that the agent had folded when it wanted the entry. The journal says
+   nothing of another life. When the agent has folded another life, everything that it wanted before is forgotten. It
+   wants anew what still holds.
+9. After a refusal or the close, no call is made and nothing is told.
 """
 
 from __future__ import annotations
@@ -36,8 +40,8 @@ from typing import TYPE_CHECKING, NamedTuple, assert_never
 from reknit.core.agent.commands import Append, Beat
 from reknit.core.agent.events import Counters, EntriesRead, Event, JournalFailed
 from reknit.core.job.entries import Entry, Node
+from reknit.core.job.founding import Life
 from reknit.core.job.job import Job, lacking
-from reknit.core.job.majority import OF_ONE_LIFE
 
 from .messages import (
     Appended,
@@ -95,6 +99,8 @@ class Beating(NamedTuple):
 class Reading(NamedTuple):
     position: int = 0
     """Where the next read begins: after everything that the agent was told."""
+    life: Life = Life()
+    """Of what the agent was told last."""
     told: int = 0
     """How many entries the agent was told of."""
     enough_at: int = 0
@@ -121,6 +127,8 @@ class Link(NamedTuple):
     saying: Saying = Saying()
     beating: Beating = Beating()
     reading: Reading = Reading()
+    life: Life = Life()
+    """The life of the journal that the agent has folded."""
     news: tuple[Event, ...] = ()
     """What the agent is to be told."""
     is_ended: bool = False
@@ -164,8 +172,8 @@ def _noted(link: Link, happened: Input, at: float) -> Link:
             return _folded(link, job)
         case Found(batch):
             return _found(link, batch, at)
-        case Appended():
-            return _appended(link)
+        case Appended(is_taken):
+            return _appended(link, is_taken=is_taken)
         case Beaten(counts):
             return _beaten(link, counts, at)
         case Failed(lane, why, answers):
@@ -186,17 +194,18 @@ def _wanted(link: Link, entry: Entry) -> Link:
     if entry in saying.underway:
         return link
     tokens = saying.tokens + 1
-    say = Say(f"{link.nonce}-{tokens}", entry)
+    say = Say(f"{link.nonce}-{tokens}", entry, link.life)
     saying = saying._replace(queue=(*saying.queue, say), underway=saying.underway | {entry}, tokens=tokens)
     return link._replace(saying=saying)
 
 
-def _appended(link: Link) -> Link:
+def _appended(link: Link, *, is_taken: bool) -> Link:
     saying, (say, *rest) = link.saying, link.saying.queue
+    underway, taken = saying.underway, saying.taken
     # An earlier try may have succeeded without an answer. Then the entry may have been read back already.
-    is_underway = say.entry in saying.underway and all(other.entry != say.entry for other in rest)
-    taken = saying.taken | {say.entry} if is_underway else saying.taken
-    after = saying._replace(queue=tuple(rest), taken=taken, call=None, failures=0)
+    if say.entry in underway and all(other.entry != say.entry for other in rest):
+        underway, taken = (underway, taken | {say.entry}) if is_taken else (underway - {say.entry}, taken)
+    after = saying._replace(queue=tuple(rest), underway=underway, taken=taken, call=None, failures=0)
     return _with_read_owed(link._replace(saying=after), saying.failures)
 
 
@@ -221,22 +230,12 @@ def _found(link: Link, batch: Batch, at: float) -> Link:
     if before.is_stale:
         return link._replace(reading=reading._replace(is_owed=True))
     is_empty = not batch.entries and batch.base is None
-    saying = _of_another_life(link.saying) if batch.is_other_life else link.saying
-    link = link._replace(saying=_read_back(saying, batch, before.taken if is_empty else frozenset()))
-    reading = reading._replace(position=batch.position, told=reading.told + len(batch.entries))
-    if is_empty and not before.tells:
+    link = link._replace(saying=_read_back(link.saying, batch, before.taken if is_empty else frozenset()))
+    reading = reading._replace(position=batch.position, life=batch.life, told=reading.told + len(batch.entries))
+    if is_empty and not before.tells and batch.life == before.life:
         return link._replace(reading=reading)
-    event = EntriesRead(at, batch.entries, batch.base, batch.is_other_life)
+    event = EntriesRead(at, batch.entries, batch.base, batch.life)
     return link._replace(reading=reading._replace(is_told=True), news=(*link.news, event))
-
-
-def _of_another_life(saying: Saying) -> Saying:
-    """What the agent has wanted to say in the life of the journal before, and must not say in this one, is forgotten.
-    The journal judges the call that is under way."""
-    called = None if saying.call is None else saying.call.entry
-    old = {say.entry for say in saying.queue if isinstance(say.entry, OF_ONE_LIFE) and say.entry != called}
-    queue = tuple(say for say in saying.queue if say.entry not in old)
-    return saying._replace(queue=queue, underway=saying.underway - old)
 
 
 def _read_back(saying: Saying, batch: Batch, lost: frozenset[Entry]) -> Saying:
@@ -248,8 +247,13 @@ def _read_back(saying: Saying, batch: Batch, lost: frozenset[Entry]) -> Saying:
 
 
 def _folded(link: Link, job: Job) -> Link:
-    reading = link.reading
-    return link._replace(reading=reading._replace(is_told=False, enough_at=reading.told + lacking(job)))
+    reading = link.reading._replace(is_told=False, enough_at=link.reading.told + lacking(job))
+    if link.life != reading.life:
+        # What is under way belongs to the life before, and goes on alone.
+        saying = Saying(link.saying.queue[:1] if link.saying.call else (), tokens=link.saying.tokens)
+        saying = saying._replace(call=link.saying.call, failures=link.saying.failures if link.saying.call else 0)
+        link = link._replace(life=reading.life, saying=saying)
+    return link._replace(reading=reading)
 
 
 def _with_read_owed(link: Link, is_owed: object) -> Link:

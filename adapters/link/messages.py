@@ -10,6 +10,7 @@ from enum import Enum
 from typing import TYPE_CHECKING, NamedTuple
 
 from reknit.core.agent.commands import Append, Beat
+from reknit.core.job.founding import Life
 
 if TYPE_CHECKING:
     from reknit.adapters.ports import Batch
@@ -44,6 +45,8 @@ class Say(NamedTuple):
 
     token: str
     entry: Entry
+    life: Life = Life()
+    """The life of the journal that the agent had folded when it wanted the entry."""
     pause_s: float = 0.0
 
 
@@ -74,7 +77,10 @@ class Found(NamedTuple):
 
 
 class Appended(NamedTuple):
-    """A `Say` has returned: the entry is in the journal."""
+    """A `Say` has returned."""
+
+    is_taken: bool = True
+    """The entry is in the journal. False: the journal is in another life, and has not written it."""
 
 
 class Beaten(NamedTuple):

@@ -12,14 +12,13 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, assert_never
 
 from reknit.adapters.ports import Refused, Remembers, Unavailable
 from reknit.adapters.threads import Thread
 from reknit.core.agent.commands import Append, Beat
-from reknit.core.agent.events import StoreHosted
 
 from . import machine, messages
 from .machine import LOOK_S
@@ -47,14 +46,10 @@ class ThreadedLink:
         nonce: str,
         *,
         look_s: float = LOOK_S,
-        hosts: Callable[[], bool] | None = None,
     ) -> None:
         """`journal`: if it has `remember` (`ports.Remembers`), it is told of every fold.
         `nonce`: unique to this agent. The tokens of its entries begin with it.
-        `look_s`: a read that finds nothing returns after so many seconds.
-        `hosts`: says whether this agent hosts the store. None: that never changes."""
-        self._hosts = hosts
-        self._was_host = hosts is not None and hosts()
+        `look_s`: a read that finds nothing returns after so many seconds."""
         self._journal = journal
         self._remembers = journal if isinstance(journal, Remembers) else None
         self._clock = clock
@@ -99,9 +94,6 @@ class ThreadedLink:
             raise self._crash  # a journal has a bug, and the loop's thread reports it
         with self._stepping:
             self._link, news = machine.taken(self._link)
-        if self._hosts is not None and (is_host := self._hosts()) != self._was_host:
-            self._was_host = is_host
-            return [StoreHosted(now, is_host), *news]
         return list(news)
 
     def close(self) -> None:
@@ -152,9 +144,8 @@ class ThreadedLink:
         match call:
             case Read(after, wait_s, least):
                 return messages.Found(self._journal.read(after, wait_s, least))
-            case Say(token, entry):
-                self._journal.append(token, entry)
-                return messages.Appended()
+            case Say(token, entry, life):
+                return messages.Appended(self._journal.append(token, entry, life))
             case SendBeat(beat):
                 return messages.Beaten(self._journal.beat(beat.node, beat.count, beat.watch))
             case _:
@@ -168,10 +159,8 @@ class ThreadedLink:
                 return  # nobody is told anything any more
             before = self._link.news
             self._link, calls = machine.step(self._link, happened, self._clock.now())
-            if self._remembers is not None and isinstance(happened, messages.Found):
-                position = self._link.reading.position
-                if position != happened.batch.position:  # the link has dropped it
-                    self._remembers.take_back(position)
+            if self._remembers is not None and isinstance(happened, messages.Found) and not self._link.reading.is_told:
+                self._remembers.take_back()
             self._put(calls)
             self._relieve()
             has_news = self._link.news is not before

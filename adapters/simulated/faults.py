@@ -42,6 +42,13 @@ def mend(proc: Proc) -> None:
     proc.cut = False
 
 
+def wipe(world: World) -> None:
+    """The store loses everything. The agents found the journal again."""
+    for proc in world.procs:
+        proc.was_cut = True
+    store.wipe(world)
+
+
 def begin_outage(world: World) -> None:
     """The store answers no node."""
     if not world.outage:

@@ -13,6 +13,7 @@ from reknit.core.agent.agent import Agent, Spec
 from reknit.core.agent.events import Event
 from reknit.core.agent.workers import StartWorkers
 from reknit.core.job.entries import Node
+from reknit.core.job.founding import Candidate, Held, Origin
 from reknit.core.job.workers import WorkerFailure
 
 
@@ -109,6 +110,14 @@ class Proc:
     """The deadline of the agent for which the world will wake it. None: there is none."""
     faults: list[str] = field(factory=list)
     """What will go wrong with the next appends, one by one: lose, lag or again."""
+    origin: Origin | None = None
+    """Of the life of the journal in which the process takes part. None: it has found none."""
+    held: Held | None = None
+    """What its agent has folded of the journal."""
+    given: Origin | None = None
+    """Its agent was given something of this life, and has not folded it yet."""
+    candidate: Candidate | None = None
+    """It offers to found the journal again."""
     group: Group | None = None
     """The workers that were started last. None: none were started."""
     quiet: dict[Node, float] = field(factory=dict)

@@ -7,6 +7,8 @@ here. Here are the store and the network, and what is wrong with them.
    two times, the call fails. What it has done at the store is done.
 2. A world with troubles is worse than any real journal: what the store has acknowledged gets lost, lands late, or lands
    twice.
+3. The store may lose everything (`wipe`). Which process founds the journal again, and which may go on in it, is decided
+   by core/job/founding.py, as for a TCPStore. A new journal begins only when no process is left that remembers one.
 """
 
 from __future__ import annotations
@@ -15,6 +17,8 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from typing import TYPE_CHECKING, assert_never
 
+from attrs import evolve
+
 from reknit.adapters.link.machine import step
 from reknit.adapters.link.messages import (
     LANES,
@@ -22,9 +26,11 @@ from reknit.adapters.link.messages import (
     Beaten,
     Call,
     Failed,
+    Folded,
     Forbidden,
     Found,
     Input,
+    Lane,
     Read,
     Say,
     SendBeat,
@@ -32,6 +38,8 @@ from reknit.adapters.link.messages import (
 from reknit.adapters.ports import Batch
 from reknit.core.job.entries import Entry
 from reknit.core.job.fold import fold
+from reknit.core.job.founding import Candidate, Choice, Held, Life, Move, Origin, choice, looked, moved, offer_of
+from reknit.core.job.job import Job
 from reknit.core.job.reasons import Refusal
 
 if TYPE_CHECKING:
@@ -47,6 +55,8 @@ LOOK_S = 1.0
 """Seconds after which a read that finds nothing returns."""
 _FAILS_S = 0.3
 """Seconds after which a call has failed."""
+_LOOKS_S = 0.05
+"""Seconds between two looks of a process that offers to found the journal again."""
 
 
 def is_unreachable(world: World, proc: Proc) -> bool:
@@ -59,6 +69,16 @@ def is_unreachable(world: World, proc: Proc) -> bool:
 def kill(world: World) -> None:
     """The store is gone for ever, with everything in it."""
     world.store_dead = True
+    for proc in world.procs:
+        hang_up(world, proc)
+
+
+def wipe(world: World) -> None:
+    """The store loses everything, and answers on."""
+    if world.origin is None or world.store_dead:
+        return
+    world.origin, world.best, world.come = None, None, 0
+    world.counters.clear()
     for proc in world.procs:
         hang_up(world, proc)
 
@@ -81,8 +101,8 @@ def restore(world: World, most_s: float = RETURN_S) -> None:
     one `most_s` seconds later at most."""
     world.outage = False
     held, world.held = world.held, []
-    for entry in held:
-        world.after(0.01, partial(land, world, entry))
+    for entry, life in held:
+        world.after(0.01, partial(land, world, entry, life))
     waiting, world.waiting = world.waiting, []
     for send in waiting:
         world.after(0.01, send)
@@ -96,14 +116,15 @@ def outlive(world: World, proc: Proc) -> None:
     if "outlive" in world.troubles and not world.calm:
         for call in proc.link.saying.queue:
             if call.token not in world.tokens:
-                world.after(8.0 + 9.0 * world.luck("outlive", 4), partial(land, world, call.entry))
+                world.after(8.0 + 9.0 * world.luck("outlive", 4), partial(land, world, call.entry, call.life))
 
 
-def land(world: World, entry: Entry) -> None:
-    if world.store_dead:
+def land(world: World, entry: Entry, life: Life | None = None) -> None:
+    """`life`: of the journal in which it was said. None: that which is there now."""
+    if world.store_dead or world.origin is None or life not in (None, world.origin.life):
         return
     if world.outage:
-        world.held.append(entry)
+        world.held.append((entry, world.origin.life))
         return
     before = world.jobs[-1]
     world.journal.append(entry)
@@ -121,8 +142,25 @@ def land(world: World, entry: Entry) -> None:
 
 def feed(world: World, proc: Proc, happened: Input) -> None:
     """The link of this process makes a step, and its calls are made."""
+    if isinstance(happened, Found):
+        happened = _given(proc, happened)
+    elif isinstance(happened, Folded) and proc.given is not None:
+        proc.held, proc.given = Held(proc.given, proc.cursor, happened.job), None
     proc.link, calls = step(proc.link, happened, proc.clock(world.now))
+    if isinstance(happened, Found) and not proc.link.reading.is_told and proc.given is not None:
+        proc.given, proc.held = None, proc.held and evolve(proc.held, has_unfolded=False)  # the link has dropped it
     make(world, proc, calls)
+
+
+def _given(proc: Proc, found: Found) -> Input:
+    """What the agent is given. Nothing if another life was found since the read."""
+    origin, batch = proc.origin, found.batch
+    if origin is None or origin.life != batch.life:
+        return Failed(Lane.READ, "the journal has begun another life")
+    if batch.entries or batch.base is not None:
+        proc.given = origin
+        proc.held = evolve(proc.held or Held(origin, 0, Job()), has_unfolded=True)
+    return found
 
 
 def make(world: World, proc: Proc, calls: Iterable[Call]) -> None:
@@ -183,6 +221,11 @@ def _say(world: World, proc: Proc, call: Say) -> None:
                 world.lost.add(token)
         _fail(world, proc, call)
         return
+    if not _enters(world, proc, call):
+        return
+    if call.life != _life(proc):
+        _reply(world, proc, call, Appended(is_taken=False), 0.03)
+        return
     world.excess += proc.host in world.blind  # it says again what it does not read
     delay = 0.03 + 0.1 * world.luck("land", 4)
     if token not in world.tokens:  # otherwise the answer was lost
@@ -194,9 +237,9 @@ def _say(world: World, proc: Proc, call: Say) -> None:
             world.excess += 20  # the agent says the entry again for as long as it does not land
         if fault != "lose":
             late_s = 9.0 * (1 + world.luck("long", 3)) if fault == "lag" else 0.0
-            world.after(delay + late_s, partial(land, world, entry))
+            world.after(delay + late_s, partial(land, world, entry, call.life))
         if fault == "again":
-            world.after(delay + 6.0 + 9.0 * world.luck("long", 3), partial(land, world, entry))
+            world.after(delay + 6.0 + 9.0 * world.luck("long", 3), partial(land, world, entry, call.life))
     _reply(world, proc, call, Appended(), delay + 0.01)
 
 
@@ -215,14 +258,16 @@ def _beat(world: World, proc: Proc, call: SendBeat) -> None:
     if is_unreachable(world, proc) or (proc.full and proc.link.saying.failures and world.luck("behind", 2)):
         _fail(world, proc, call)
         return
+    if not _enters(world, proc, call):
+        return
     if proc.host in world.stale:
         _reply(world, proc, call, Beaten(proc.counts), 0.05)
         return
     node, count, watch = call.beat.node, call.beat.count, call.beat.watch
     counters = world.counters
-    if counters.get(node) != count or world.beaten_by.get(node) is not proc:
+    if world.beaten.get(node) != (proc.number, count):
         world.moved[node] = world.now
-    counters[node], world.beaten_by[node] = count, proc
+    counters[node], world.beaten_by[node], world.beaten[node] = count, proc, (proc.number, count)
     counts = {n: counters[n] for n in (node, *watch) if n in counters}
     quiet = {n: world.now - world.moved[n] for n in counts}
 
@@ -239,7 +284,14 @@ def _look(world: World, proc: Proc, call: Read, until: float) -> None:
     if proc.host in world.blind and proc.up:
         world.after(LOOK_S, partial(_look, world, proc, call, until))
         return
+    if not _enters(world, proc, call):
+        return
+    origin, base = proc.origin or Origin(), None
     start, end = call.after, len(world.journal)
+    is_news = proc.held is not None and proc.held.origin.life != origin.life
+    if is_news or start < origin.position:
+        start, until = origin.position, world.now
+        base = world.jobs[start]
     if start >= end and world.now < until:
         proc.parked = call
         world.after(until - world.now, partial(_give_up, world, proc, call))
@@ -247,12 +299,71 @@ def _look(world: World, proc: Proc, call: Read, until: float) -> None:
     troubles = world.troubles
     if "partial" in troubles and end - start > 1 and world.luck("piece", 2):
         end = min(end, start + 1 + world.luck("pieces", 3))
-    base = None
     if "skip" in troubles and end - start > 1 and world.luck("skip", 2):
         start += 1 + world.luck("skipped", end - start)
         base = world.jobs[start]
-    batch = Batch(max(start, end), tuple(world.journal[start:end]), base)
+    batch = Batch(max(start, end), tuple(world.journal[start:end]), base, origin.life)
     _reply(world, proc, call, Found(batch), 0.01 + 0.05 * world.luck("answer", 4))
+
+
+# ---- a store that has lost everything ----
+
+
+def _life(proc: Proc) -> Life:
+    return Life() if proc.origin is None else proc.origin.life
+
+
+def _enters(world: World, proc: Proc, call: Call) -> bool:
+    """The process takes part in the journal that is in the store. Otherwise the call fails, or is made again later."""
+    found = world.origin
+    if found is not None and _life(proc) == found.life:
+        return True
+    if proc.candidate is not None:
+        world.after(2 * _LOOKS_S, partial(_send, world, proc, call))  # another thread of it finds out
+        return False
+    match choice(proc.held, found):
+        case Choice.ENTER:
+            proc.origin = found
+            return True
+        case Choice.FOUND if proc.held is not None:
+            world.names += 1
+            proc.candidate = Candidate(offer_of(proc.held, f"{world.names}"), len(proc.held.job.live))
+            _offer(world, proc, call, has_come=False)
+        case Choice.BEGIN if not any(p.up and p.held is not None and p.held.position for p in world.procs):
+            world.names += 1
+            world.live_on(Origin(Life(f"j{world.names}")), [], [Job()])
+            world.after(0.0, partial(_send, world, proc, call))
+        case Choice.BEGIN | Choice.WAIT:
+            _fail(world, proc, call)
+        case _:
+            refuse(world, proc)
+    return False
+
+
+def _offer(world: World, proc: Proc, call: Call, *, has_come: bool) -> None:
+    candidate, held = proc.candidate, proc.held
+    if not proc.up or proc.suspended or is_unreachable(world, proc) or world.origin is not None:
+        proc.candidate = None
+        _send(world, proc, call)
+        return
+    if candidate is None or held is None:
+        raise AssertionError("a process that offers to found a journal has read one")
+    proc.candidate, move = looked(candidate, world.best, world.come, proc.clock(world.now))
+    if move is Move.FOUND:
+        _found(world, held, candidate)
+    elif move is Move.OFFER:
+        world.best = candidate.offer
+    elif not has_come:
+        world.come, has_come = world.come + 1, True
+    world.after(_LOOKS_S, partial(_offer, world, proc, call, has_come=has_come))
+
+
+def _found(world: World, held: Held, candidate: Candidate) -> None:
+    """The journal goes on from what this agent has folded."""
+    before, at = held.origin, held.position
+    _, entries, jobs = world.lives[before.life]
+    life = Life(before.life.journal, candidate.offer.name)
+    world.live_on(Origin(life, at, "", before.number + 1, before.line), entries[:at], [*jobs[:at], moved(held.job)])
 
 
 def _give_up(world: World, proc: Proc, call: Read) -> None:

@@ -21,6 +21,7 @@ from reknit.adapters.link.machine import begun
 from reknit.adapters.loop import Loop, Ports
 from reknit.core.agent.agent import Agent
 from reknit.core.agent.events import Event, Started
+from reknit.core.job.founding import Life, Origin
 from reknit.core.job.job import Job
 
 from . import staff, store
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from reknit.adapters.link.messages import Input
     from reknit.core.agent.commands import Command
     from reknit.core.job.entries import Entry, Node
+    from reknit.core.job.founding import Offer
 
 
 class Watcher(Protocol):
@@ -44,9 +46,19 @@ class Watcher(Protocol):
         """An entry is in the journal. `before`: the job without it."""
         ...
 
+    def founded(self, origin: Origin) -> None:
+        """The store had lost the journal, and another life of it begins."""
+        ...
+
 
 class World:
     """One cluster."""
+
+    origin: Origin | None
+    """Of the life in which the journal is. None: the store has lost it."""
+    journal: list[Entry]
+    jobs: list[Job]
+    """The folds of all prefixes of the journal."""
 
     def __init__(self, *, seed: int = 0, troubles: Iterable[str] = (), echo: bool = True) -> None:
         """`seed`: decides all delays and orders. With 0 the world is the calmest, and every delay is the shortest.
@@ -58,10 +70,18 @@ class World:
         self.watchers: list[Watcher] = []
         self.now = 0.0
         self.ports_given = 0
-        self.journal: list[Entry] = []
-        self.jobs: list[Job] = [Job()]
-        """The folds of all prefixes of the journal."""
+        self.lives: dict[Life, tuple[Origin, list[Entry], list[Job]]] = {}
+        """Origin, journal and jobs of each life. A life that was founded again begins with the entries of the one
+        before."""
+        self.best: Offer | None = None
+        """The best offer to found the journal again."""
+        self.come = 0
+        """How many processes have offered."""
+        self.names = 0
+        """How many lives were named."""
         self.counters: dict[Node, int] = {}
+        self.beaten: dict[Node, tuple[int, int]] = {}
+        """The last beat of each node: the number of the process, and its count."""
         self.beaten_by: dict[Node, Proc] = {}
         """Whose beat has raised each counter last. Two processes may take the same incarnation, one after another."""
         self.moved: dict[Node, float] = {}
@@ -99,8 +119,8 @@ class World:
         """The tokens of all appends that have reached the store."""
         self.lost: set[str] = set()
         """The tokens of appends that get lost on their way."""
-        self.held: list[Entry] = []
-        """Entries that were on their way when the store stopped answering."""
+        self.held: list[tuple[Entry, Life]] = []
+        """Entries that were on their way when the store stopped answering, and the life in which they were said."""
         self.waiting: list[Callable[[], None]] = []
         """Calls that wait for the end of a stall."""
         self.excess = 0
@@ -108,8 +128,8 @@ class World:
         self._todo: list[Callable[[], None]] = []
         """What the agent wants done in the step that is being made."""
         self._heap: list[tuple[float, int, Callable[[], None]]] = []
-        self._count = 0
-        self._draws: dict[str, int] = {}
+        self._count, self._draws = 0, dict[str, int]()
+        self.live_on(Origin(Life("j")), [], [Job()])
 
     # ---- time ----
 
@@ -139,6 +159,16 @@ class World:
                 look_at = self.now + 0.3
         self.now = end
         return until is not None and until()
+
+    # ---- the journal ----
+
+    def live_on(self, origin: Origin, journal: list[Entry], jobs: list[Job]) -> None:
+        """Another life of the journal begins. `journal`: the entries before `origin.position`. `jobs`: their folds, and
+        the one with which the life begins."""
+        self.origin, self.journal, self.jobs = origin, journal, jobs
+        self.lives[origin.life] = origin, journal, jobs
+        for watcher in self.watchers:
+            watcher.founded(origin)
 
     # ---- agents ----
 

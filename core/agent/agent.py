@@ -8,6 +8,7 @@ from enum import Enum
 from attrs import field, frozen
 
 from reknit.core.job.entries import Entry, Node, NodeId, Terms
+from reknit.core.job.founding import Life
 from reknit.core.job.job import EMPTY, Job, Outcome
 from reknit.core.job.reasons import BudgetSpent
 from reknit.core.job.validators import name, positive_seconds, seconds, whole
@@ -39,7 +40,7 @@ class Spec:
     shares_journal: bool = True
     """Other agents can read this journal. False: this agent is alone, so it does not beat."""
     hosts_journal: bool = False
-    """The journal ends when this agent ends. So this agent leaves last. `StoreHosted` changes it."""
+    """The journal ends when this agent ends. So this agent leaves last."""
     opens_after_s: float = field(default=0.0, validator=seconds)
     """How long this agent waits for another agent to append `Opened`, before it does so itself. Agents that do not host
     the store wait, because the terms of the host shall hold. 0: it does not wait."""
@@ -198,18 +199,22 @@ class Agent:
     at: float = 0.0
     """The time of the last event."""
     nonce: str = ""
+    births: int = 0
+    """How often this agent has begun anew, because it has come to another journal."""
     me: Node = Node(NodeId(""))
     port: int | None = None
     """The bootstrap port for the next `Joined`. None while workers use it."""
     offered: tuple[Node, int] | None = None
     """Incarnation and round of the `Joined` that has offered `port`. None: no `Joined` has. The round is -1 if it was
     another life of the journal."""
+    life: Life = Life()
+    """The life of the journal that was read last."""
     job: Job = Job()
     stage: Stage = Stage.STARTING
     epoch: int | None = None
     """The epoch that this agent takes part in. None until it has read the terms."""
     epochs_before: Mapping[str, int] = EMPTY
-    """The epochs in which this agent took part before it began anew, by journal."""
+    """The epochs in which this agent took part before it began anew, by the id of the journal."""
     is_renewed: bool = False
     """True once this agent has taken a new incarnation number. The agent does so when another node has declared it
     lost, or when it was silent for so long that it must assume so."""
@@ -240,6 +245,12 @@ class Agent:
     """The next deadline. None: only an event can change anything."""
     result: Result | None = None
     """Set once, with `Finish`."""
+
+    @property
+    def speaker(self) -> str:
+        """The nonce of its `Joined`, another one in each journal. So what this agent has said in a journal to which it
+        comes back does not count any more."""
+        return f"{self.nonce}.{self.births}" if self.births else self.nonce
 
     @property
     def was_read(self) -> bool:

@@ -13,8 +13,7 @@ from typing import Literal
 from attrs import evolve
 
 from reknit.core.job.entries import Admission
-from reknit.core.job.job import Closed, Gathering, Running, Unopened, has_admissible
-from reknit.core.job.majority import can_seal, has_enough
+from reknit.core.job.job import Closed, Gathering, Running, Unopened, can_seal, has_admissible, has_enough
 from reknit.core.job.reasons import WorkerFailed
 from reknit.core.job.restart import Cost, affords, backoff_s, is_strained
 

@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from attrs import frozen
 
 from reknit.core.job.entries import Entry, Node
+from reknit.core.job.founding import Life
 from reknit.core.job.job import Job
 from reknit.core.job.reasons import Refusal
 
@@ -45,8 +46,9 @@ class EntriesRead:
     base: Job | None = None
     """The fold of all that comes before `entries`. The reader takes it in place of entries that it has skipped, because
     it was far behind. None: the reader has skipped nothing."""
-    is_other_life: bool = False
-    """The journal was founded again since the read before, and goes on from `base` (rule 16)."""
+    life: Life = Life()
+    """The life of the journal that was read. Another one than in the read before: the store has lost the journal (rule
+    16). Then `base` is the fold with which this life begins, or None if nothing was read before."""
 
 
 @frozen
@@ -92,15 +94,6 @@ class RestartsLimited:
 
 
 @frozen
-class StoreHosted:
-    """This agent hosts the store of the journal from now on, or hosts it no more: the journal has gone to another
-    endpoint (rule 17)."""
-
-    at: float
-    is_host: bool
-
-
-@frozen
 class Woken:
     """Time has passed. The adapter sends it at `Agent.wakes_at`. If it comes early, late or twice, nothing breaks."""
 
@@ -118,6 +111,5 @@ Event = (
     | PortReserved
     | StopRequested
     | RestartsLimited
-    | StoreHosted
     | Woken
 )

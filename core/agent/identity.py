@@ -14,8 +14,8 @@ from attrs import evolve
 
 from reknit.core.job.entries import Node
 from reknit.core.job.fold import fold_all
-from reknit.core.job.job import Closed, Running, Unopened, Verdict
-from reknit.core.job.majority import can_open
+from reknit.core.job.founding import Life
+from reknit.core.job.job import Closed, Job, Running, Unopened, Verdict
 from reknit.core.job.reasons import Refusal
 
 from .agent import Agent, Pulse, Stage, Timer, Workers
@@ -28,13 +28,11 @@ from .watching import spare_s
 
 def read(agent: Agent, event: EntriesRead) -> Agent:
     """Take in a fresh read of the journal: fold the whole batch, then see where this agent stands in it."""
-    if event.base is not None and event.base.journal != agent.job.journal != "":
-        if agent.workers.alive:
+    if event.life != agent.life:
+        if event.life.journal != agent.life.journal and agent.workers.alive:
             why = "another journal has taken the place of the one in which this node's workers were started"
             return evolve(agent, end=JournalRefused(Refusal.IDENTITY, why))
-        agent = _without_offer(_begun_anew(agent))
-    if event.is_other_life:
-        agent = _without_offer(agent)
+        agent = _in_life(agent, event.life)
     job, me = fold_all(agent.job if event.base is None else event.base, event.entries), agent.me
     stage = agent.stage
     since = agent.since
@@ -65,30 +63,38 @@ def read(agent: Agent, event: EntriesRead) -> Agent:
     return _identified(agent)
 
 
-def _without_offer(agent: Agent) -> Agent:
-    """The port that was offered must not be offered again. The round may have been sealed with it in the life of the
-    journal before, and workers of other nodes may still dial it.
+def _in_life(agent: Agent, life: Life) -> Agent:
+    """The store has lost the journal, and this agent goes on in another life of it, or in another journal.
+
+    What it has said in the life before is lost, or done. Nor does what it has heard there count: a node may have no
+    counter here yet. The port that it has offered must not be offered again. The round may have been sealed with it in
+    the life before, and workers of other nodes may still dial it.
     """
-    return agent if agent.offered is None else evolve(agent, offered=(agent.offered[0], -1))
+    if agent.life == Life():
+        return evolve(agent, life=life)  # the first read
+    if life.journal != agent.life.journal:
+        agent = _begun_anew(agent)
+    offered = None if agent.offered is None else (agent.offered[0], -1)
+    pulse = evolve(agent.pulse, heard={})
+    return evolve(agent, life=life, offered=offered, said={}, unread={}, pulse=pulse)
 
 
 def _begun_anew(agent: Agent) -> Agent:
     """Another journal has taken the place of the one that this agent has read. The agent has no workers. What it was
-    and said there does not count, nor what its workers did there. So it has another nonce (rule 17).
-    """
+    and said there does not count, nor what its workers did there."""
     before = agent.epochs_before
     if agent.epoch is not None:
-        before = {**before, agent.job.journal: agent.epoch}
+        before = {**before, agent.life.journal: agent.epoch}
     return evolve(
         agent,
-        nonce=f"{agent.nonce}+",
+        births=agent.births + 1,
+        job=Job(),
         stage=Stage.STARTING,
+        since={},
         epoch=None,
         epochs_before=before,
         is_renewed=False,
         workers=Workers(state=agent.workers.state, stuck=agent.workers.stuck),
-        said={},
-        unread={},
         pulse=Pulse(),
     )
 
@@ -107,15 +113,13 @@ def _taking_part(agent: Agent) -> Agent:
     job = agent.job
     if agent.epoch is not None or isinstance(job.phase, Unopened):
         return agent
-    epoch = agent.epochs_before.get(job.journal)
+    epoch = agent.epochs_before.get(agent.life.journal)
     if epoch is not None and epoch <= job.epoch:  # the epoch may have ended here without this agent
         return evolve(agent, epoch=epoch, stage=Stage.OUTSIDE)
     if isinstance(job.phase, Closed):
         if job.phase.outcome.verdict is Verdict.SUCCEEDED:
             return evolve(agent, end=AlreadyFinished())
-        if can_open(job, job.epoch + 1):
-            return agent  # the next epoch is opened, by this agent or another
-        return evolve(agent, epoch=job.epoch, stage=Stage.OUTSIDE)  # no epoch follows: it ends like the other agents
+        return agent  # the next epoch is opened, by this agent or another
     differences = _differences(agent)
     if differences:
         opener = next((joined.node for joined in job.live.values() if joined.nonce == job.journal), None)
@@ -148,7 +152,7 @@ def _text(value: object) -> str:
 def _identified(agent: Agent) -> Agent:
     job, me = agent.job, agent.me
     known = job.live.get(me.id)
-    if known is not None and known.node == me and known.nonce == agent.nonce:
+    if known is not None and known.node == me and known.nonce == agent.speaker:
         return agent if agent.was_live else evolve(agent, stage=Stage.LIVE)
     if _is_over(agent):
         # The host of the store may stay for its guests. It must neither speak nor beat for a second agent that has

@@ -32,7 +32,6 @@ from .events import (
     RestartsLimited,
     Started,
     StopRequested,
-    StoreHosted,
     Woken,
 )
 from .identity import after_private_loss, read
@@ -87,7 +86,7 @@ def _at(agent: Agent, at: float) -> Agent:
     return after_sleep(agent, at) if at > agent.at else agent
 
 
-def _observed(agent: Agent, event: Event) -> Agent:  # noqa: C901  # a dispatcher: one arm per event
+def _observed(agent: Agent, event: Event) -> Agent:  # a dispatcher: one arm per event
     match event:
         case Started():
             me = Node(agent.spec.node_id)
@@ -110,8 +109,6 @@ def _observed(agent: Agent, event: Event) -> Agent:  # noqa: C901  # a dispatche
             return _asked_to_stop(agent, event)
         case RestartsLimited():
             return evolve(agent, max_restarts=agent.restart_count + max(0, event.left))
-        case StoreHosted():
-            return evolve(agent, spec=evolve(agent.spec, hosts_journal=event.is_host))
         case Woken():
             return agent
         case _:

@@ -15,7 +15,6 @@ from attrs import evolve
 
 from reknit.core.job.entries import (
     Admit,
-    Confirmed,
     Entry,
     GaveUp,
     Joined,
@@ -28,7 +27,6 @@ from reknit.core.job.entries import (
     Steady,
 )
 from reknit.core.job.job import Closed, Job, Running
-from reknit.core.job.majority import can_open, has_to_confirm, last_round
 
 from .agent import Agent, Stage, Timer
 from .alive import is_entry_late
@@ -120,17 +118,15 @@ def _wanted(agent: Agent, now: Situation) -> Iterator[Entry]:
         yield from _goodbye(agent, now)
         return
     if Timer.OPEN in now.due:
-        yield Opened(agent.spec.terms, agent.nonce)
-    elif Timer.REOPEN in now.due and can_open(job, job.epoch + 1):
-        yield Opened(agent.spec.terms, agent.nonce, epoch=job.epoch + 1)
+        yield Opened(agent.spec.terms, agent.speaker)
+    elif Timer.REOPEN in now.due:
+        yield Opened(agent.spec.terms, agent.speaker, epoch=job.epoch + 1)
     if agent.epoch is None or agent.epoch != job.epoch:
         return
     if now.owed is not None:
         yield now.owed
     else:
         yield from _joining(agent, now)
-    if has_to_confirm(job, agent.me, agent.nonce):
-        yield Confirmed(agent.me, last_round(job))
     if agent.was_live and now.due:
         yield from _announcements(agent, now)
 
@@ -162,7 +158,7 @@ def _joining(agent: Agent, now: Situation) -> Iterator[Joined]:
     spec = agent.spec
     yield Joined(
         node=me,
-        nonce=agent.nonce,
+        nonce=agent.speaker,
         round=job.round + isinstance(job.phase, Running),
         address=spec.address,
         port=agent.port,

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 else:
     NodeId = str
 
-FORMAT = 2
+FORMAT = 3
 """Version of the entries and of the fold. Agents of one job must agree on it."""
 
 
@@ -110,7 +110,7 @@ class Terms:
     """When a node that joins a running job takes part: see `Admission`."""
     join_timeout_s: float = field(default=600.0, validator=seconds)
     """A round that has too few nodes for so many seconds is given up, and the job fails. Too few are fewer than
-    `min_nodes`, or no majority where one is needed."""
+    `min_nodes`."""
     last_call_s: float = field(default=30.0, validator=seconds)
     """Seconds for which the first round waits for more nodes once `min_nodes` have joined."""
     settle_s: float = field(default=1.0, validator=seconds)
@@ -123,9 +123,6 @@ class Terms:
     fence_s: float | None = field(default=None)
     """An agent that had no acknowledged beat for so many seconds kills its own workers. Less than `silence_s`. None: it
     never does."""
-    needs_majority: bool = field(default=False, validator=of_type(bool))
-    """Whether a round after the first needs more than half of the nodes of the round before (rule 17 of
-    docs/protocol.md). True if the journal may be at two places."""
     format: int = FORMAT
     """Version of the entries and of the fold, as in `FORMAT`."""
 
@@ -167,8 +164,8 @@ class Joined:
 
     node: Node
     nonce: str
-    """Random text that the agent process has drawn. It tells a repeated `Joined` from that of a second agent with the
-    same id."""
+    """Names the agent process, and how often it has begun anew (`Agent.speaker`). It tells a repeated `Joined` from
+    that of a second agent with the same id."""
     round: int
     address: str
     port: int
@@ -197,14 +194,6 @@ class Admit:
 
     round: int
     epoch: int = 0
-
-
-@frozen
-class Confirmed:
-    """The agent of `node` has read that `round` was sealed, whose members are not those of the round before."""
-
-    node: Node
-    round: int
 
 
 @frozen
@@ -280,18 +269,5 @@ class Filler:
 
 
 Entry = (
-    Opened
-    | Joined
-    | LastCall
-    | Confirmed
-    | Admit
-    | Steady
-    | GaveUp
-    | Failed
-    | Succeeded
-    | Lost
-    | Leaving
-    | Left
-    | Aborted
-    | Filler
+    Opened | Joined | LastCall | Admit | Steady | GaveUp | Failed | Succeeded | Lost | Leaving | Left | Aborted | Filler
 )

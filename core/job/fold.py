@@ -19,7 +19,6 @@ from attrs import evolve
 from .entries import (
     Aborted,
     Admit,
-    Confirmed,
     Entry,
     Failed,
     Filler,
@@ -45,13 +44,15 @@ from .job import (
     Verdict,
     admissible,
     can_join,
+    can_open,
+    can_seal,
     coming,
     crowd,
+    has_enough,
     room,
 )
-from .majority import can_go_on, can_open, can_seal, confirmed, has_enough, is_over, lack, with_goodbye
 from .memory import buried, past_of, unburied, without_nodes
-from .reasons import AbortedByOperator, AllSucceeded, Departure, JobEnd, NodeGone, NodesAdmitted, RoundEnd
+from .reasons import AbortedByOperator, AllSucceeded, Departure, JobEnd, NodeGone, NodesAdmitted, RoundEnd, TooFewNodes
 from .restart import judge, root_cause, steadied
 from .ring import with_nodes
 from .sealing import sealed
@@ -71,8 +72,6 @@ def fold(job: Job, entry: Entry) -> Job:  # noqa: C901  # a dispatcher: one arm 
         case LastCall():
             # A last call counts only if nobody is expected and there are enough nodes. Otherwise it is said again.
             return sealed(job) if entry.round == job.round and can_seal(job) else job
-        case Confirmed():
-            job = confirmed(job, entry)
         case Admit():
             job = _admitted(job, entry)
         case Steady():
@@ -160,7 +159,7 @@ def _with_new(job: Job, nodes: Mapping[NodeId, Joined]) -> Job:
 
 
 def _for_this_round(job: Job, joined: Joined) -> Joined:
-    """A new node's `Joined` counts for the next seal, also if it is a late copy that names a later round."""
+    """The `Joined` of a new node, for the round that it joins now. A late copy may name a later round."""
     round = job.round + isinstance(job.phase, Running)
     return joined if joined.round <= round else evolve(joined, round=round)
 
@@ -178,7 +177,7 @@ def _given_up(job: Job, entry: GaveUp) -> Job:
         return job  # the round was sealed after all
     if has_enough(job):
         return job  # the missing node joined while this was on its way
-    return _closed(job, Verdict.FAILED, lack(job), phase.ledger)
+    return _closed(job, Verdict.FAILED, TooFewNodes(coming(job), job.terms.min_nodes), phase.ledger)
 
 
 def _failed(job: Job, entry: Failed) -> Job:
@@ -226,7 +225,7 @@ def _left(job: Job, entry: Left) -> Job:
     """The goodbye of a node. Its `Joined` may not have been seen yet: then it counts no more."""
     node, known = entry.node, job.live.get(entry.node.id)
     if job.is_live(node):
-        return _departed(with_goodbye(job, node), node, NodeGone(node, Departure.LEFT))
+        return _departed(job, node, NodeGone(node, Departure.LEFT))
     if entry.seen < job.highest_incarnation(node.id) or job.is_gone(node):
         return job  # a repetition; or its agent has not read a later incarnation, which may be alive while it is dead
     if known is not None:
@@ -252,8 +251,10 @@ def _departed(job: Job, node: Node, why: NodeGone) -> Job:
 
 def _excused(job: Job, phase: Gathering, why: NodeGone) -> Gathering:
     """A member that goes without having failed itself excuses what its peers fail of."""
-    if phase.excuse is not None or _has_failed(phase, why.node) or not is_over(job.live[why.node.id], job):
-        return phase  # not over: after a move, nodes are expected that were no members, or were back (rule 17)
+    if phase.excuse is not None or _has_failed(phase, why.node):
+        return phase
+    if why.node not in job.member_nodes or job.live[why.node.id].round >= phase.round:
+        return phase  # it is expected because the journal was founded again: it was no member, or was back (rule 16)
     return evolve(phase, excuse=why)
 
 
@@ -272,7 +273,7 @@ def _settled(job: Job) -> Job:
     if not phase.short and not has_enough(job):
         phase = evolve(phase, short=True)
         job = evolve(job, phase=phase)
-    if phase.expected or not can_go_on(job):
+    if phase.expected:
         return job
     if not phase.judged:
         verdict = judge(job, phase)

@@ -108,14 +108,6 @@ class Job:
     """What ended the round before the one that runs or is gathered. None before the first."""
     succeeded: frozenset[Node] = frozenset()
     """Members of the last sealed round whose workers all exited with 0."""
-    farewells: frozenset[str] = frozenset()
-    """Nonces of the members of the last sealed round that have said goodbye since. Empty if the terms need no
-    majority."""
-    former: tuple[str, ...] = ()
-    """Nonces of the members of the round before the last sealed one, in group rank order. Empty: a majority of them has
-    shown that it has read the last seal (see `majority`), or the terms need no majority."""
-    confirmed: frozenset[str] = frozenset()
-    """Those of them that have shown it."""
     ring: tuple[Node, ...] = ()
     """All live nodes, in the order in which they watch each other (see `ring`)."""
     seats: Mapping[NodeId, int] = EMPTY
@@ -184,6 +176,24 @@ def ready(job: Job) -> list[Joined]:
 def coming(job: Job) -> int:
     """How many nodes a gathered round can count on: all ready nodes, and all expected nodes that do not leave."""
     return len(job.live) - len(job.leaving)
+
+
+def has_enough(job: Job) -> bool:
+    """The gathered round can count on enough nodes."""
+    return coming(job) >= job.terms.min_nodes
+
+
+def can_seal(job: Job) -> bool:
+    """A last call would seal the gathered round: nobody is expected, and enough nodes are ready."""
+    return isinstance(job.phase, Gathering) and not job.phase.expected and has_enough(job)
+
+
+def can_open(job: Job, epoch: int) -> bool:
+    """Whether this epoch may begin: the first one in a new journal, or the one after a job that has not succeeded."""
+    outcome = job.outcome
+    if outcome is None:
+        return isinstance(job.phase, Unopened) and epoch == 0
+    return epoch == job.epoch + 1 and outcome.verdict is not Verdict.SUCCEEDED
 
 
 def can_join(job: Job, joined: Joined) -> bool:

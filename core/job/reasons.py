@@ -90,15 +90,6 @@ class TooFewNodes:
 
 
 @frozen
-class NoMajority:
-    """Only `have` of the `members` nodes of the last round joined the next one within `Terms.join_timeout_s`
-    (`Terms.needs_majority`)."""
-
-    have: int
-    members: int
-
-
-@frozen
 class AbortedByOperator:
     """An operator ended the job. `why` is the operator's text."""
 
@@ -113,7 +104,7 @@ class LongOver:
     epoch: int
 
 
-JobEnd = AllSucceeded | BudgetSpent | Unstable | TooFewNodes | NoMajority | AbortedByOperator | LongOver
+JobEnd = AllSucceeded | BudgetSpent | Unstable | TooFewNodes | AbortedByOperator | LongOver
 """Why no round will follow. All agents of the job compute the same one."""
 
 # ---- what is wrong with a journal ------------------------------------------------------------------------------------

@@ -12,35 +12,24 @@ from attrs import evolve
 
 from .entries import Joined, NodeId
 from .job import Job, Running, ready, room
-from .majority import readers
 from .ring import ring_of
 
 
 def sealed(job: Job) -> Job:
-    """Start the gathered round: of the ready, old members come first, then old seats, then the journal's order.
-
-    In a job that needs a majority, all agent processes of members come first, also those that were declared lost and
-    have joined again. They are counted for the round, so they must be in it (`majority`)."""
+    """Start the gathered round: of the ready, old members come first, then old seats, then the journal's order."""
     candidates = ready(job)
     if job.members:  # in the first round all are newcomers
-        again = {member.nonce for member in job.members} if job.terms.needs_majority else set()
-        candidates.sort(
-            key=lambda j: (j.node not in job.member_nodes, j.nonce not in again, j.node.id not in job.seats)
-        )
+        candidates.sort(key=lambda j: (j.node not in job.member_nodes, j.node.id not in job.seats))
     chosen = candidates[: room(job)]
     seats = _seated(job.seats, chosen)
     members = tuple(sorted(chosen, key=lambda j: seats[j.node.id]))
     nodes = tuple(m.node for m in members)
-    former, have_read = readers(job)
     return evolve(
         job,
         phase=Running(round=job.round),
         members=members,
         member_nodes=frozenset(nodes),
         succeeded=frozenset(),
-        farewells=frozenset(),
-        former=former,
-        confirmed=have_read,
         seats=seats,
         ring=nodes if len(nodes) == len(job.live) else ring_of(job.live, seats),
         size=job.size or len(members),

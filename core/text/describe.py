@@ -14,8 +14,7 @@ from reknit.core.agent.hosting import is_only_serving
 from reknit.core.agent.reasons import Reason
 from reknit.core.agent.working import QUICK_S
 from reknit.core.job import reasons
-from reknit.core.job.job import Closed, Gathering, Job, Running
-from reknit.core.job.majority import has_enough, lacking
+from reknit.core.job.job import Closed, Gathering, Job, Running, has_enough
 from reknit.core.job.restart import backoff_s
 from reknit.core.job.workers import NoProgress, TimerExpired, WorkerFailure
 
@@ -72,9 +71,6 @@ def reason_text(reason: Reason) -> str:  # noqa: C901  # a dispatcher: one arm p
             return f"more than {max_unspent} rounds ended without a failure"
         case reasons.TooFewNodes(have, need):
             return f"{_count(have, 'node')} joined in time, but the job needs at least {need}"
-        case reasons.NoMajority(have, members):
-            came = f"{have} of the {_count(members, 'node')} of the last round joined in time"
-            return f"{came}, but with two endpoints the job needs more than half of them"
         case reasons.LongOver(epoch):
             return f"run {epoch} of the job has ended long ago, and nothing more is known of it"
         case reasons.AbortedByOperator(why):
@@ -250,15 +246,7 @@ def _waiting_text(agent: Agent) -> str:
     left_s = max(0.0, for_s - (agent.at - agent.since.get((timer, job.round), agent.at)))
     left = f"{left_s:g} s" if left_s == for_s else f"{left_s:.0f} s"
     until = f"{left} more" if has_enough(job) else f"at most {left}"
-    lack = lacking(job)
-    joined = f"{len(job.live)} of {terms.min_nodes}{most} joined" if lack is None else majority_text(lack)
-    return f"waiting for nodes: {joined}, for {until}"
-
-
-def majority_text(lack: reasons.NoMajority) -> str:
-    """`1 of the 3 nodes of the last round are there, and more than half are needed`"""
-    members = _count(lack.members, "node")
-    return f"{lack.have} of the {members} of the last round are there, and more than half are needed"
+    return f"waiting for nodes: {len(job.live)} of {terms.min_nodes}{most} joined, for {until}"
 
 
 def _is_told(agent: Agent, why: Reason) -> bool:

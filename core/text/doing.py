@@ -12,9 +12,8 @@ from reknit.core.agent.states import WorkerState
 from reknit.core.agent.workers import ReservePort, StartWorkers
 from reknit.core.job.entries import Entry
 from reknit.core.job.job import Running, coming
-from reknit.core.job.majority import lacking
 
-from .describe import majority_text, reason_text, signal_name
+from .describe import reason_text, signal_name
 
 
 class Doing(Enum):
@@ -77,9 +76,6 @@ def _text(agent: Agent, what: Doing) -> str:
         case Doing.STARTING:
             return "reads the journal" if agent.nonce else "waits for its keeper"
         case Doing.GATHERING:
-            lack = lacking(job)
-            if lack is not None:
-                return f"waits for round {job.round}: {majority_text(lack)}"
             return f"waits for round {job.round}: {coming(job)} of at least {job.terms.min_nodes} nodes are there"
         case Doing.STANDBY:
             return f"stands by while round {job.round} runs"

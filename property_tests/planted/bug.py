@@ -45,8 +45,8 @@ def planted(bug: Bug) -> Iterator[None]:
     namespace: dict[str, object] = {}
     code = "from __future__ import annotations\n" + source.replace(bug.old, bug.new)
     exec(compile(code, f"<{bug.name}>", "exec"), vars(module), namespace)
-    core = [m for n, m in sys.modules.items() if n.startswith("reknit.core.") and vars(m).get(name) is original]
+    users = [m for n, m in sys.modules.items() if n.startswith("reknit.") and vars(m).get(name) is original]
     with ExitStack() as stack:
-        for user in core:
+        for user in users:
             stack.enter_context(mock.patch.object(user, name, namespace[name]))
         yield

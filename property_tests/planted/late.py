@@ -390,16 +390,6 @@ LATE = (
         needs_oracle=True,
     ),
     Bug(
-        "all-seats-are-forgotten",
-        17,
-        "job.sealing.sealed",
-        "if job.members:",
-        "if job.seats:",
-        "S1",
-        "",
-        needs_oracle=True,
-    ),
-    Bug(
         "port-of-a-round-that-was-passed-over",
         0,
         "agent.wanted.drive_sayings",

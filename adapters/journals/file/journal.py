@@ -41,6 +41,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from reknit.adapters.journals.folds import MANY, Unpublished
 from reknit.adapters.ports import Batch, Refused, Unavailable
+from reknit.core.job.founding import Life
 from reknit.core.job.reasons import Refusal
 
 from . import folder, lines
@@ -110,11 +111,12 @@ class FileJournal:
 
     # ---- the writer's side ----
 
-    def append(self, token: str, entry: Entry) -> None:
+    def append(self, token: str, entry: Entry, life: Life = Life()) -> bool:
         try:
             self._prepare()
             with self._turn() as turn:
                 self._append(turn, token, entry)
+                return True
         except OSError as e:
             self._failed(e)
 
@@ -264,7 +266,7 @@ class FileJournal:
     def remember(self, position: int, job: Job) -> None:
         self._unpublished.folded(position, job)
 
-    def take_back(self, position: int) -> None:
+    def take_back(self) -> None:
         """The journal keeps nothing of what it has returned."""
 
     def publish(self, position: int, job: Job) -> None:

@@ -26,14 +26,11 @@ from reknit.adapters.journals.envelope import Envelope, Record, number
 from reknit.adapters.journals.folds import MANY, Unpublished
 from reknit.adapters.journals.history import Prefix
 from reknit.adapters.journals.tcpstore.client import Client
-from reknit.adapters.journals.tcpstore.connections import Connections
-from reknit.adapters.journals.tcpstore.course import Course
-from reknit.adapters.journals.tcpstore.lines import TIMEOUT_S
-from reknit.adapters.journals.tcpstore.places import Places
-from reknit.adapters.journals.tcpstore.rebirth import LARGEST, first_fold
-from reknit.adapters.journals.tcpstore.young import is_veto, judged
+from reknit.adapters.journals.tcpstore.connections import TIMEOUT_S, Connections, Replica
+from reknit.adapters.journals.tcpstore.recovery import LARGEST, first_fold, is_veto, judged
 from reknit.adapters.ports import Batch, Refused
 from reknit.core.job.entries import Entry, Filler, Node
+from reknit.core.job.founding import Life
 from reknit.core.job.job import Job
 from reknit.core.job.reasons import Refusal
 
@@ -75,7 +72,6 @@ class TCPStoreJournal:
         has_elders: bool = False,
         reads_only: bool = False,
         timeout_s: float = TIMEOUT_S,
-        places: Places | None = None,
         on_slow: Callable[[float], None] = lambda _: None,
     ) -> None:
         """Does not connect yet.
@@ -86,7 +82,6 @@ class TCPStoreJournal:
         to found it again before it begins another one.
         `reads_only`: nothing in the store is made or changed.
         `timeout_s`: upper bound, in seconds, on the wait for one answer of a store that is not far away.
-        `places`: the endpoints, if there are two. None: `host` and `port` are the only one.
         `on_slow`: called by the thread that appends, with the number of seconds that the store took for an answer, when
         this is more than 0.25 s and more than before."""
         self._envelope = envelope
@@ -101,51 +96,45 @@ class TCPStoreJournal:
             has_elders=has_elders,
             reads_only=reads_only,
             timeout_s=timeout_s,
-            places=places,
         )
-        self._places = places
         self._slowest_s = _SLOW_S
         self._writing = threading.Lock()
         """Held while the connection of the role `writer` is in use."""
         self._is_shared = True
         """Beats go through that connection too. False: they have one of their own."""
         self._unpublished = Unpublished()
-        self._wanted: tuple[str, Course | None] = "", None
-        """The token of the entry that was appended last, and the life that the agent knew when it was first tried."""
 
     # ---- the writer's calls ----
 
-    def append(self, token: str, entry: Entry) -> None:
+    def append(self, token: str, entry: Entry, life: Life = Life()) -> bool:
         with self._writing:
-            self._append(token, entry)
+            return self._append(token, entry, life)
 
-    def _append(self, token: str, entry: Entry) -> None:
-        if self._wanted[0] != token:  # now: the agent may fold another life while this thread connects, or tries again
-            self._wanted = token, self._connections.known
-        client, course = self._changing("writer")
-        if not self._connections.may_say(entry, course, self._wanted[1]):
-            return
+    def _append(self, token: str, entry: Entry, life: Life) -> bool:
+        client, replica = self._changing("writer")
+        if life not in (Life(), replica.origin.life):
+            return False
         while True:
-            if course.taken is None or course.taken[0] != token:
-                course.taken = self._taken(client, course, token, entry)
-            _, slot, record = course.taken
+            if replica.taken is None or replica.taken[0] != token:
+                replica.taken = self._taken(client, replica, token, entry)
+            _, slot, record = replica.taken
             began = time.monotonic()
-            found = client.compare_set(course.keys.slot(slot), b"", record)
-            course.taken = None
+            found = client.compare_set(replica.keys.slot(slot), b"", record)
+            replica.taken = None
             if found == record:  # by this call, or by one whose answer was lost
-                return
+                return True
             took_s = time.monotonic() - began
             self._say_pace(client, max(took_s, 2 * _SLOW_S, 2e-3 * self._connections.pace_ms))
 
-    def _taken(self, client: Client, course: Course, token: str, entry: Entry) -> tuple[str, int, bytes]:
+    def _taken(self, client: Client, replica: Replica, token: str, entry: Entry) -> tuple[str, int, bytes]:
         self._say_pace(client, client.round_trip_s)
         began = time.monotonic()
-        slot = client.add(course.keys.head, 1) - 1
+        slot = client.add(replica.keys.head, 1) - 1
         took_s = min(time.monotonic() - began, client.round_trip_s)  # one slow answer does not tell how far it is
         if took_s > self._slowest_s:
             self._slowest_s = took_s
             self._on_slow(took_s)
-        return token, slot, self._envelope.wrap(token, entry, course.life.place(slot), course.seen)
+        return token, slot, self._envelope.wrap(token, entry, replica.keys.place(slot), replica.seen)
 
     def _say_pace(self, client: Client, round_trip_s: float) -> None:
         pace_ms = int(1e3 * min(round_trip_s, _SLOWEST_S))
@@ -164,14 +153,12 @@ class TCPStoreJournal:
         return self._beat("beater", node, count, watch)
 
     def _beat(self, role: str, node: Node, count: int, watch: Sequence[Node]) -> Mapping[Node, int]:
-        client, course = self._changing(role)
+        client, replica = self._changing(role)
         nodes = (node, *watch)
-        found = client.set_and_get(course.keys.beat(node), b"%d" % count, [course.keys.beat(n) for n in nodes])
-        if self._places is not None:
-            self._places.reached()
+        found = client.set_and_get(replica.keys.beat(node), b"%d" % count, [replica.keys.beat(n) for n in nodes])
         return {n: number(value) for n, value in zip(nodes, found, strict=True)}
 
-    def _changing(self, role: str) -> tuple[Client, Course]:
+    def _changing(self, role: str) -> tuple[Client, Replica]:
         """A connection for a call that changes something."""
         if self._reads_only:
             where = self._connections.where
@@ -183,10 +170,10 @@ class TCPStoreJournal:
     def records(self, after: int) -> tuple[int, list[tuple[str, Record]]]:
         """The records after position `after` up to the first hole, each with its place, and the position at which the
         next call goes on. What was before a life of the journal is not in the store any more. Changes nothing."""
-        client, course = self._connections.client("reader")
-        start = max(after, course.life.position)
-        found = self._fetched(client, course, start, number(client.get(course.keys.head)))
-        places = [course.life.place(start + i) for i in range(len(found))]
+        client, replica = self._connections.client("reader")
+        start = max(after, replica.origin.position)
+        found = self._fetched(client, replica, start, number(client.get(replica.keys.head)))
+        places = [replica.keys.place(start + i) for i in range(len(found))]
         opened = [self._envelope.unwrap(record, place) for record, place in zip(found, places, strict=True)]
         named = [(place, record or Record(Filler())) for place, record in zip(places, opened, strict=True)]
         return start + len(found), named
@@ -195,79 +182,73 @@ class TCPStoreJournal:
         if self._reads_only:
             position, records = self.records(after)
             return Batch(position, tuple(record.entry for _, record in records))
-        self._connections.holds(after)
-        client, course = self._connections.client("reader")
-        self._connections.look_for_a_majority()
-        if course.starts_over:
-            # With two endpoints, the agent may come to another life of the journal that it has read. An empty journal
-            # makes it begin anew. What this one holds follows with the next read.
-            is_told_twice = self._places is not None or not course.life.name
-            batch = Batch(0, base=Job()) if is_told_twice else self._base(client, course)
-            course.is_telling = True
-        elif course.has_other_base:
-            batch = evolve(self._base(client, course), is_other_life=True)
-            course.is_telling = True
+        client, replica = self._connections.client("reader")
+        fold = self._unpublished.take()
+        if self._connections.is_news(replica):
+            batch = self._read(client, replica, 0, 0.0, 1)
+            batch = evolve(batch, base=batch.base or Job())
         else:
-            if course.prefix is not None and after > course.prefix.position:
-                course.prefix = None
-            if fold := self._unpublished.take():
+            if replica.prefix is not None and after > replica.prefix.position:
+                replica.prefix = None
+            if fold is not None:
                 self.publish(*fold)
-            batch = self._read(client, course, after, wait_s, least)
-        self._connections.give(course, batch.position)
-        course.is_entered = True
-        course.seen = "" if course.prefix is None else course.prefix.seen
-        return self._unpublished.found(batch, is_awaited=bool(course.claims))
+            batch = self._read(client, replica, after, wait_s, least)
+        if batch.entries or batch.base is not None:
+            self._connections.give(replica)
+        replica.seen = "" if replica.prefix is None else replica.prefix.seen
+        batch = evolve(batch, life=replica.origin.life)
+        return self._unpublished.found(batch, is_awaited=bool(replica.claims))
 
-    def _read(self, client: Client, course: Course, after: int, wait_s: float, least: int) -> Batch:
-        if after < course.life.position:
-            return self._base(client, course)
+    def _read(self, client: Client, replica: Replica, after: int, wait_s: float, least: int) -> Batch:
+        if after < replica.origin.position:
+            return self._base(client, replica)
         head, fold_at = after, 0
         records: list[bytes] = []
-        if wait_s <= 0 or not course.is_read:
-            head, fold_at, records = self._look(client, course, after)
+        if wait_s <= 0 or not replica.is_read:
+            head, fold_at, records = self._look(client, replica, after)
         if head - after < least and wait_s > 0:
-            if self._wait(client, course, after, head, wait_s, least) and least > MANY:
+            if self._wait(client, replica, after, head, wait_s, least) and least > MANY:
                 head, fold_at = after + least, 0  # all readers that waited for that slot go on with this number
             else:
-                head, fold_at, records = self._look(client, course, after)
+                head, fold_at, records = self._look(client, replica, after)
         if head - after > MANY:
-            batch = self._far_behind(client, course, after, head, fold_at)
+            batch = self._far_behind(client, replica, after, head, fold_at)
         else:
-            batch = self._batch(client, course, after, head, records) if head > after else Batch(after)
-        course.is_read = batch.position >= head
+            batch = self._batch(client, replica, after, head, records) if head > after else Batch(after)
+        replica.is_read = batch.position >= head
         return batch
 
-    def _wait(self, client: Client, course: Course, after: int, head: int, wait_s: float, least: int) -> bool:
+    def _wait(self, client: Client, replica: Replica, after: int, head: int, wait_s: float, least: int) -> bool:
         """Wait until `least` entries are there. True if they are. If there is at least one, the wait is short."""
-        course.crowd = max(least, course.crowd) if least > 1 else 1
-        delay_s = min(_DELAY_PER_ENTRY_S * (course.crowd - 1), _LONGEST_DELAY_S)
+        replica.crowd = max(least, replica.crowd) if least > 1 else 1
+        delay_s = min(_DELAY_PER_ENTRY_S * (replica.crowd - 1), _LONGEST_DELAY_S)
         # The time on the way is no waiting. Otherwise no answer could come in time over a slow link.
         way_s = client.round_trip_s
-        is_enough = delay_s > 0 and client.wait([course.keys.slot(after + least - 1)], delay_s + way_s)
+        is_enough = delay_s > 0 and client.wait([replica.keys.slot(after + least - 1)], delay_s + way_s)
         if not is_enough and head <= after:
-            client.wait([course.keys.slot(after)], max(0.0, wait_s - delay_s) + way_s)
+            client.wait([replica.keys.slot(after)], max(0.0, wait_s - delay_s) + way_s)
         return is_enough
 
-    def _look(self, client: Client, course: Course, after: int) -> tuple[int, int, list[bytes]]:
+    def _look(self, client: Client, replica: Replica, after: int) -> tuple[int, int, list[bytes]]:
         """How many slots are taken, how many of them a published fold holds, and the first few records."""
-        keys = [course.keys.fold_at, *(course.keys.slot(after + i) for i in range(_AHEAD))]
-        head, (fold_at, *found) = client.add_and_get(course.keys.head, 0, keys)
+        keys = [replica.keys.fold_at, *(replica.keys.slot(after + i) for i in range(_AHEAD))]
+        head, (fold_at, *found) = client.add_and_get(replica.keys.head, 0, keys)
         return head, number(fold_at), _up_to_a_hole(found[: max(0, head - after)])
 
-    def _batch(self, client: Client, course: Course, after: int, head: int, records: list[bytes]) -> Batch:
+    def _batch(self, client: Client, replica: Replica, after: int, head: int, records: list[bytes]) -> Batch:
         """All entries from `after` up to `head` or the first hole, at least one. `records`: fetched already."""
         while True:
-            records = records + self._fetched(client, course, after + len(records), head)
+            records = records + self._fetched(client, replica, after + len(records), head)
             if records:
-                entries = tuple(self._opened(client, course, record, after + i) for i, record in enumerate(records))
+                entries = tuple(self._opened(client, replica, record, after + i) for i, record in enumerate(records))
                 return Batch(after + len(entries), entries)
-            self._fill(client, course, after, head)
+            self._fill(client, replica, after, head)
 
-    def _opened(self, client: Client, course: Course, record: bytes, slot: int) -> Entry:
-        found, prefix = self._envelope.unwrap(record, course.life.place(slot)), course.prefix
-        if found is None and is_veto(self._envelope, record, course.life, slot):
-            if judged(client, course.keys, self._envelope, course.life, slot + 1):
-                raise self._connections.made_way(client, course)
+    def _opened(self, client: Client, replica: Replica, record: bytes, slot: int) -> Entry:
+        found, prefix = self._envelope.unwrap(record, replica.keys.place(slot)), replica.prefix
+        if found is None and is_veto(self._envelope, record, replica.keys, slot):
+            if judged(client, replica.keys, self._envelope, replica.origin, slot + 1):
+                raise self._connections.made_way(client, replica)
         if prefix is not None and slot >= prefix.position:
             if found is not None and prefix.contradicts(found.seen):
                 raise Refused(
@@ -279,31 +260,31 @@ class TCPStoreJournal:
             prefix.extend(record, slot + 1)
         return Filler() if found is None else found.entry
 
-    def _fetched(self, client: Client, course: Course, start: int, head: int) -> list[bytes]:
+    def _fetched(self, client: Client, replica: Replica, start: int, head: int) -> list[bytes]:
         records: list[bytes] = []
         while start + len(records) < head:
             begin = start + len(records)
             slots = range(begin, min(head, begin + _CHUNK))
-            found = _up_to_a_hole(client.multi_get([course.keys.slot(slot) for slot in slots]))
+            found = _up_to_a_hole(client.multi_get([replica.keys.slot(slot) for slot in slots]))
             records += found
             if len(found) < len(slots):
                 break
         return records
 
-    def _fill(self, client: Client, course: Course, hole: int, head: int) -> None:
+    def _fill(self, client: Client, replica: Replica, hole: int, head: int) -> None:
         """Wait until the writer that took the slot has filled it. When it has had enough time, fill the slot with a
         `Filler`."""
-        if hole >= course.known_taken[0]:
-            course.known_taken = head, time.monotonic()
+        if hole >= replica.known_taken[0]:
+            replica.known_taken = head, time.monotonic()
         while True:
             pace_s = min(number(client.get(self._connections.keys.pace)) / 1e3, _SLOWEST_S)
-            left_s = course.known_taken[1] + max(_HOLE_S, _HOLE_ROUND_TRIPS * pace_s) - time.monotonic()
+            left_s = replica.known_taken[1] + max(_HOLE_S, _HOLE_ROUND_TRIPS * pace_s) - time.monotonic()
             if left_s <= 0:
                 break
-            if client.wait([course.keys.slot(hole)], left_s):
+            if client.wait([replica.keys.slot(hole)], left_s):
                 return
-        filler = self._envelope.wrap("", Filler(), course.life.place(hole))
-        client.compare_set(course.keys.slot(hole), b"", filler)
+        filler = self._envelope.wrap("", Filler(), replica.keys.place(hole))
+        client.compare_set(replica.keys.slot(hole), b"", filler)
 
     # ---- folds ----
 
@@ -311,28 +292,28 @@ class TCPStoreJournal:
         self._connections.remember(position, job)
         self._unpublished.folded(position, job)
 
-    def take_back(self, position: int) -> None:
-        self._connections.holds(position)
+    def take_back(self) -> None:
+        self._connections.take_back()
 
     def publish(self, position: int, job: Job) -> None:
         """Offer the fold of everything before `position` to readers that are far behind, and tell those that wait.
         Called by the thread that reads."""
-        client, course = self._changing("reader")
-        digest = course.prefix.at(position) if course.prefix is not None else ""
+        client, replica = self._changing("reader")
+        digest = replica.prefix.at(position) if replica.prefix is not None else ""
         # An older fold would make readers read more. Two agents that publish at the same time may still overwrite each
         # other's fold. That only costs readers time.
-        if digest and position > number(client.get(course.keys.fold_at)):
+        if digest and position > number(client.get(replica.keys.fold_at)):
             record = self._envelope.wrap_job(position, job, digest)
             if len(record) < LARGEST:
-                client.set(course.keys.fold, record)
-                client.set(course.keys.fold_at, b"%d" % position)
-        claims, course.claims = course.claims, set()
+                client.set(replica.keys.fold, record)
+                client.set(replica.keys.fold_at, b"%d" % position)
+        claims, replica.claims = replica.claims, set()
         for claim in sorted(claims):
-            client.add(course.keys.done(claim), 1)
+            client.add(replica.keys.done(claim), 1)
 
-    def _base(self, client: Client, course: Course) -> Batch:
+    def _base(self, client: Client, replica: Replica) -> Batch:
         """The fold that this life of the journal began with, or a later one."""
-        batch = self._unfolded(course, first_fold(client, course.keys), course.life.position - 1)
+        batch = self._unfolded(replica, first_fold(client, replica.keys), replica.origin.position - 1)
         if batch.base is None:
             raise Refused(
                 Refusal.IDENTITY,
@@ -341,29 +322,31 @@ class TCPStoreJournal:
             )
         return batch
 
-    def _far_behind(self, client: Client, course: Course, after: int, head: int, fold_at: int) -> Batch:
+    def _far_behind(self, client: Client, replica: Replica, after: int, head: int, fold_at: int) -> Batch:
         record = b""
         for _ in range(_CLAIMS):
             # A reader that has read nothing so far takes an older fold as well. It reads the rest with its next call.
             if fold_at > after + MANY and (not after or head - fold_at <= _FEW):
                 break
             # A claim names the published fold that all of them go on from. So one at a time reads for all.
-            others = client.add(course.keys.claim(fold_at), 1) - 1
+            others = client.add(replica.keys.claim(fold_at), 1) - 1
             # The first reader may have died. Then the second takes its place after a while, then two more, then four.
             # So they never all begin at the same time.
-            if not others or not client.wait([course.keys.done(fold_at)], _CLAIM_S * others.bit_length()):
-                course.claims.add(fold_at)
+            if not others or not client.wait([replica.keys.done(fold_at)], _CLAIM_S * others.bit_length()):
+                replica.claims.add(fold_at)
                 break
-            head, (position, record) = client.add_and_get(course.keys.head, 0, [course.keys.fold_at, course.keys.fold])
+            head, (position, record) = client.add_and_get(
+                replica.keys.head, 0, [replica.keys.fold_at, replica.keys.fold]
+            )
             fold_at = number(position)
         is_worth = fold_at > after + MANY
-        fold = self._unfolded(course, record or client.get(course.keys.fold), after) if is_worth else Batch(after)
+        fold = self._unfolded(replica, record or client.get(replica.keys.fold), after) if is_worth else Batch(after)
         if fold.base and (fold.position >= head or (not after and head - fold.position > _FEW)):
             return fold
-        batch = self._batch(client, course, fold.position, head, [])
+        batch = self._batch(client, replica, fold.position, head, [])
         return evolve(batch, base=fold.base)
 
-    def _unfolded(self, course: Course, record: bytes, after: int) -> Batch:
+    def _unfolded(self, replica: Replica, record: bytes, after: int) -> Batch:
         """A published fold as a base. The batch has none if the fold cannot be used."""
         with _opening:
             opened = self._envelope.open_fold(record)
@@ -372,8 +355,8 @@ class TCPStoreJournal:
         position, job, digest = opened
         if position <= after or not digest:
             return Batch(after)
-        if course.prefix is None or position > course.prefix.position:
-            course.prefix = Prefix(position, digest)
+        if replica.prefix is None or position > replica.prefix.position:
+            replica.prefix = Prefix(position, digest)
         return Batch(position, base=job)
 
     def close(self) -> None:

@@ -6,10 +6,8 @@
     /reknit/<job>/offers            how often agents have offered to found a journal again
     /reknit/<job>/offers/<journal>  how often agents have offered to found this journal again
     /reknit/<job>/best              the best of these offers
-    /reknit/<job>/vote/<nonce>      for which offer an agent votes, if the store may be at two endpoints
-    /reknit/<job>/objection/<nonce> which journal an agent wants to make way, if the store may be at two endpoints
 
-The following keys exist once in each life of the journal (`history.Life`). In the first life, <life> is left out.
+The following keys exist once in each life of the journal (`founding.Life`). In the first life, <life> is left out.
 
     /reknit/<job>/<life>/head              how many slots are taken
     /reknit/<job>/<life>/slot/<n>          one record; n is a position
@@ -40,30 +38,30 @@ class Keys:
         self.offers = self.root + "offers"
         self.best = self.root + "best"
 
-    def vote(self, nonce: str) -> str:
-        return f"{self.root}vote/{nonce}"
-
-    def objection(self, nonce: str) -> str:
-        return f"{self.root}objection/{nonce}"
-
     def offers_of(self, journal: str) -> str:
         return f"{self.offers}/{journal}"
 
     def of(self, life: str) -> LifeKeys:
-        return LifeKeys(f"{self.root}{life}/" if life else self.root)
+        """`life`: its name. Empty: the first one."""
+        return LifeKeys(self.root, life)
 
 
 class LifeKeys:
     """The keys of one life."""
 
-    def __init__(self, root: str) -> None:
-        self._root = root
-        self.head = root + "head"
-        self.fold = root + "fold"
-        self.fold_at = root + "fold-at"
+    def __init__(self, root: str, life: str) -> None:
+        self._root = f"{root}{life}/" if life else root
+        self._life = life
+        self.head = self._root + "head"
+        self.fold = self._root + "fold"
+        self.fold_at = self._root + "fold-at"
 
     def slot(self, number: int) -> str:
         return f"{self._root}slot/{number}"
+
+    def place(self, number: int) -> str:
+        """What the record in this slot names as its place."""
+        return f"{number} {self._life}" if self._life else str(number)
 
     def beat(self, node: Node) -> str:
         return f"{self._root}beat/{node.incarnation}/{node.id}"

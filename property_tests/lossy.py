@@ -1,46 +1,52 @@
-"""Two stores in memory. They stand for the TCPStores at the two endpoints of a job (rule 17).
+"""A store in memory that loses everything now and then. It stands for the TCPStore of a job (rule 16).
 
-Everything above the client is real: `TCPStoreJournal`, `Connections`, `Places`, `rebirth`. Each look at the clock costs
-some time. While an agent waits, others may act.
+Everything above the client is real: `TCPStoreJournal`, `Connections`, `recovery`, and what the core decides. Each look
+at the clock costs some time. While an agent waits, others may act.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from itertools import count
 from random import Random
 from types import SimpleNamespace
 from unittest.mock import patch
 
-from reknit.adapters.journals.tcpstore import beginning, journal, lines, places, rebirth, votes
+from reknit.adapters.journals.tcpstore import connections, journal, recovery
 from reknit.adapters.ports import Unavailable
 
-PLACES = (0, 1)
-LOOK_S = 2.6
-"""How much time passes with each look at the clock. An agent that waits for a majority looks some times. Seconds."""
+LOOK_S = 0.4
+"""How much time passes with each look at the clock. An agent that waits looks some times. Seconds."""
+
+
+class Reach:
+    """Whether an agent reaches the store. Its connections ask at each call."""
+
+    def __init__(self) -> None:
+        self.is_there = True
 
 
 class Store:
-    """What is kept at an endpoint until the store there is lost."""
+    """What is kept until the store is lost."""
 
     def __init__(self) -> None:
         self.values: dict[str, bytes] = {}
         self.headers: list[bytes] = []
-        """The headers that were written here, in this order, and the notes in their place."""
+        """The headers that were written here, in this order."""
         self.first_folds: dict[str, bytes] = {}
         """The fold with which each life begins that was founded here, by its key."""
 
 
 class Network:
-    """The endpoints, and which of them the agent reaches that acts now."""
+    """The endpoint, and the agent that acts now."""
 
     def __init__(self, dice: Random, others_act: Callable[[], None]) -> None:
         self.dice = dice
-        self.stores = [Store() for _ in PLACES]
+        self.store = Store()
         self.lost: list[Store] = []
-        self.reach: Mapping[int, bool] = dict.fromkeys(PLACES, True)
-        """Of the agent that acts now, by endpoint. It may change while connections use it."""
+        self.reach = Reach()
+        """Of the agent that acts now."""
         self.others_act = others_act
         """Called while an agent waits."""
         self.now = 0.0
@@ -50,10 +56,10 @@ class Network:
         """A port that no agent has offered."""
         return next(self._ports)
 
-    def lose(self, place: int) -> None:
-        """The host of this endpoint is started again. Its store is empty."""
-        self.lost.append(self.stores[place])
-        self.stores[place] = Store()
+    def lose(self) -> None:
+        """The store is empty."""
+        self.lost.append(self.store)
+        self.store = Store()
 
     # ---- the clock ----
 
@@ -75,42 +81,38 @@ class Network:
         on_begin: Callable[[Client], None] = lambda _: None,
     ) -> Client:
         """In place of the real `Client`."""
-        client = Client(self, port)
+        client = Client(self)
         on_begin(client)
         client.greeting = client.multi_get(keys)
         return client
 
     @contextmanager
     def in_use(self) -> Iterator[None]:
-        """All agents use these stores and this clock."""
+        """All agents use this store and this clock."""
         clock = SimpleNamespace(monotonic=self.monotonic, sleep=self.sleep)
         with ExitStack() as stack:
-            for module in (beginning, journal, places, rebirth, votes):
+            for module in (connections, journal, recovery):
                 stack.enter_context(patch.object(module, "time", clock))
-            stack.enter_context(patch.object(rebirth, "os", SimpleNamespace(urandom=self.dice.randbytes)))
-            stack.enter_context(patch.object(votes, "uniform", self.dice.uniform))
-            for module in (lines, places):
-                stack.enter_context(patch.object(module, "Client", self.client))
+            stack.enter_context(patch.object(recovery, "os", SimpleNamespace(urandom=self.dice.randbytes)))
+            stack.enter_context(patch.object(connections, "Client", self.client))
             yield
 
 
 class Client:
-    """A connection to one store. It breaks for good when the agent does not reach the endpoint, or the store is
-    lost."""
+    """A connection to the store. It breaks for good when the agent does not reach the store, or the store is lost."""
 
     round_trip_s = 0.0
 
-    def __init__(self, network: Network, place: int) -> None:
-        self.network, self.place, self.store = network, place, network.stores[place]
-        self.reach = network.reach
+    def __init__(self, network: Network) -> None:
+        self.network, self.store, self.reach = network, network.store, network.reach
         self.is_closed = False
         self.greeting: list[bytes] = []
 
     @property
     def _values(self) -> dict[str, bytes]:
-        if self.is_closed or not self.reach[self.place] or self.store is not self.network.stores[self.place]:
+        if self.is_closed or not self.reach.is_there or self.store is not self.network.store:
             self.is_closed = True
-            raise Unavailable(f"endpoint {self.place} is not reached")
+            raise Unavailable("the endpoint is not reached")
         return self.store.values
 
     def limit(self, timeout_s: float) -> None:
@@ -124,7 +126,7 @@ class Client:
 
     def set(self, key: str, value: bytes) -> None:
         if key.endswith("/head") and self.network.dice.randrange(4) == 0:
-            self.network.others_act()  # whoever founds a journal is slow
+            self.network.others_act()  # an agent that founds a journal is slow
         self._values[key] = value
         if key.endswith("/header"):
             self.store.headers.append(value)
@@ -139,9 +141,9 @@ class Client:
 
     def add(self, key: str, amount: int) -> int:
         values = self._values
-        count = int(values.get(key, b"0")) + amount
-        values[key] = b"%d" % count
-        return count
+        number = int(values.get(key, b"0")) + amount
+        values[key] = b"%d" % number
+        return number
 
     def multi_get(self, keys: Sequence[str]) -> list[bytes]:
         values = self._values
@@ -151,7 +153,6 @@ class Client:
         return self.add(key, amount), self.multi_get(keys)
 
     def wait(self, keys: Sequence[str], wait_s: float) -> bool:
-        """Like torch's server, this does not wait for a value that is empty."""
         if any(key not in self._values for key in keys):
             self.network.others_act()
         return all(key in self._values for key in keys)
