@@ -47,6 +47,8 @@ _FEWEST_ROUND_TRIPS, _ROUND_TRIPS = 3, 4
 reads, (3) it beats again. The second number leaves a reserve."""
 _ETCD_S = 5.0
 """Least bound of a call of etcd, for all of its servers together. Seconds."""
+_SERVERS = 3
+"""How many servers of the store an agent starts at most, if none of them ever serves."""
 _OPENS_AFTER_S = 3.0
 """How long an agent leaves it to the host of the store to say `Opened`. So if terms differ, those of the host hold:
 without the host there is no job. Seconds."""
@@ -57,6 +59,11 @@ class Host(Protocol):
 
     @property
     def pid(self) -> int: ...
+
+    @property
+    def cannot_serve(self) -> bool:
+        """What `failure` has told last holds for any store that would be started here."""
+        ...
 
     def failure(self) -> str | None:
         """Why the store does not serve any more. None: it serves."""
@@ -232,10 +239,11 @@ class HostedJournal:
     """Implements `ports.Journal` and `ports.Remembers` over a journal whose store this agent hosts. When the store
     fails, it knows why.
 
-    1. A store that has never served (for example because torch is missing) will never serve. So the journal is refused
-       at once, and the agent does not wait for the end of an outage.
-    2. If the server of a store that has served ends while this agent lives, another one is started at the same port.
-       The agents that remember the journal found it again there.
+    1. If the server ends while this agent lives, another one is started at the same port. The agents that remember the
+       journal found it again there.
+    2. A store that has never served, and says that it cannot (for example because torch is missing), will never serve.
+       So the journal is refused at once, and the agent does not wait for the end of an outage. The same holds if
+       `_SERVERS` servers have ended and none of them has served.
     """
 
     def __init__(self, journal: Journal, host: Host, on_start: Callable[[int], object] = lambda _: None) -> None:
@@ -244,6 +252,8 @@ class HostedJournal:
         self._host = host
         self._on_start = on_start
         self._has_served = False
+        self._servers = 1
+        """How many were started."""
         self._judging = threading.Lock()
 
     def append(self, token: str, entry: Entry, life: Life = Life()) -> bool:
@@ -274,7 +284,7 @@ class HostedJournal:
                 why = self._host.failure()
                 if why is None:
                     raise
-                if not self._has_served:
+                if not self._has_served and (self._host.cannot_serve or self._servers >= _SERVERS):
                     raise Refused(Refusal.SETUP, why) from None
                 raise Unavailable(f"{e}; {why}; {self._restarted()}") from None
         self._has_served = True
@@ -285,5 +295,6 @@ class HostedJournal:
             self._host.restart()
         except OSError as error:
             return f"no other server can be started: {(error.strerror or str(error)).lower()}"
+        self._servers += 1
         self._on_start(self._host.pid)
         return "another server was started"

@@ -19,7 +19,7 @@ from reknit.core.text.codec import dumps
 from tests.etcd import EtcdCluster
 from tests.nodes import BAD, GOOD, UP, NodeRun, Nodes, Up, all_alive, at_c10d, at_etcd, at_file, ended
 from tests.places import VARIABLE
-from tests.waiting import is_alive
+from tests.waiting import is_alive, until
 
 
 def of(kind: type[Joined | Failed | Succeeded], entries: tuple[Entry, ...]) -> list[tuple[str, int]]:
@@ -182,10 +182,25 @@ def test_the_server_of_the_store_is_killed_alone(tmp_path: Path) -> None:
         finish(a, b)
 
 
+def test_the_server_of_the_store_is_killed_before_it_serves(tmp_path: Path) -> None:
+    """Its agent starts another one, as it would later."""
+    with Nodes(tmp_path, "--nnodes=1:2", "--max-restarts=0", *at_c10d()) as nodes:
+        (a,) = nodes.start("a")
+        server = until(lambda: servers_of(a), "the store's server")[0]
+        os.kill(server, signal.SIGKILL)
+        nodes.formed(a)
+        assert server not in servers_of(a)
+        finish(a)
+
+
 def server_of(host: NodeRun) -> int:
-    commands = {pid: Path(f"/proc/{pid}/cmdline").read_bytes() for pid in children_of(host.pid)}
-    (found,) = (pid for pid, command in commands.items() if b"tcpstore/server.py" in command)
+    (found,) = servers_of(host)
     return found
+
+
+def servers_of(host: NodeRun) -> list[int]:
+    commands = {pid: Path(f"/proc/{pid}/cmdline").read_bytes() for pid in children_of(host.pid)}
+    return [pid for pid, command in commands.items() if b"tcpstore/server.py" in command]
 
 
 def children_of(pid: int) -> list[int]:

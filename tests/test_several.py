@@ -232,8 +232,9 @@ class FakeHost:
 
     pid = 0
 
-    def __init__(self, reason: str | None) -> None:
+    def __init__(self, reason: str | None, *, cannot_serve: bool = False) -> None:
         self.reason = reason
+        self.cannot_serve = cannot_serve
         self.can_restart = True
 
     def failure(self) -> str | None:
@@ -261,8 +262,21 @@ class Breaking(MemoryJournal):
 def test_a_server_that_never_served_is_no_outage() -> None:
     """It will not come back: nobody should wait for it."""
     with pytest.raises(Refused, match=r"^no torch$") as caught:
-        HostedJournal(Breaking(), FakeHost("no torch")).beat(ME, 1, ())
+        HostedJournal(Breaking(), FakeHost("no torch", cannot_serve=True)).beat(ME, 1, ())
     assert caught.value.refusal is Refusal.SETUP
+
+
+def test_servers_that_die_before_they_serve_are_replaced_twice() -> None:
+    """One may be killed by accident. If all of them die, nobody should wait for the end of an outage."""
+    host = FakeHost(None)
+    journal = HostedJournal(Breaking(), host)
+    for _ in range(2):
+        host.reason = "ended with SIGBUS"
+        with pytest.raises(Unavailable, match=r"ended with SIGBUS; another server was started$"):
+            journal.beat(ME, 1, ())
+    host.reason = "ended with SIGBUS"
+    with pytest.raises(Refused, match=r"^ended with SIGBUS$"):
+        journal.beat(ME, 1, ())
 
 
 def test_a_server_that_died_later_is_an_outage_with_its_reason() -> None:

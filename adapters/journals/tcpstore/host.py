@@ -52,6 +52,9 @@ class StoreHost:
         self._port: int = listener.getsockname()[1]
         self._env = os.environ if env is None else env
         self._is_closed = False
+        self.cannot_serve = False
+        """The server itself has said that it cannot serve, for example because torch is missing. Another server could
+        not either."""
         self._start(listener)
         abandon_in_forks(self)
 
@@ -91,14 +94,13 @@ class StoreHost:
         The server says why before it ends. The kernel resets the server's connections a moment before the server can be
         reaped. A client that asks in this moment must find the reason, and not a broken connection.
         """
-        self._said = self._said or self._last_words()
-        if self._said:
-            return self._said
-        self._has_ended()
-        if self._status is None:
-            return None
+        self._hear()
+        if not self._said and self._has_ended():
+            self._hear()  # it may have spoken and ended since
+        if self._said or self._status is None:
+            return self._said or None
         how = f"status {self._status}" if self._status >= 0 else signal.Signals(-self._status).name
-        return self._last_words() or f"the store's server (process {self.pid}) ended with {how}"
+        return f"the store's server (process {self.pid}) ended with {how}"
 
     def restart(self) -> None:
         """Start another server at the same port. Its store is empty. Does nothing while the server runs, and after
@@ -134,11 +136,13 @@ class StoreHost:
         server would not see the end of the agent."""
         self._line.close()
 
-    def _last_words(self) -> str:
+    def _hear(self) -> None:
+        """Read what the server has said. It says a line only if it cannot serve."""
         try:
-            return self._line.recv(4096).decode(errors="replace")
+            self._said = self._said or self._line.recv(4096).decode(errors="replace")
         except OSError:
-            return ""
+            pass  # it has said nothing
+        self.cannot_serve = bool(self._said)
 
 
 def host_store(
