@@ -256,11 +256,18 @@ def test_secrets_that_differ_are_told_apart(theirs: str, mine: str, says: str) -
 def test_a_header_of_another_format_or_job_or_none_at_all_is_refused() -> None:
     """An older version, a file system that takes "A" for "a", a file that is something else."""
     header = json.loads(Envelope("job").header())
-    for other in (FORMAT - 1, FORMAT + 1, None, "3"):
+    for other in (FORMAT - 1, FORMAT + 1):
         changed = json.dumps(header | {"format": other}).encode()
         assert refusal(Envelope("job"), changed) is Refusal.FORMAT, other
     assert refusal(Envelope("job"), Envelope("Job").header()) is Refusal.OTHER_JOB
-    assert refusal(Envelope("job"), b"#!/bin/sh") is Refusal.FORMAT
+
+
+def test_a_damaged_header_is_told_from_one_of_another_version() -> None:
+    """Another version of reknit would not help."""
+    header = Envelope("job").header()
+    strange = [json.dumps(json.loads(header) | {"format": other}).encode() for other in (None, "3", True)]
+    for damaged in (b"#!/bin/sh", b"{}", b"\xff", header[:-1], header.replace(b'"mac":"', b'"mac":"0'), *strange):
+        assert refusal(Envelope("job"), damaged) is Refusal.IDENTITY, damaged
 
 
 def test_a_header_that_says_it_is_not_signed_does_not_open_a_signed_journal() -> None:

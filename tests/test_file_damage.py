@@ -153,7 +153,23 @@ def test_agents_go_on_when_the_header_is_damaged(tmp_path: Path) -> None:
     late = Agent(tmp_path, "late")
     late.read()
     assert late.refused is not None
-    assert late.refused.refusal is Refusal.FORMAT
+    assert late.refused.refusal is Refusal.IDENTITY
+
+
+@pytest.mark.parametrize("target", ["no-such-file", "a-folder", "journal", "another-file"])
+def test_a_journal_that_was_replaced_by_a_link_is_another_one(tmp_path: Path, target: str) -> None:
+    """Wherever the link leads."""
+    agents = several(tmp_path, 2)
+    path = tmp_path / "job" / "journal"
+    path.unlink()
+    (path.parent / "a-folder").mkdir()
+    (path.parent / "another-file").write_text("a line of another program\n")
+    path.symlink_to(path.parent / target)
+    agents[0].read()
+    agents[1].append()
+    for agent in agents:
+        assert agent.refused is not None
+        assert agent.refused.refusal is Refusal.IDENTITY
 
 
 def test_a_file_that_was_cut_off_and_grew_again_is_another_journal(tmp_path: Path) -> None:

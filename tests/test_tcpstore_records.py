@@ -34,9 +34,9 @@ ENTRIES = (
     Joined(Node(NodeId("a")), nonce="a1", round=0, address="10.0.0.1", port=1),
 )
 ROOT = "reknit/job%2F1/"
-FIRST = ("header", "head", "slot/0", "slot/1", "beat/0/a", "fold", "fold-at")
+FIRST = ("header", "begun", "head", "slot/0", "slot/1", "beat/0/a", "fold", "fold-at")
 OFFERS = ("best", "offers", "offers/0202020202020202")
-LATER = (*OFFERS, "header", "{}head", "{}slot/2", "{}beat/0/a", "{}fold", "{}fold-at")
+LATER = (*OFFERS, "header", "begun", "{}head", "{}slot/2", "{}beat/0/a", "{}fold", "{}fold-at")
 
 
 def opened(port: int, closing: ExitStack) -> TCPStoreJournal:

@@ -47,6 +47,8 @@ _MAC = ',"mac":"'
 _OF_ALL = ("header", "offer")
 """Places of records that are read before it is known which journal counts. Their `mac` covers no journal."""
 
+_DAMAGED = "has a damaged header: another program has written there; use another --rdzv-id"
+
 
 @frozen
 class Record:
@@ -183,14 +185,12 @@ class Envelope:
         is_signed = bool(header.get("signed"))
         if not record:
             raise Refused(Refusal.IDENTITY, f"{what} is gone: its store has lost it; start all agents of the job again")
-        if not header:
-            raise Refused(
-                Refusal.FORMAT, f"{what} has no valid header: another program has written there; use another --rdzv-id"
-            )
-        if header.get("format") != FORMAT:
+        if type(header.get("format")) is not int:
+            raise Refused(Refusal.IDENTITY, f"{what} {_DAMAGED}")
+        if header["format"] != FORMAT:
             raise Refused(
                 Refusal.FORMAT,
-                f"{what} has format {header.get('format')}, and this node reads format {FORMAT}: "
+                f"{what} has format {header['format']}, and this node reads format {FORMAT}: "
                 "all nodes need the same version of reknit",
             )
         if is_signed and not self._key.secret:
@@ -203,14 +203,14 @@ class Envelope:
             raise Refused(Refusal.OTHER_JOB, f"the place of {what} holds the journal of job {header.get('job')}")
         if self._key.checked(record, "header") is None:
             if not is_signed:
-                raise Refused(Refusal.FORMAT, f"{what} has a damaged header; use another --rdzv-id")
+                raise Refused(Refusal.IDENTITY, f"{what} {_DAMAGED}")
             raise Refused(
                 Refusal.SECRET, f"{what} is signed with another secret (--rdzv-secret): give all nodes the same"
             )
         try:
             return _origin(header)
         except (KeyError, TypeError, ValueError):
-            raise Refused(Refusal.FORMAT, f"{what} has a damaged header; use another --rdzv-id") from None
+            raise Refused(Refusal.IDENTITY, f"{what} {_DAMAGED}") from None
 
 
 class _Key(NamedTuple):
@@ -318,4 +318,9 @@ def _constant(name: str) -> object:
 
 def number(text: bytes) -> int:
     """A number that a store holds. It has no signature, so that anybody may have written it. 0 if it is no number."""
-    return int(text) if text.isdigit() and len(text) < LONGEST_NUMBER else 0
+    return int(text) if is_number(text) else 0
+
+
+def is_number(text: bytes) -> bool:
+    """Whether it is a number that an agent may have written."""
+    return text.isdigit() and len(text) < LONGEST_NUMBER

@@ -390,6 +390,9 @@ class FileJournal:
     def _failed(self, error: OSError) -> NoReturn:
         if isinstance(error, FileNotFoundError) and self._is_ready and not os.path.exists(self._journal):
             self._envelope.admit(b"")
+        if error.errno in (errno.EISDIR, errno.ELOOP):
+            what = f"{self._journal} is no file any more ({error.strerror}): another program has replaced it"
+            raise Refused(Refusal.IDENTITY, f"{what}; start all agents of the job again") from None
         if self._reads_only and error.errno in (errno.EACCES, errno.EPERM):
             raise Refused(Refusal.SETUP, f"{error.filename or self._folder}: {error.strerror}") from None
         raise Unavailable(f"{error.filename or self._folder}: {error.strerror}") from error

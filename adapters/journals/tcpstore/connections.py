@@ -15,7 +15,7 @@ from functools import partial
 
 from attrs import evolve
 
-from reknit.adapters.journals.envelope import Envelope, number
+from reknit.adapters.journals.envelope import Envelope, is_number, number
 from reknit.adapters.journals.history import Prefix
 from reknit.adapters.journals.tcpstore import recovery
 from reknit.adapters.journals.tcpstore.client import Client, endpoint
@@ -175,7 +175,9 @@ class Connections:
 
     def _connected(self, role: str) -> Client:
         limit_s, began = self._limit_s, time.monotonic()
-        keys = (OWNER, self.keys.header, self.keys.offers, self.keys.pace)
+        keys = [OWNER, self.keys.header, self.keys.begun, self.keys.pace]
+        if (replica := self._replica) is not None:
+            keys.append(replica.keys.head)
         try:
             client = Client(*self._address, limit_s, keys, partial(self._begun, role))
         except Unavailable:
@@ -203,8 +205,13 @@ class Connections:
     # ---- which journal is there ----
 
     def _found(self, client: Client) -> Replica:
-        _, header, _, pace = client.greeting
+        _, header, begun, pace, *head = client.greeting
         self.pace_ms = max(self.pace_ms, number(pace))
+        if begun and not header:
+            raise self._is_changed("the header")
+        if head and head[0] and not is_number(head[0]):
+            # torch's server closes the connection of whoever adds to it.
+            raise self._is_changed("the number of its slots")
         replica = self._replica
         if replica is not None and header != replica.header:
             # The greeting may be old: another thread of this agent may have found the journal again since.
@@ -298,6 +305,13 @@ class Connections:
         if before is not None:
             self._close_all_but(client)  # the others lead to the store that was lost
         return entered
+
+    def _is_changed(self, what: str) -> Refused:
+        return Refused(
+            Refusal.IDENTITY,
+            f"{self.where}: another program has changed {what} in the journal of job {self._envelope.job}; start all "
+            "agents of the job again",
+        )
 
     def left_behind(self) -> Refused:
         """The error for an agent that has read what the others have not."""

@@ -2,6 +2,7 @@
 
     /reknit/owner                   the job that the store serves
     /reknit/<job>/header            what names this journal
+    /reknit/<job>/begun             set once there is a header
     /reknit/<job>/pace              the longest round trip of any writer, in milliseconds
     /reknit/<job>/offers            how often agents have offered to found a journal again
     /reknit/<job>/offers/<journal>  how often agents have offered to found this journal again
@@ -34,6 +35,7 @@ class Keys:
     def __init__(self, job: str) -> None:
         self.root = f"reknit/{job.replace('%', '%25').replace('/', '%2F')}/"
         self.header = self.root + "header"
+        self.begun = self.root + "begun"
         self.pace = self.root + "pace"
         self.offers = self.root + "offers"
         self.best = self.root + "best"

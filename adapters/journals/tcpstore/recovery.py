@@ -84,7 +84,7 @@ def begun(client: Client, keys: Keys, envelope: Envelope, *, is_remembered: bool
     while True:
         has_offers = client.get(keys.offers) != b""
         if time.monotonic() - came_at >= waits_s(is_remembered=is_remembered, has_offers=has_offers):
-            return client.compare_set(keys.header, b"", envelope.header())
+            return _header_written(client, keys, b"", envelope.header())
         if header := _header_after(client, keys, b""):
             return header
 
@@ -97,6 +97,13 @@ def awaited(client: Client, keys: Keys, wait_s: float, *, exclusive: bool) -> tu
     client.wait([OWNER, *wanted] if exclusive else wanted, wait_s)
     owner, header = client.multi_get([OWNER, keys.header])
     return owner, header
+
+
+def _header_written(client: Client, keys: Keys, void: bytes, header: bytes) -> bytes:
+    """The header that is there after this agent has tried to write its own in the place of `void`."""
+    header = client.compare_set(keys.header, void, header)
+    client.set(keys.begun, b"1")
+    return header
 
 
 def _header_after(client: Client, keys: Keys, void: bytes) -> bytes:
@@ -159,7 +166,7 @@ def _founded(client: Client, keys: Keys, envelope: Envelope, held: Held, origin:
     client.set(of_life.fold, first)
     client.set(of_life.fold_at, b"%d" % origin.position)
     client.set(of_life.head, b"%d" % origin.position)
-    return client.compare_set(keys.header, void, envelope.header(origin))
+    return _header_written(client, keys, void, envelope.header(origin))
 
 
 def first_fold(client: Client, keys: LifeKeys) -> bytes:
