@@ -211,7 +211,7 @@ class Connections:
             raise self._is_changed("the header")
         if head and head[0] and not is_number(head[0]):
             # torch's server closes the connection of whoever adds to it.
-            raise self._is_changed("the number of its slots")
+            raise self._is_changed("the number of slots")
         replica = self._replica
         if replica is not None and header != replica.header:
             # The greeting may be old: another thread of this agent may have found the journal again since.
