@@ -141,6 +141,7 @@ def test_a_store_that_serves_another_job_later_is_an_outage() -> None:
         mine.remember(1, folded([*mine.read(0, 0.0).entries]))
         store.client.set(OWNER, b"two")
         store.client.set(Keys("one").header, b"")
+        store.client.set(Keys("one").begun, b"")
         for client in mine._connections._clients.values():
             client.close()
         with pytest.raises(Unavailable, match="serves job two, not one"):
