@@ -70,6 +70,8 @@ class Batch:
     life: Life = Life()
     """The life of the journal that was read. If the agent has folded something of another one (`Remembers`), there is a
     `base`, with which this life begins (rule 16)."""
+    is_anew: bool = False
+    """This life does not hold all that the agent was given. So the agent begins anew in it (`Choice.ANEW`)."""
 
 
 class Journal(Protocol):

@@ -24,7 +24,9 @@ def starts_alone(world: World, proc: Proc, key: tuple[int, int], head: tuple[str
     """S2: nobody but the lost still runs another round. `head`: where the workers of this one meet. Another round with
     the same number may have been sealed in a life of the journal that the store has lost."""
     demand(not is_alive(proc.group), "S2", f"{proc.name} starts {key} with workers alive")
-    demand(all((g.key, g.node) != (key, proc.agent.me) for g in world.groups), "S2", f"{proc.name} starts {key} twice")
+    is_twin = any(p.id == proc.id and p.twin != proc.twin for p in world.procs)  # they may take the same incarnation
+    is_first = all((g.key, g.node) != (key, proc.agent.me) for g in world.groups)
+    demand(is_first or is_twin, "S2", f"{proc.name} starts {key} twice")
     for other in world.procs:
         group = other.group
         is_same = group is not None and (group.key, group.hosts) == (key, head)
@@ -35,7 +37,7 @@ def starts_alone(world: World, proc: Proc, key: tuple[int, int], head: tuple[str
         if group.key[0] != key[0]:
             if _is_late(world, other, key[0]):
                 continue
-        elif _is_excused(world, other, group):
+        elif _is_excused(world, other, group) or _is_forgotten(world, group):
             continue
         raise Violation("S2", f"{proc.name} starts {key} while {other.name} still runs {group.key}")
 
@@ -45,6 +47,12 @@ def _is_excused(world: World, other: Proc, group: Group) -> bool:
     if other.spec.terms.fence_s is not None and not (other.was_suspended or _hung_lately(world, other)):
         return False
     return any(isinstance(e, Lost) and e.node == group.node for e in world.journal)
+
+
+def _is_forgotten(world: World, group: Group) -> bool:
+    """The store has lost all that tells of this node. Its agent kills the workers when it reaches the store."""
+    begin = 0 if world.origin is None else world.origin.position
+    return not any(job.is_live(group.node) for job in world.jobs[begin:])
 
 
 def _hung_lately(world: World, other: Proc) -> bool:

@@ -36,11 +36,18 @@ from reknit.core.agent.alive import is_entry_late
 from reknit.core.agent.commands import SIGKILL, SIGTERM, Append, Beat, Command, Finish, StopWorkers
 from reknit.core.agent.deadlines import ECHO_S, PAUSE_S
 from reknit.core.agent.ending import sequel
-from reknit.core.agent.events import EntriesRead, Event, Woken
-from reknit.core.agent.reasons import JournalRefused, Replaced, StoreLost, TermsDiffer
+from reknit.core.agent.events import EntriesRead, Event, Started, Woken
+from reknit.core.agent.reasons import JournalRefused, LeftBehind, Replaced, StoreLost, TermsDiffer
 from reknit.core.agent.states import WorkerState
 from reknit.core.agent.step import Step, step
-from reknit.core.agent.workers import StartWorkers, WorkerExit, WorkersExited, WorkersStarted, WorkersStopped
+from reknit.core.agent.workers import (
+    PortReserved,
+    StartWorkers,
+    WorkerExit,
+    WorkersExited,
+    WorkersStarted,
+    WorkersStopped,
+)
 from reknit.core.agent.working import QUICK_S
 from reknit.core.job.entries import Admit, Entry, Failed, Joined, Leaving, Left, Lost, Node, Opened, Steady
 from reknit.core.job.founding import Origin
@@ -323,6 +330,9 @@ def may_start(world: World, proc: Proc, command: StartWorkers) -> None:
     hosted = {g.key for g in world.groups if g.command.assignment.group_rank == 0 and g.hosts == head}
     demand(hosted <= {(job.epoch, round)}, "S1", f"{proc.name}: rounds {hosted} had the same bootstrap port before")
     starts_alone(world, proc, (job.epoch, round), head)
+    ports = [t.event.port for t in proc.trace if isinstance(t.event, Started | WorkersStopped | PortReserved)]
+    holds = made.group_rank > 0 or made.master_port == ports[-1]
+    demand(holds, "port", f"{proc.name} starts workers at port {made.master_port}, and holds {ports[-1]}")
     terms = proc.spec.terms
     quiet = proc.felt(world.now - world.moved.get(me, -1e9))
     limit = terms.silence_s + SLACK if terms.fence_s is None else terms.fence_s
@@ -343,6 +353,8 @@ def may_stop(world: World, proc: Proc, command: StopWorkers) -> None:
     ok = command.signal == signal and left_s <= most_s + SLACK and (request is not None or left_s >= most_s - SLACK)
     # With a fence they may also be killed at once: `rhythm` asks whether that comes in time.
     ok = ok or (proc.spec.terms.fence_s is not None and (command.signal, left_s) == (SIGKILL, 0.0))
+    if isinstance(why, LeftBehind):
+        ok = (command.signal, left_s) == (SIGKILL, 0.0)
     demand(ok, "stop", f"{proc.name} gives its workers {left_s:g} s after signal {command.signal}")
     if isinstance(why, StoreLost):
         bore_s = _bore_s(world, proc)
@@ -418,8 +430,7 @@ def after_landing(world: World, entry: Entry, before: Job) -> None:
     demand(world.entries[key] <= most, "L3", f"{world.entries[key]} entries in round {job.round}")
     if isinstance(entry, Joined):
         failed_first(world, entry)
-    if isinstance(before.phase, Running) and isinstance(job.phase, Gathering | Running) and job.round > before.round:
-        world.ended_by = entry
+    _note_end(world, entry, before, job)
     if job.epoch == before.epoch:
         costs_what_it_must(world, job, before)
     if (job.epoch, job.spent) == (before.epoch, before.spent) and job.unspent > before.unspent:
@@ -436,12 +447,19 @@ def _note_seal(world: World, job: Job) -> None:
         world.sealed.setdefault((world.origin.life, job.epoch, job.round), job.members)
 
 
+def _note_end(world: World, entry: Entry, before: Job, job: Job) -> None:
+    if isinstance(before.phase, Running) and isinstance(job.phase, Gathering | Running) and job.round > before.round:
+        world.ended_by = entry
+
+
 def after_founding(world: World, origin: Origin) -> None:
     """The store had lost the journal. What nobody has read is gone, and everybody joins again."""
     job = world.jobs[-1]
     for earlier in world.jobs:
         _note_seal(world, earlier)
     world.excess += 3 * MOST_LANDED * len(world.procs)
+    for entry, earlier, later in zip(world.journal, world.jobs, world.jobs[1:], strict=False):
+        _note_end(world, entry, earlier, later)
     if not origin.life.name:
         world.groups = [group for group in world.groups if group.running]  # rounds are counted anew
         world.blows = []

@@ -95,6 +95,10 @@ class Process:
         self.stores: set[tuple[tuple[str, int], Round]] = set()
         """The address and port of the store of each of these rounds."""
         self.has_workers = False
+        self.was_left_behind = False
+        """It has begun anew in another life of its own journal."""
+        self.left_for: list[Life] = []
+        """Lives of other journals for which it has given up workers."""
         self.untaken: tuple[str, Entry, Life] | None = None
         """What it wanted to say last, if no journal has taken it. Its link says it again before it reads."""
         self.is_departing = False
@@ -122,9 +126,11 @@ class Process:
         if self.life not in (Life(), batch.life):
             assert batch.base is not None or self.job == Job(), "another life begins with a fold"
             self.offered = self.untaken = None
-            if batch.life.journal != self.life.journal:
-                assert not self.has_workers, "an agent that may have workers never begins anew"
+            if batch.is_anew or batch.life.journal != self.life.journal:
+                if self.has_workers and batch.life.journal != self.life.journal:
+                    self.left_for.append(batch.life)
                 self.births, self.last = self.births + 1, None
+                self.was_left_behind = self.was_left_behind or batch.life.journal == self.life.journal
         self.life = batch.life
         self.lives.add(self.life)
         self.job = self.job if batch.base is None else batch.base
@@ -191,6 +197,8 @@ class Process:
     def wish(self, *, is_calm: bool = False) -> Entry | None:
         """What an agent could say that has read this. Mostly what the job waits for. `is_calm`: nothing else."""
         dice, job, known = self.dice, self.job, self.known
+        if self.life == Life():
+            return None  # it has read nothing
         epoch = job.epoch + (job.outcome is not None)
         if can_open(job, epoch) and dice.randrange(4):
             return said.Opened(self.terms, self.speaker, epoch)

@@ -53,6 +53,6 @@ def brief(value: object) -> str:
     shown = [
         brief(getattr(value, a.name))
         for a in attrs.fields(type(value))
-        if a.name not in ("at", "address", "port", "pid", "nonce") and getattr(value, a.name) != a.default
+        if a.name not in ("at", "address", "port", "pid", "nonce", "life") and getattr(value, a.name) != a.default
     ]
     return f"{type(value).__name__}({', '.join(shown)})"

@@ -24,6 +24,7 @@ KINDS: tuple[tuple[str, ...], ...] = (
     ("outage", "restore"),
     ("wipe",),
     ("wipe", "crash", "start"),
+    ("cut", "wipe", "mend"),
     ("full", "empty", "succeed"),
     ("refuse", "start"),
     ("stop", "start", "fail"),

@@ -20,7 +20,7 @@ from attrs import define, evolve, field, frozen
 from reknit.core.agent.agent import Agent, Stage
 from reknit.core.agent.commands import SIGKILL, Append, Beat, Command, StopWorkers
 from reknit.core.agent.events import Counters, EntriesRead, Event, JournalFailed
-from reknit.core.agent.reasons import CutOff, DeclaredLost, StoreLost
+from reknit.core.agent.reasons import CutOff, DeclaredLost, LeftBehind, StoreLost
 from reknit.core.agent.workers import StartWorkers
 from reknit.core.job.entries import Entry, Joined, Lost, Node, Terms
 from reknit.core.job.reasons import NodeGone, NodesAdmitted
@@ -217,6 +217,7 @@ class Witness:
             if isinstance(command, StopWorkers) and command.signal == SIGKILL:
                 is_told = agent.leaving is not None and agent.leaving.signal == SIGKILL
                 is_out = isinstance(command.why, DeclaredLost) and terms.fence_s is not None
+                is_out = is_out or isinstance(command.why, LeftBehind) or agent.births > before.births
                 demand(is_told or is_out or at >= falls_at, "fence", f"{name} kills its workers before {falls_at:.2f}")
             if isinstance(command, StopWorkers) and isinstance(command.why, CutOff):
                 demand(at >= falls_at, "fence", f"{name} stops its workers for a fence that falls at {falls_at:.2f}")

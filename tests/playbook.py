@@ -152,9 +152,9 @@ def start(nonce: str = "nonce", port: int = 29500) -> Builder:
     return lambda p: Started(p.at, nonce, port)
 
 
-def read(*entries: Entry, life: Life | None = None, base: Job | None = None) -> Builder:
+def read(*entries: Entry, life: Life | None = None, base: Job | None = None, is_anew: bool = False) -> Builder:
     """The agent reads entries that other nodes have written. `life`: of the journal. By default as before."""
-    return lambda p: EntriesRead(p.at, entries, base, p.agent.life if life is None else life)
+    return lambda p: EntriesRead(p.at, entries, base, p.agent.life if life is None else life, is_anew)
 
 
 def echo(*others: Entry) -> Builder:

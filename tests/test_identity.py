@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import pytest
 from attrs import evolve
 
 from reknit.core.agent.alive import is_entry_late
-from reknit.core.agent.commands import Append, Beat, Finish, StopWorkers
-from reknit.core.agent.reasons import AlreadyFinished, CutOff, DeclaredLost, JournalRefused, Replaced, TermsDiffer
+from reknit.core.agent.commands import SIGKILL, Append, Beat, Finish, StopWorkers
+from reknit.core.agent.reasons import AlreadyFinished, CutOff, DeclaredLost, LeftBehind, Replaced, TermsDiffer
 from reknit.core.agent.states import WorkerState
 from reknit.core.agent.workers import ReservePort, StartWorkers
 from reknit.core.job.entries import (
@@ -21,9 +22,10 @@ from reknit.core.job.entries import (
     Succeeded,
     Terms,
 )
+from reknit.core.job.fold import fold
 from reknit.core.job.founding import Life, moved
 from reknit.core.job.job import Job, Running
-from reknit.core.job.reasons import AbortedByOperator, Refusal
+from reknit.core.job.reasons import AbortedByOperator
 
 from .playbook import (
     Placeholder,
@@ -365,29 +367,68 @@ def test_each_journal_is_joined_under_another_nonce() -> None:
     member n0 for itself, it would start workers at a port that it does not hold any more."""
     playbook = in_life(OLD) >> read(life=YOUNG, base=Job()) << Append(Opened(PAIR, "mine.1")) >> echo()
     playbook = playbook << ReservePort() >> reserved(2)
-    playbook = playbook << Placeholder(Append, entry=Placeholder(Joined, node=ME, nonce="mine.1", port=2)) >> echo()
+    playbook = (
+        playbook << Placeholder(Append, entry=Placeholder(Joined, node=node("n0", 1), nonce="mine.1", port=2)) >> echo()
+    )
     sealed = folded(PAIR, joined("n0", nonce="mine"), joined("n1"))
     assert isinstance(sealed.phase, Running)
     playbook = playbook >> ack() >> read(life=OLD, base=sealed) << ReservePort() >> reserved(3)
-    back = Placeholder(Joined, node=node("n0", 1), nonce="mine.2", round=1, port=3)
+    back = Placeholder(Joined, node=node("n0", 2), nonce="mine.2", round=1, port=3)
     assert playbook << Placeholder(Append, entry=back)
 
 
 def test_what_the_workers_did_in_another_journal_is_not_reported() -> None:
     """In both journals n0.0 is a member of round 0. The failure would end another round, and spend a restart."""
     playbook = at_work(YOUNG) >> exits(failure()) << Placeholder(StopWorkers) << Append(failed("n0"))
-    playbook = playbook >> stopped(port=3) >> read(life=OLD, base=folded(PAIR, joined("n1"))) << joining(0, 0)
+    playbook = playbook >> stopped(port=3) >> read(life=OLD, base=folded(PAIR, joined("n1"))) << joining(1, 0)
     assert playbook >> echo() >> ack() << Placeholder(StartWorkers)
 
 
-def test_a_node_with_workers_takes_part_in_no_other_journal() -> None:
-    """They belong to a round of which the other journal knows nothing. Two groups would train the same model."""
-    playbook = at_work(YOUNG) >> read(life=OLD, base=folded(PAIR)) << Placeholder(StopWorkers)
-    finish = Placeholder(Finish)
-    assert playbook >> stopped() << finish
-    why = finish().result.why
-    assert isinstance(why, JournalRefused)
-    assert why.refusal is Refusal.IDENTITY
+LEFT_BEHIND = StopWorkers(0, SIGKILL, 0.0, LeftBehind())
+
+
+def test_workers_that_another_journal_does_not_know_are_killed_and_their_node_joins_there() -> None:
+    """Two groups would train the same model. Nobody waits for the end of these workers, so they get no grace."""
+    playbook = at_work(YOUNG) >> read(life=OLD, base=folded(PAIR, joined("n1"))) << LEFT_BEHIND
+    playbook = playbook >> stopped(port=3) << joining(1, 0) >> echo() >> ack()
+    assert playbook << Placeholder(StartWorkers)
+
+
+@pytest.mark.parametrize("is_stopping", [False, True])
+def test_who_is_left_behind_kills_its_workers_and_begins_anew(*, is_stopping: bool) -> None:
+    """n1 has founded the journal again without something that n0 had read. There n0.0 is still a member of round 0, as
+    it was, and the others wait for its beats. A stop that is under way gets no grace any more."""
+    playbook = at_work(OLD)
+    job = playbook.agent.job
+    if is_stopping:
+        playbook = playbook >> exits(failure()) << Placeholder(StopWorkers, grace_s=30.0) << Append(failed("n0"))
+    playbook = playbook >> read(life=AGAIN, base=moved(job), is_anew=True)
+    playbook = playbook << (Placeholder(StopWorkers, signal=SIGKILL, grace_s=0.0) if is_stopping else LEFT_BEHIND)
+    playbook = playbook >> stopped(port=3)
+    assert playbook << Placeholder(Append, entry=Placeholder(Joined, node=node("n0", 1), nonce="mine.1", round=1))
+
+
+def test_a_failure_of_workers_that_are_killed_because_they_were_left_behind_is_nobodys() -> None:
+    """The round in which they ran is none of this journal."""
+    playbook = at_work(OLD)
+    job = playbook.agent.job
+    playbook = playbook >> read(life=AGAIN, base=moved(job), is_anew=True) << LEFT_BEHIND
+    playbook = playbook >> exits(failure()) >> stopped(port=3)
+    assert playbook << Placeholder(Append, entry=Placeholder(Joined, node=node("n0", 1), round=1))
+
+
+def test_a_member_that_has_given_up_its_port_joins_again() -> None:
+    """(1) n1 has read the seal of round 0, and its workers dial the port of n0. (2) The store is lost. n0 has not read
+    the seal, and offers another port in the next life. (3) The store is lost again. n1 comes first, and founds the
+    journal from what it has read, which holds all that n0 has read."""
+    playbook = in_life(OLD)
+    gathered = playbook.agent.job
+    playbook = playbook >> ack() >> read(life=AGAIN, base=moved(gathered)) << ReservePort() >> reserved(2)
+    playbook = playbook << joining(0, 0) >> ack()
+    sealed = fold(gathered, joined("n1"))
+    playbook = playbook >> read(life=Life("old", "third"), base=moved(sealed)) >> ack() << ReservePort()
+    playbook = playbook >> reserved(3)
+    assert playbook << Placeholder(Append, entry=Placeholder(Joined, node=node("n0", 1), round=1, port=3))
 
 
 def test_what_was_waited_for_in_another_journal_is_waited_for_anew() -> None:
@@ -397,7 +438,7 @@ def test_what_was_waited_for_in_another_journal_is_waited_for_anew() -> None:
     playbook = in_life(YOUNG, terms=terms)
     for _ in range(9):
         assert playbook >> after(1.0) >> ack()
-    playbook = playbook >> read(life=OLD, base=folded(terms)) << ReservePort() >> reserved(2) << joining(0, 0) >> echo()
+    playbook = playbook >> read(life=OLD, base=folded(terms)) << ReservePort() >> reserved(2) << joining(1, 0) >> echo()
     for _ in range(9):
         assert playbook >> after(1.0) >> ack()
     assert playbook >> after(1.0) << Append(GaveUp(0))

@@ -61,6 +61,30 @@ def test_a_number_of_slots_that_is_none_refuses_everybody(store: JobStore, value
         assert "another program has changed the number of slots" in str(said)
 
 
+def test_a_number_of_slots_that_was_emptied_refuses_who_knows_it(store: JobStore) -> None:
+    """torch's server closes the connection here as well."""
+    known = begun(store)
+    store.client.set(store.key("head"), b"")
+    assert "another program has changed the number of slots" in str(refused(known))
+
+
+def test_a_number_of_slots_that_is_too_large_refuses_everybody(store: JobStore) -> None:
+    """A reader would fill a hundred million holes, one after the other."""
+    known = begun(store)
+    store.client.set(store.key("head"), b"100000000")
+    for journal in (known, store.journal()):
+        with pytest.raises(Refused, match="another program has changed the number of slots"):
+            stubborn(lambda j=journal: j.read(2, 0))
+
+
+def test_a_newcomer_that_can_read_no_record_is_refused(store: JobStore) -> None:
+    """It would open the job a second time. The agents that know the journal would have to end, and it would go on."""
+    store.client.set(store.key("slot/0"), b"garbage")
+    said = refused(store.journal())
+    assert said.refusal is Refusal.IDENTITY
+    assert "another program has changed the records" in str(said)
+
+
 def test_an_entry_that_was_changed_before_it_was_read_refuses_its_readers(store: JobStore) -> None:
     """Other agents have read something else."""
     known = begun(store)

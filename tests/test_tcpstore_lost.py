@@ -12,6 +12,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 import pytest
+from attrs import evolve
 
 from reknit.adapters.journals.envelope import Envelope
 from reknit.adapters.journals.tcpstore import connections as connections_module
@@ -21,7 +22,7 @@ from reknit.adapters.journals.tcpstore.journal import TCPStoreJournal
 from reknit.adapters.journals.tcpstore.keys import Keys
 from reknit.adapters.ports import Batch, Refused, Unavailable
 from reknit.core.job import founding
-from reknit.core.job.entries import Aborted, Entry, Filler, Joined, Lost, Node, NodeId, Opened, Terms
+from reknit.core.job.entries import Aborted, Entry, Filler, Joined, Lost, Node, NodeId, Opened, Succeeded, Terms
 from reknit.core.job.founding import Held, Offer, moved
 from reknit.core.job.job import Job
 from reknit.core.job.reasons import Refusal
@@ -100,16 +101,10 @@ def at_once(*calls: Callable[[], T]) -> list[T]:
         return [future.result() for future in [pool.submit(stubborn, call) for call in calls]]
 
 
-def in_turn(store: JobStore, *calls: Callable[[], T]) -> list[T]:
-    """The calls, each in a thread. Each begins when the agent before has made its offer."""
-    offers = Keys(store.job).offers
-    with ThreadPoolExecutor(len(calls)) as pool:
-        futures = []
-        for number, call in enumerate(calls, 1):
-            futures.append(pool.submit(stubborn, call))
-            if number < len(calls):
-                until(lambda n=number: store.client.add(offers, 0) >= n, f"offer {number}")
-        return [future.result() for future in futures]
+def after_an_offer(store: JobStore, call: Callable[[], T]) -> T:
+    """The call, as soon as another agent has offered something."""
+    until(lambda: store.client.get(Keys(store.job).best), "an offer")
+    return stubborn(call)
 
 
 def go_on(journal: TCPStoreJournal, after: int, wait_s: float = 0.0, *, job: Job = Job()) -> Batch:
@@ -140,7 +135,7 @@ def base_of(entries: Sequence[Entry]) -> Batch:
 
 def anew(entries: Sequence[Entry]) -> Batch:
     """What an agent reads first that begins anew in another journal."""
-    return Batch(len(entries), (*entries,), Job())
+    return Batch(len(entries), (*entries,), Job(), is_anew=True)
 
 
 # ---- the journal is founded again ----
@@ -194,23 +189,36 @@ def test_the_agent_that_has_read_furthest_founds_the_journal_again(
     lost: LostStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What others have read must not be undone. Those behind take the fold."""
-    monkeypatch.setattr(founding, "ONE_MISSING_S", PATIENCE_S)
-    monkeypatch.setattr(founding, "OFFERS_S", PATIENCE_S)
+    monkeypatch.setattr(founding, "DEAD_S", PATIENCE_S)
     *further, behind = lost.elders(3, behind=1)
-    readings = (partial(behind.read, 3, 0.0), *(partial(journal.read, 4, 0.0) for journal in further))
-    assert next_life(*in_turn(lost.store, *readings)) == base_of(many(4))
+    readings = (partial(after_an_offer, lost.store, partial(journal.read, 4, 0.0)) for journal in further)
+    assert next_life(*at_once(partial(behind.read, 3, 0.0), *readings)) == base_of(many(4))
 
 
-def test_an_agent_that_has_read_further_than_those_who_went_on_is_refused(lost: LostStore) -> None:
-    """It came too late to be asked. What it has read, and may have acted on, never happened for the others."""
+def test_an_agent_that_has_read_further_than_those_who_went_on_begins_anew(lost: LostStore) -> None:
+    """It came too late to be asked. What it has read, and may have acted on, never happened for the others. The agent
+    is told so until it has folded it."""
     late, early = lost.elders(behind=1)
     assert next_life(stubborn(lambda: early.read(3, 0.0))) == base_of(many(4)[:3])
-    with pytest.raises(Refused, match="again without something that this node has read") as refused:
-        stubborn(lambda: late.read(4, 0.0))
+    for _ in range(2):
+        batch = stubborn(lambda: late.read(4, 0.0))
+        assert plain(batch) == evolve(base_of(many(4)[:3]), is_anew=True)
+        late.take_back()
+    go_on(late, 4)
+    assert late.append("later", Aborted("x"))
+    assert plain(late.read(3, 0.0)) == Batch(4, (Aborted("x"),))
+
+
+def test_an_agent_that_has_read_the_end_of_the_job_never_begins_anew(lost: LostStore) -> None:
+    """The others have founded the journal without it. The agent ends with the result that it has read."""
+    late, early = lost.elders(entries=[*many(4), Aborted("over")], behind=1)
+    assert stubborn(lambda: early.read(4, 0.0)).base is not None
+    with pytest.raises(Refused, match="is another one than before") as refused:
+        stubborn(lambda: late.read(5, 0.0))
     assert refused.value.refusal is Refusal.IDENTITY
 
 
-def test_an_agent_that_missed_a_life_is_refused_if_that_one_went_on_from_less(lost: LostStore) -> None:
+def test_an_agent_that_missed_a_life_begins_anew_if_that_one_went_on_from_less(lost: LostStore) -> None:
     """(1) `late` has read four entries, and `early` three of them. (2) The store is lost. `early` founds the journal
     again, and two other entries follow. (3) The store is lost again. The next life begins after five entries, and its
     digest says nothing about the fourth one that `late` has read."""
@@ -222,8 +230,7 @@ def test_an_agent_that_missed_a_life_is_refused_if_that_one_went_on_from_less(lo
     assert go_on(early, 3, job=base).position == 5
     lost.lose()
     assert stubborn(lambda: early.read(5, 0.0)).position == 5
-    with pytest.raises(Refused, match="again without something that this node has read"):
-        stubborn(lambda: late.read(4, 0.0))
+    assert stubborn(lambda: late.read(4, 0.0)).is_anew
 
 
 def test_an_agent_that_missed_a_life_goes_on_if_it_has_read_nothing_else(lost: LostStore) -> None:
@@ -290,15 +297,9 @@ def test_a_host_that_has_lost_its_store_waits_longer_for_those_who_have_offered(
 ) -> None:
     """Several agents are dead, so the only one that remembers waits for them, and its way is long."""
     monkeypatch.setattr(founding, "ELDERS_S", 0.05)
-    monkeypatch.setattr(founding, "ONE_MISSING_S", PATIENCE_S)
     _, guest = lost.elders()
-    offers = Keys(lost.store.job).offers
-
-    def host() -> Batch:
-        until(lambda: lost.store.client.get(offers), "an offer")
-        return lost.journal(has_elders=True).read(0, 0.0)
-
-    found, base = at_once(host, lambda: guest.read(4, 0.0))
+    host = lost.journal(has_elders=True)
+    found, base = at_once(lambda: after_an_offer(lost.store, lambda: host.read(0, 0.0)), lambda: guest.read(4, 0.0))
     assert next_life(found, base) == base_of(many(4))
 
 
@@ -326,13 +327,7 @@ def test_who_takes_the_place_of_a_dead_agent_waits_for_those_whom_its_offer_has_
     monkeypatch.setattr(founding, "DEAD_S", 1.6)
     further, behind = lost.elders(behind=1)
     dead_offer(lost.store)
-    offers = Keys(lost.store.job).offers
-
-    def later() -> Batch:
-        until(lambda: lost.store.client.get(offers), "the other waits first")
-        return stubborn(lambda: further.read(4, 0.0))
-
-    found, base = at_once(later, lambda: behind.read(3, 0.0))
+    found, base = at_once(lambda: further.read(4, 0.0), lambda: behind.read(3, 0.0))
     assert next_life(found, base) == base_of(many(4))
 
 
@@ -487,9 +482,7 @@ def test_a_journal_with_a_sealed_round_stays(lost: LostStore) -> None:
     elder, _ = lost.elders(entries=SEALED)
     host = lost.journal()
     say(host, opened("new", "a", "c"))
-    with pytest.raises(Refused, match="its store was replaced") as refused:
-        stubborn(lambda: elder.read(3, 0.0))
-    assert refused.value.refusal is Refusal.IDENTITY
+    assert plain(stubborn(lambda: elder.read(3, 0.0))) == anew(opened("new", "a", "c"))
     envelope = Envelope(lost.store.job)
     envelope.admit(lost.store.client.get(lost.store.key("header")))
     lost.store.client.set(lost.store.key("slot/3"), envelope.seal({"journal": "old"}, "3 veto"))
@@ -497,14 +490,33 @@ def test_a_journal_with_a_sealed_round_stays(lost: LostStore) -> None:
     assert host.read(3, 0.0).entries == (Filler(),), "a veto that comes later means nothing"
 
 
-def test_an_agent_whose_job_is_over_makes_no_journal_void(lost: LostStore) -> None:
-    """The new journal may be another run of the job."""
-    elder, _ = lost.elders(entries=[*SEALED, Aborted("over")])
+def test_an_agent_whose_job_has_succeeded_makes_no_journal_void(lost: LostStore) -> None:
+    """The new journal is another run of the job."""
+    elder, _ = lost.elders(entries=[*SEALED, *(Succeeded(Node(NodeId(name)), 0) for name in "ab")])
     host = lost.journal()
     say(host, opened("new", "a"))
     with pytest.raises(Refused, match="its store was replaced"):
-        stubborn(lambda: elder.read(4, 0.0))
+        stubborn(lambda: elder.read(5, 0.0))
     assert plain(host.read(2, 0.0)) == Batch(2)
+
+
+def test_an_agent_whose_job_has_failed_makes_a_young_journal_void(lost: LostStore) -> None:
+    """Its workers may still be stopping. In the old journal the next run waits for them."""
+    entries = [*SEALED, Aborted("over")]
+    elders = lost.elders(entries=entries)
+    host = lost.journal()
+    say(host, opened("new", "a"))
+    batches = at_once(*(partial(go_on, journal, 4) for journal in elders), partial(go_on, host, 2, PATIENCE_S))
+    assert [batch.base for batch in batches] == [moved(folded(entries))] * 3
+
+
+def test_an_agent_whose_job_has_failed_ends_where_another_run_has_begun(lost: LostStore) -> None:
+    """The result of the agent is what it has read."""
+    elder, _ = lost.elders(entries=[*SEALED, Aborted("over")])
+    say(lost.journal(), opened("new", "a", "c"))
+    with pytest.raises(Refused, match="its store was replaced") as refused:
+        stubborn(lambda: elder.read(4, 0.0))
+    assert refused.value.refusal is Refusal.IDENTITY
 
 
 def test_an_agent_that_remembers_no_sealed_round_takes_part_in_another_journal(lost: LostStore) -> None:
@@ -538,7 +550,7 @@ def test_an_agent_that_begins_anew_is_told_so_until_it_has_folded_it(
     if is_founded_again:
         found(lost.store, opened("new", "c"))
     host = lost.journal()
-    begun = plain(host.read(0, 0.0)) if is_founded_again else anew(opened("new", "c"))
+    begun = evolve(plain(host.read(0, 0.0)), is_anew=True) if is_founded_again else anew(opened("new", "c"))
     say(host, [] if is_founded_again else opened("new", "c"))
     for _ in range(2):
         assert plain(stubborn(lambda: elder.read(2, 0.0))) == begun
@@ -610,8 +622,7 @@ def test_a_journal_that_was_founded_again_with_a_sealed_round_stays(lost: LostSt
     host = lost.journal()
     say(host, [opened("new", "a")[1], *opened("new", "c")[1:]])
     for elder in (before, after):
-        with pytest.raises(Refused, match="its store was replaced"):
-            stubborn(partial(elder.read, 3, 0.0))
+        assert stubborn(partial(elder.read, 3, 0.0)).is_anew
         base = folded([*opened("new", "a"), opened("new", "c")[1]])
         host.publish(3, base)  # judged by a later fold as well
 
@@ -621,8 +632,7 @@ def test_agents_that_remember_two_journals_agree_which_one_is_founded_again(
 ) -> None:
     """A store was lost while a young journal was in it, before those came who remember the old one. All find an empty
     store. The journal with workers wins, however much was said in the young one."""
-    monkeypatch.setattr(founding, "ONE_MISSING_S", PATIENCE_S)
-    monkeypatch.setattr(founding, "OFFERS_S", PATIENCE_S)
+    monkeypatch.setattr(founding, "DEAD_S", PATIENCE_S)
     three = [Opened(Terms(min_nodes=3, max_nodes=3), "old"), *opened("old", "a", "b", "c")[1:]]
     elders = lost.elders(3, entries=three)
     headers: list[bytes] = []
@@ -631,7 +641,7 @@ def test_agents_that_remember_two_journals_agree_which_one_is_founded_again(
         headers.append(found(lost.store, many(10)))
         return Batch(0)
 
-    in_turn(lost.store, young, *(partial(go_on, journal, 4) for journal in elders))
+    at_once(young, *(partial(after_an_offer, lost.store, partial(go_on, journal, 4)) for journal in elders))
     batches = [journal.read(4, 0.0) for journal in elders]
     assert {batch.life for batch in batches} == {Envelope(lost.store.job).read_header(headers[0]).life}
     assert plain(lost.journal(founds=False).read(0, 0.0)) == base_of(three)

@@ -35,8 +35,7 @@ ENTRIES = (
 )
 ROOT = "reknit/job%2F1/"
 FIRST = ("header", "begun", "head", "slot/0", "slot/1", "beat/0/a", "fold", "fold-at")
-OFFERS = ("best", "offers", "offers/0202020202020202")
-LATER = (*OFFERS, "header", "begun", "{}head", "{}slot/2", "{}beat/0/a", "{}fold", "{}fold-at")
+LATER = ("best", "header", "begun", "{}head", "{}slot/2", "{}beat/0/a", "{}fold", "{}fold-at")
 
 
 def opened(port: int, closing: ExitStack) -> TCPStoreJournal:

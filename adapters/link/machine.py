@@ -234,7 +234,7 @@ def _found(link: Link, batch: Batch, at: float) -> Link:
     reading = reading._replace(position=batch.position, life=batch.life, told=reading.told + len(batch.entries))
     if is_empty and not before.tells and batch.life == before.life:
         return link._replace(reading=reading)
-    event = EntriesRead(at, batch.entries, batch.base, batch.life)
+    event = EntriesRead(at, batch.entries, batch.base, batch.life, batch.is_anew)
     return link._replace(reading=reading._replace(is_told=True), news=(*link.news, event))
 
 

@@ -112,6 +112,8 @@ class Proc:
     """What will go wrong with the next appends, one by one: lose, lag or again."""
     origin: Origin | None = None
     """Of the life of the journal in which the process takes part. None: it has found none."""
+    is_anew: bool = False
+    """Its agent begins anew in this life."""
     held: Held | None = None
     """What its agent has folded of the journal."""
     given: Origin | None = None

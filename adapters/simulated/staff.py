@@ -62,7 +62,7 @@ def freeze(world: World, proc: Proc) -> None:
     frozen = proc.group
     for other in world.procs:
         group = other.group
-        if frozen is not None and group is not None and group.key == frozen.key:
+        if frozen is not None and group is not None and group.hosts == frozen.hosts:
             world.after(0.2 * world.luck("freeze", 4), partial(_hang, world, other, group))
 
 
@@ -114,7 +114,7 @@ def _drag(world: World, dead: Group) -> None:
         return
     for proc in world.procs:
         group = proc.group
-        if group is not None and group.running and group.key == dead.key and group.gone_at is None:
+        if group is not None and group.running and group.hosts == dead.hosts and group.gone_at is None:
             delay = 0.1 + 0.4 * world.luck("echo", 5)
             world.after(delay, partial(_echo, world, proc, group))
 

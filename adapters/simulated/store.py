@@ -38,7 +38,19 @@ from reknit.adapters.link.messages import (
 from reknit.adapters.ports import Batch
 from reknit.core.job.entries import Entry
 from reknit.core.job.fold import fold
-from reknit.core.job.founding import Candidate, Choice, Held, Life, Move, Origin, choice, looked, moved, offer_of
+from reknit.core.job.founding import (
+    Candidate,
+    Choice,
+    Held,
+    Life,
+    Move,
+    Origin,
+    choice,
+    looked,
+    moved,
+    next_life,
+    offer_of,
+)
 from reknit.core.job.job import Job
 from reknit.core.job.reasons import Refusal
 
@@ -77,7 +89,7 @@ def wipe(world: World) -> None:
     """The store loses everything, and answers on."""
     if world.origin is None or world.store_dead:
         return
-    world.origin, world.best, world.come = None, None, 0
+    world.origin, world.best = None, None
     world.counters.clear()
     for proc in world.procs:
         hang_up(world, proc)
@@ -302,7 +314,8 @@ def _look(world: World, proc: Proc, call: Read, until: float) -> None:
     if "skip" in troubles and end - start > 1 and world.luck("skip", 2):
         start += 1 + world.luck("skipped", end - start)
         base = world.jobs[start]
-    batch = Batch(max(start, end), tuple(world.journal[start:end]), base, origin.life)
+    is_anew = is_news and proc.is_anew
+    batch = Batch(max(start, end), tuple(world.journal[start:end]), base, origin.life, is_anew)
     _reply(world, proc, call, Found(batch), 0.01 + 0.05 * world.luck("answer", 4))
 
 
@@ -321,14 +334,15 @@ def _enters(world: World, proc: Proc, call: Call) -> bool:
     if proc.candidate is not None:
         world.after(2 * _LOOKS_S, partial(_send, world, proc, call))  # another thread of it finds out
         return False
-    match choice(proc.held, found):
-        case Choice.ENTER:
-            proc.origin = found
+    what = choice(proc.held, found)
+    match what:
+        case Choice.ENTER | Choice.ANEW:
+            proc.origin, proc.is_anew = found, what is Choice.ANEW
             return True
         case Choice.FOUND if proc.held is not None:
             world.names += 1
-            proc.candidate = Candidate(offer_of(proc.held, f"{world.names}"), len(proc.held.job.live))
-            _offer(world, proc, call, has_come=False)
+            proc.candidate = Candidate(offer_of(proc.held, f"{world.names}"))
+            _offer(world, proc, call)
         case Choice.BEGIN if not any(p.up and p.held is not None and p.held.position for p in world.procs):
             world.names += 1
             world.live_on(Origin(Life(f"j{world.names}")), [], [Job()])
@@ -340,7 +354,7 @@ def _enters(world: World, proc: Proc, call: Call) -> bool:
     return False
 
 
-def _offer(world: World, proc: Proc, call: Call, *, has_come: bool) -> None:
+def _offer(world: World, proc: Proc, call: Call) -> None:
     candidate, held = proc.candidate, proc.held
     if not proc.up or proc.suspended or is_unreachable(world, proc) or world.origin is not None:
         proc.candidate = None
@@ -348,22 +362,19 @@ def _offer(world: World, proc: Proc, call: Call, *, has_come: bool) -> None:
         return
     if candidate is None or held is None:
         raise AssertionError("a process that offers to found a journal has read one")
-    proc.candidate, move = looked(candidate, world.best, world.come, proc.clock(world.now))
+    proc.candidate, move = looked(candidate, world.best, proc.clock(world.now))
     if move is Move.FOUND:
         _found(world, held, candidate)
     elif move is Move.OFFER:
         world.best = candidate.offer
-    elif not has_come:
-        world.come, has_come = world.come + 1, True
-    world.after(_LOOKS_S, partial(_offer, world, proc, call, has_come=has_come))
+    world.after(_LOOKS_S, partial(_offer, world, proc, call))
 
 
 def _found(world: World, held: Held, candidate: Candidate) -> None:
     """The journal goes on from what this agent has folded."""
-    before, at = held.origin, held.position
-    _, entries, jobs = world.lives[before.life]
-    life = Life(before.life.journal, candidate.offer.name)
-    world.live_on(Origin(life, at, "", before.number + 1, before.line), entries[:at], [*jobs[:at], moved(held.job)])
+    _, entries, jobs = world.lives[held.origin.life]
+    at = held.position
+    world.live_on(next_life(held, candidate.offer.name), entries[:at], [*jobs[:at], moved(held.job)])
 
 
 def _give_up(world: World, proc: Proc, call: Read) -> None:

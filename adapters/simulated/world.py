@@ -75,8 +75,6 @@ class World:
         before."""
         self.best: Offer | None = None
         """The best offer to found the journal again."""
-        self.come = 0
-        """How many processes have offered."""
         self.names = 0
         """How many lives were named."""
         self.counters: dict[Node, int] = {}

@@ -49,6 +49,8 @@ class EntriesRead:
     life: Life = Life()
     """The life of the journal that was read. Another one than in the read before: the store has lost the journal (rule
     16). Then `base` is the fold with which this life begins, or None if nothing was read before."""
+    is_anew: bool = False
+    """This life does not hold all that the agent was given before. So the agent begins anew in it."""
 
 
 @frozen

@@ -19,7 +19,7 @@ from reknit.core.job.workers import WorkerFailure
 from .agent import Agent, Timer, Workers
 from .commands import SIGKILL, SIGTERM, Command, StopWorkers
 from .deadlines import is_due
-from .reasons import CutOff, DeclaredLost, StopReason
+from .reasons import CutOff, DeclaredLost, LeftBehind, StopReason
 from .states import WorkerState
 from .watching import is_fenced, is_fresh
 from .workers import PortReserved, StartWorkers, WorkersExited, WorkersStarted, WorkersStopped
@@ -166,9 +166,16 @@ def _stop(agent: Agent) -> tuple[Agent, list[Command]]:
 
 
 def _must_be_gone(agent: Agent, why: StopReason) -> bool:
-    """The workers get no grace. With a fence, the other nodes may start the next round before a grace is over."""
+    """The workers get no grace. With a fence, the other nodes may start the next round before a grace is over. Nor do
+    the other nodes wait for workers of which the journal shows nothing."""
     counted_out = isinstance(why, DeclaredLost) and agent.job.terms.fence_s is not None
-    return counted_out or is_fenced(agent)
+    return counted_out or is_fenced(agent) or is_left_behind(agent)
+
+
+def is_left_behind(agent: Agent) -> bool:
+    """The workers were started before this agent began anew."""
+    workers, node = agent.workers, agent.workers.node
+    return workers.alive and node is not None and node != agent.me and not agent.job.is_gone(node)
 
 
 def _why_stop(agent: Agent) -> StopReason | None:
@@ -178,6 +185,8 @@ def _why_stop(agent: Agent) -> StopReason | None:
         raise AssertionError("workers are alive, but no node has started them")
     if agent.end is not None:
         return agent.end
+    if is_left_behind(agent):
+        return LeftBehind()
     if workers.state is WorkerState.FAILED and not is_held(agent):
         return why_failed(workers)
     if workers.state is WorkerState.SUCCEEDED:

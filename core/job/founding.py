@@ -10,16 +10,17 @@ another *life*. Nothing here asks a store. The adapter tells what it has found t
    may start workers in the next moment.
 2. Each agent that finds no journal makes an offer. The best offer stands in one key of the store. An offer is better if
    workers may run because of what its agent has read. Then the latest life counts, then the highest position.
-3. The agent with the best offer waits until as many agents have come as nodes are live, or for `OFFERS_S`.
+3. The agent with the best offer waits for `OFFERS_S`, in which every other agent tries to reach the store. It does not
+   count who has come: an agent may come twice, and none knows all the others.
 4. A best offer that stands for `DEAD_S` may be that of a dead agent. Another agent puts its own in its place, and waits
    for `OFFERS_S` anew: the dead offer may have hidden a better one. An agent that is only slow may be overtaken in this
-   way. Then its node may have to end, and nothing worse happens: whoever writes the header first has founded the
-   journal, and each agent compares that with what it has read.
+   way. Whoever writes the header first has founded the journal, and each agent compares that with what it has read.
 5. An agent goes on in another life only if this life holds all that the agent was given. The *line* of lives tells:
-   each life names the lives from which it goes on, and where each of them begins.
+   each life names the lives from which it goes on, and where each of them begins. Otherwise the agent kills its workers
+   and begins anew there.
 6. An agent that finds another journal in the place of its own may have workers. Then the other journal has to make way,
-   if no round was sealed there. An agent that has read of no sealed round has no workers, and takes part in the other
-   journal.
+   if no round was sealed there. Otherwise the agent begins anew there, as one does that has read of no sealed round.
+7. An agent that has read the end of the job never begins anew. It ends with the result that it has read.
 """
 
 from __future__ import annotations
@@ -29,14 +30,14 @@ from math import inf
 
 from attrs import evolve, frozen
 
-from .job import Gathering, Job, Running
+from .entries import Entry
+from .fold import fold
+from .job import Gathering, Job, Running, Verdict
 from .memory import without_nodes
 
 OFFERS_S = 1.5
 """How long the agent with the best offer waits for others. An agent that has lost its store tries to reach it every
 second. Seconds."""
-ONE_MISSING_S = 0.3
-"""The same if one offer is missing. It is probably that of the host, which has nothing to offer. Seconds."""
 DEAD_S = 3.0
 """How long the offer of another agent may be the best before that agent counts as dead. It must be longer than
 `OFFERS_S`: otherwise two agents that live would replace each other's offer for ever. Seconds."""
@@ -87,6 +88,13 @@ class Origin:
         return (*self.before, (self.life.name, self.position))[-_LINE:]
 
 
+def next_life(held: Held, name: str, number: int = 0) -> Origin:
+    """The life that an agent begins when it founds the journal again. `number`: the highest number of a life of which
+    this agent knows besides its own."""
+    number = 1 + max(held.origin.number, number)
+    return Origin(Life(held.origin.life.journal, name), held.position, held.digest, number, held.origin.line)
+
+
 def common(one: Origin, other: Origin) -> float:
     """Up to which position two lives of one journal hold the same records. Infinity: they are the same life. -1: this
     is not known."""
@@ -130,17 +138,19 @@ class Choice(Enum):
     BEGIN = "begin"
     """There is no journal, and the agent has read none. It begins one, or waits for the host to do so."""
     ENTER = "enter"
-    """Take part in the journal that is there."""
+    """Take part in the journal that is there, and go on."""
+    ANEW = "anew"
+    """Take part in the journal that is there as a new agent. What the agent was before counts no more, and its workers
+    are killed."""
     FOUND = "found"
     """There is no journal any more. Found it again."""
     OBJECT = "object"
-    """There is another journal. If no round was sealed there, it makes way, and the agent's own is founded again."""
+    """There is another journal. If no round was sealed there, it makes way, and the agent's own is founded again.
+    Otherwise see `overruled`."""
     WAIT = "wait"
     """The agent has to fold first what it was given."""
-    LEFT_BEHIND = "left behind"
-    """The journal was founded again without something that the agent was given. The agent ends."""
-    REPLACED = "replaced"
-    """Another journal has taken the place of the one that has ended. The agent ends."""
+    END = "end"
+    """The job is over for this agent, and the journal that is there does not show it. The agent ends."""
 
 
 def choice(held: Held | None, found: Origin | None, known: str = "") -> Choice:
@@ -158,10 +168,16 @@ def choice(held: Held | None, found: Origin | None, known: str = "") -> Choice:
         return Choice.FOUND
     if found.life.journal == held.origin.life.journal:
         is_whole = common(held.origin, found) >= held.position and known in ("", found.digest)
-        return Choice.ENTER if is_whole else Choice.LEFT_BEHIND
-    if held.job.outcome is not None:
-        return Choice.REPLACED  # the other journal may be a new run of the job
-    return Choice.OBJECT if has_sealed(held.job) else Choice.ENTER
+        return Choice.ENTER if is_whole else overruled(held)
+    outcome = held.job.outcome
+    if outcome is not None and outcome.verdict is Verdict.SUCCEEDED:
+        return Choice.END  # the other journal is a new run of the job
+    return Choice.OBJECT if has_sealed(held.job) else Choice.ANEW
+
+
+def overruled(held: Held) -> Choice:
+    """What an agent does where the journal that is there stays, and does not hold what the agent has read."""
+    return Choice.ANEW if held.job.outcome is None else Choice.END
 
 
 def has_sealed(job: Job) -> bool:
@@ -176,6 +192,20 @@ def waits_s(*, is_remembered: bool, has_offers: bool) -> float:
     return (ELDERS_S if is_remembered or has_offers else 0.0) + (OFFERED_S if has_offers else 0.0)
 
 
+# ---- a young journal makes way ----
+
+
+def judged(job: Job, entry: Entry | None) -> tuple[Job, bool | None]:
+    """The fold of a young journal after one more record, and whether the journal is void. None: nothing has decided
+    yet. `job`: its fold before. `entry`: what the record says. None: the record is a veto."""
+    if has_sealed(job):
+        return job, False
+    if entry is None:
+        return job, True
+    job = fold(job, entry)
+    return job, False if has_sealed(job) else None
+
+
 # ---- who founds the journal again ----
 
 
@@ -184,7 +214,7 @@ class Offer:
     """What an agent offers from which the journal can be founded again."""
 
     has_workers: bool
-    """A round was sealed in what the agent has read, and the job is not over."""
+    """A round was sealed in what the agent has read. Workers may run because of it."""
     number: int
     """Of the life that the agent has read (`Origin.number`)."""
     position: int
@@ -204,8 +234,7 @@ class Offer:
 
 def offer_of(held: Held, name: str) -> Offer:
     """`name`: of the life that would begin."""
-    has_workers = bool(held.job.members) and held.job.outcome is None
-    return Offer(has_workers, held.origin.number, held.position, name)
+    return Offer(has_sealed(held.job), held.origin.number, held.position, name)
 
 
 class Move(Enum):
@@ -224,41 +253,22 @@ class Candidate:
     """An agent that offers to found a journal again. `looked` makes the next one."""
 
     offer: Offer
-    nodes: int
-    """Live nodes in its fold: so many agents may come."""
     best: Offer | None = None
     """The best offer, as seen last."""
     best_at: float | None = None
     """When it was seen first, in seconds. None: this agent has not looked yet."""
-    least_s: float = 0.0
-    """How long this agent waits at least, once its offer is the best."""
 
 
-def looked(
-    candidate: Candidate, best: Offer | None, come: int, at: float, round_trip_s: float = 0.0
-) -> tuple[Candidate, Move]:
-    """The candidate after a look, and what it does next. `best`: the best offer in the store. `come`: how many agents
-    have come, as counted before `best` was read. An agent is counted when it has seen that an offer is there that is as
-    good as its own. `round_trip_s`: to the store."""
-    before = candidate.best
-    was_hidden = before is not None and not candidate.offer.is_better_than(before)
-    if candidate.best_at is None or best != before:
+def looked(candidate: Candidate, best: Offer | None, at: float, round_trip_s: float = 0.0) -> tuple[Candidate, Move]:
+    """The candidate after a look, and what it does next. `best`: the best offer in the store. `round_trip_s`: to the
+    store."""
+    if candidate.best_at is None or best != candidate.best:
         candidate = evolve(candidate, best=best, best_at=at)
-    waited_s = at - (candidate.best_at or 0.0) - round_trip_s
+    waited_s = at - (candidate.best_at or 0.0)
     if best == candidate.offer:
-        return candidate, Move.FOUND if _is_enough(candidate, come, waited_s) else Move.LOOK
-    if candidate.offer.is_better_than(best):
-        return evolve(candidate, least_s=OFFERS_S if was_hidden else candidate.least_s), Move.OFFER
-    if waited_s >= DEAD_S + TURNS * round_trip_s:
-        return evolve(candidate, least_s=OFFERS_S), Move.OFFER
-    return candidate, Move.LOOK
-
-
-def _is_enough(candidate: Candidate, come: int, waited_s: float) -> bool:
-    if waited_s < candidate.least_s:
-        return False
-    is_one_missing = come >= candidate.nodes - 1 and waited_s >= ONE_MISSING_S
-    return come >= candidate.nodes or is_one_missing or waited_s >= OFFERS_S
+        return candidate, Move.FOUND if waited_s >= OFFERS_S + round_trip_s else Move.LOOK
+    is_dead = waited_s >= DEAD_S + TURNS * round_trip_s
+    return candidate, Move.OFFER if is_dead or candidate.offer.is_better_than(best) else Move.LOOK
 
 
 def moved(job: Job) -> Job:

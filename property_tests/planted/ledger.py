@@ -166,15 +166,6 @@ EARLY = (
         needs_oracle=True,
     ),
     Bug(
-        "any-nonce-will-do",
-        4,
-        "agent.identity._identified",
-        " and known.nonce == agent.speaker",
-        "",
-        "S2",
-        "setup nodes=1 formed=0 min=1\ntwin a\nstart a",
-    ),
-    Bug(
         "twins-oust-each-other",
         4,
         "agent.identity._identified",

@@ -21,7 +21,7 @@ from reknit.adapters.journals.tcpstore import recovery
 from reknit.adapters.journals.tcpstore.client import Client, endpoint
 from reknit.adapters.journals.tcpstore.keys import OWNER, Keys
 from reknit.adapters.ports import Refused, Unavailable
-from reknit.core.job.founding import Choice, Held, Origin, choice
+from reknit.core.job.founding import Choice, Held, Origin, choice, overruled
 from reknit.core.job.job import Job
 from reknit.core.job.reasons import Refusal
 
@@ -40,8 +40,10 @@ class Replica:
 
     The attributes of the reader are used by the reader's thread alone, and those of the writer by the writer's."""
 
-    def __init__(self, keys: Keys, origin: Origin, header: bytes) -> None:
+    def __init__(self, keys: Keys, origin: Origin, header: bytes, *, is_anew: bool = False) -> None:
+        """`is_anew`: the agent begins anew in this life (`Choice.ANEW`)."""
         self.origin = origin
+        self.is_anew = is_anew
         self.header = header
         self.keys = keys.of(origin.life.name)
         self.prefix: Prefix | None = Prefix(origin.position, origin.digest)
@@ -107,6 +109,8 @@ class Connections:
         """The agent was given something of this life that it has not folded yet. None: it has folded everything."""
         self._replica: Replica | None = None
         """Of the life that was found last. None: none was, or it was void."""
+        self._is_founding = False
+        """The agent founds the journal again, from what it holds. It is given nothing meanwhile."""
         self._void = b""
         """The header of a young journal that has made way for another one. Empty: this agent has read none."""
 
@@ -116,7 +120,7 @@ class Connections:
         """The agent is about to be given something of this life. Raises `Unavailable` if another life was found
         meanwhile: that one may not hold the same."""
         with self._holding:
-            if self._replica is not replica:
+            if self._replica is not replica or self._is_founding:
                 raise Unavailable(f"{self.where}: the journal has begun another life")
             self._held = evolve(self._held or Held(replica.origin, 0, Job()), has_unfolded=True)
             self._given = replica
@@ -176,8 +180,8 @@ class Connections:
     def _connected(self, role: str) -> Client:
         limit_s, began = self._limit_s, time.monotonic()
         keys = [OWNER, self.keys.header, self.keys.begun, self.keys.pace]
-        if (replica := self._replica) is not None:
-            keys.append(replica.keys.head)
+        replica = self._replica
+        keys.append((self.keys.of("") if replica is None else replica.keys).head)
         try:
             client = Client(*self._address, limit_s, keys, partial(self._begun, role))
         except Unavailable:
@@ -205,18 +209,21 @@ class Connections:
     # ---- which journal is there ----
 
     def _found(self, client: Client) -> Replica:
-        _, header, begun, pace, *head = client.greeting
+        _, header, begun, pace, head = client.greeting
         self.pace_ms = max(self.pace_ms, number(pace))
         if begun and not header:
-            raise self._is_changed("the header")
-        if head and head[0] and not is_number(head[0]):
+            raise self.is_changed("the header")
+        if head and not is_number(head):
             # torch's server closes the connection of whoever adds to it.
-            raise self._is_changed("the number of slots")
+            raise self.is_changed("the number of slots")
         replica = self._replica
         if replica is not None and header != replica.header:
             # The greeting may be old: another thread of this agent may have found the journal again since.
             header = client.get(self.keys.header)
         if replica is not None and header == replica.header:
+            held = self._held
+            if not head and held is not None and held.origin == replica.origin and held.position:
+                raise self.is_changed("the number of slots")  # there was one
             return replica
         if self._reads_only:
             return self._entered(client, self._to_be_read(header), header)
@@ -236,20 +243,18 @@ class Connections:
         while True:
             found = self._envelope.read_header(header) if header else None
             held = self._held
-            match choice(held, found, self._known(held, found)):
-                case Choice.ENTER if found is not None:
-                    return self._entered(client, found, header)
+            what = choice(held, found, self._known(held, found))
+            if what is Choice.OBJECT and held is not None and found is not None:
+                is_void = recovery.is_void_now(client, self.keys, found, self._envelope)
+                what = Choice.FOUND if is_void else overruled(held)
+            match what:
+                case Choice.ENTER | Choice.ANEW if found is not None:
+                    return self._entered(client, found, header, is_anew=what is Choice.ANEW)
                 case Choice.FOUND if held is not None:
-                    header = self._found_again(client, held)
-                case Choice.OBJECT if held is not None and found is not None:
-                    if not recovery.is_void_now(client, self.keys, found, self._envelope):
-                        raise self._envelope.is_another()
                     header = self._found_again(client, held, header)
                 case Choice.WAIT:
                     raise Unavailable(f"{self.where}: this node is just reading what the store has lost")
-                case Choice.LEFT_BEHIND:
-                    raise self.left_behind()
-                case Choice.REPLACED:
+                case Choice.END:
                     raise self._envelope.is_another()
                 case _:
                     header = self._begun_or_awaited(client)
@@ -280,8 +285,8 @@ class Connections:
             raise Unavailable(f"{self.where}: {why}", answers=True)
         return header
 
-    def _found_again(self, client: Client, held: Held, void: bytes = b"") -> bytes:
-        """The header after the journal was founded again. `void`: the header that makes way."""
+    def _found_again(self, client: Client, held: Held, void: bytes) -> bytes:
+        """The header after the journal was founded again. `void`: the header that makes way. Empty: there is none."""
         job = self._envelope.job
         if self._exclusive:
             owner = client.compare_set(OWNER, b"", recovery.owner_of(job))
@@ -290,10 +295,18 @@ class Connections:
             except Refused as refused:
                 # This agent may have workers, and somebody may only have started the wrong job there.
                 raise Unavailable(str(refused), answers=True) from None
-        number = 1 + max(held.origin.number, 0 if self._replica is None else self._replica.origin.number)
-        return recovery.found_again(client, self.keys, self._envelope, held, number, void)
+        with self._holding:
+            if self._held is not held:
+                return void  # the agent has folded more meanwhile
+            self._is_founding = True
+            self._envelope.take(held.origin)  # the agent may have come to another journal, and folded nothing there
+        try:
+            number = 0 if self._replica is None else self._replica.origin.number
+            return recovery.found_again(client, self.keys, self._envelope, held, number, void)
+        finally:
+            self._is_founding = False
 
-    def _entered(self, client: Client, origin: Origin, header: bytes) -> Replica:
+    def _entered(self, client: Client, origin: Origin, header: bytes, *, is_anew: bool = False) -> Replica:
         before = self._replica
         if before is not None and before.origin.life == origin.life:
             return before
@@ -301,23 +314,14 @@ class Connections:
             recovery.check_owner(self.where, client.greeting[0], self._envelope.job)
         self._envelope.take(origin)
         with self._holding:
-            entered = self._replica = Replica(self.keys, origin, header)
+            entered = self._replica = Replica(self.keys, origin, header, is_anew=is_anew)
         if before is not None:
             self._close_all_but(client)  # the others lead to the store that was lost
         return entered
 
-    def _is_changed(self, what: str) -> Refused:
+    def is_changed(self, what: str) -> Refused:
         return Refused(
             Refusal.IDENTITY,
             f"{self.where}: another program has changed {what} in the journal of job {self._envelope.job}; start all "
             "agents of the job again",
-        )
-
-    def left_behind(self) -> Refused:
-        """The error for an agent that has read what the others have not."""
-        job = self._envelope.job
-        return Refused(
-            Refusal.IDENTITY,
-            f"{self.where}: the store was lost, and the other agents have written the journal of job {job} "
-            "again without something that this node has read; start this agent again",
         )

@@ -44,6 +44,8 @@ _HOLE_S = 1.0
 """A hole is not filled before this time is over. Seconds."""
 _HOLE_ROUND_TRIPS = 3
 """A hole is not filled before this many of the longest round trip of any writer are over."""
+_MOST_TAKEN = 100_000
+"""A job has fewer nodes than this. So if more slots are taken and empty, no agent has taken them."""
 _SLOW_S, _SLOWEST_S = 0.25, 30.0
 """A writer says its round trip if it is longer than the first, and never says more than the second. Seconds."""
 _CLAIMS, _CLAIM_S = 3, 0.5
@@ -186,7 +188,7 @@ class TCPStoreJournal:
         fold = self._unpublished.take()
         if self._connections.is_news(replica):
             batch = self._read(client, replica, 0, 0.0, 1)
-            batch = evolve(batch, base=batch.base or Job())
+            batch = evolve(batch, base=batch.base or Job(), is_anew=replica.is_anew)
         else:
             if replica.prefix is not None and after > replica.prefix.position:
                 replica.prefix = None
@@ -240,9 +242,16 @@ class TCPStoreJournal:
         while True:
             records = records + self._fetched(client, replica, after + len(records), head)
             if records:
+                if not after and not any(self._is_ours(record, replica, i) for i, record in enumerate(records)):
+                    # An agent that took them all for `Filler` would open the job a second time, beside those who know.
+                    raise self._connections.is_changed("the records")
                 entries = tuple(self._opened(client, replica, record, after + i) for i, record in enumerate(records))
                 return Batch(after + len(entries), entries)
             self._fill(client, replica, after, head)
+
+    def _is_ours(self, record: bytes, replica: Replica, slot: int) -> bool:
+        is_known = self._envelope.unwrap(record, replica.keys.place(slot)) is not None
+        return is_known or is_veto(self._envelope, record, replica.keys, slot)
 
     def _opened(self, client: Client, replica: Replica, record: bytes, slot: int) -> Entry:
         found, prefix = self._envelope.unwrap(record, replica.keys.place(slot)), replica.prefix
@@ -274,6 +283,10 @@ class TCPStoreJournal:
     def _fill(self, client: Client, replica: Replica, hole: int, head: int) -> None:
         """Wait until the writer that took the slot has filled it. When it has had enough time, fill the slot with a
         `Filler`."""
+        if head - hole > _MOST_TAKEN and not any(
+            self._fetched(client, replica, at, at + 1) for at in (hole + 1, head - 1)
+        ):
+            raise self._connections.is_changed("the number of slots")
         if hole >= replica.known_taken[0]:
             replica.known_taken = head, time.monotonic()
         while True:

@@ -1,12 +1,10 @@
 """The keys of a journal in a TCPStore. <job> is the job's id.
 
-    /reknit/owner                   the job that the store serves
-    /reknit/<job>/header            what names this journal
-    /reknit/<job>/begun             set once there is a header
-    /reknit/<job>/pace              the longest round trip of any writer, in milliseconds
-    /reknit/<job>/offers            how often agents have offered to found a journal again
-    /reknit/<job>/offers/<journal>  how often agents have offered to found this journal again
-    /reknit/<job>/best              the best of these offers
+    /reknit/owner         the job that the store serves
+    /reknit/<job>/header  what names this journal
+    /reknit/<job>/begun   set once there is a header
+    /reknit/<job>/pace    the longest round trip of any writer, in milliseconds
+    /reknit/<job>/best    the best offer to found a journal again
 
 The following keys exist once in each life of the journal (`founding.Life`). In the first life, <life> is left out.
 
@@ -37,11 +35,7 @@ class Keys:
         self.header = self.root + "header"
         self.begun = self.root + "begun"
         self.pace = self.root + "pace"
-        self.offers = self.root + "offers"
         self.best = self.root + "best"
-
-    def offers_of(self, journal: str) -> str:
-        return f"{self.offers}/{journal}"
 
     def of(self, life: str) -> LifeKeys:
         """`life`: its name. Empty: the first one."""

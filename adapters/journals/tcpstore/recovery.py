@@ -25,17 +25,17 @@ from reknit.adapters.journals.envelope import Envelope, number
 from reknit.adapters.journals.tcpstore.client import Client
 from reknit.adapters.journals.tcpstore.keys import OWNER, Keys, LifeKeys
 from reknit.adapters.ports import Refused, Unavailable
+from reknit.core.job import founding
 from reknit.core.job.entries import Filler
-from reknit.core.job.fold import fold
 from reknit.core.job.founding import (
     Candidate,
     Held,
-    Life,
     Move,
     Origin,
     has_sealed,
     looked,
     moved,
+    next_life,
     offer_of,
     waits_s,
 )
@@ -82,7 +82,7 @@ def begun(client: Client, keys: Keys, envelope: Envelope, *, is_remembered: bool
     `waits_s`."""
     came_at = time.monotonic()
     while True:
-        has_offers = client.get(keys.offers) != b""
+        has_offers = envelope.open_offer(client.get(keys.best)) is not None
         if time.monotonic() - came_at >= waits_s(is_remembered=is_remembered, has_offers=has_offers):
             return _header_written(client, keys, b"", envelope.header())
         if header := _header_after(client, keys, b""):
@@ -130,30 +130,23 @@ def replaced(client: Client, keys: Keys, void: bytes, wait_s: float) -> bytes:
 def found_again(client: Client, keys: Keys, envelope: Envelope, held: Held, number: int, void: bytes = b"") -> bytes:
     """Found the journal again, or wait until another agent has. Returns the header.
 
-    `number`: of the new life (`Origin.number`). `void`: the header of a journal that makes way for this one. Empty: the
+    `number`: as in `next_life`. `void`: the header of a journal that makes way for this one. Empty: the
     store has no header. Raises `Unavailable` if no agent has founded it within a minute."""
     give_up_at = time.monotonic() + _GIVE_UP_S
     name = os.urandom(8).hex()
-    life = Life(envelope.journal, name)
-    origin = Origin(life, held.position, held.digest, number, held.origin.line)
-    candidate, sealed, has_come = Candidate(offer_of(held, name), len(held.job.live)), b"", False
+    candidate, sealed = Candidate(offer_of(held, name)), b""
     while not (header := _header_after(client, keys, void)):
         if time.monotonic() >= give_up_at:
             raise Unavailable(
                 f"waited {_GIVE_UP_S:g} s for the agents of job {envelope.job} to write its journal again"
             )
-        # The count is read before the best offer: an agent makes its offer before it is counted.
-        come, (best,) = client.add_and_get(keys.offers_of(life.journal), 0, [keys.best])
-        sealed = sealed or envelope.wrap_offer(candidate.offer)
-        candidate, move = looked(candidate, envelope.open_offer(best), come, time.monotonic(), client.round_trip_s)
+        best = client.get(keys.best)
+        candidate, move = looked(candidate, envelope.open_offer(best), time.monotonic(), client.round_trip_s)
         if move is Move.FOUND:
-            return _founded(client, keys, envelope, held, origin, void)
+            return _founded(client, keys, envelope, held, next_life(held, name, number), void)
         if move is Move.OFFER:
+            sealed = sealed or envelope.wrap_offer(candidate.offer)
             client.compare_set(keys.best, best, sealed)
-        elif not has_come:
-            has_come = True
-            client.add(keys.offers, 1)
-            client.add(keys.offers_of(life.journal), 1)
     return header
 
 
@@ -204,21 +197,21 @@ def judged(
     """Whether the journal is void, by its records before position `end`. None: nothing has decided yet. `slots`: the
     keys of its life. `hole_s`: how many seconds a slot may stay taken and not filled. Then it is filled here."""
     slot, job = _base_of(client, slots, envelope) if origin.life.name else (0, Job())
-    while slot < end and not has_sealed(job):
+    verdict = False if has_sealed(job) else None
+    while slot < end and verdict is None:
         for record in client.multi_get([slots.slot(i) for i in range(slot, min(end, slot + _CHUNK))]):
             if not record and not client.wait([slots.slot(slot)], hole_s):
                 filler = envelope.wrap("", Filler(), slots.place(slot))
                 record = client.compare_set(slots.slot(slot), b"", filler)
             record = record or client.get(slots.slot(slot))
             found = envelope.unwrap(record, slots.place(slot))
-            if found is not None:
-                job = fold(job, found.entry)
-            elif is_veto(envelope, record, slots, slot):
-                return True
-            if has_sealed(job):
-                break
+            entry = Filler() if found is None else found.entry
+            is_against = found is None and is_veto(envelope, record, slots, slot)
+            job, verdict = founding.judged(job, None if is_against else entry)
+            if verdict is not None:
+                return verdict
             slot += 1
-    return False if has_sealed(job) else None
+    return verdict
 
 
 def _base_of(client: Client, slots: LifeKeys, envelope: Envelope) -> tuple[int, Job]:
