@@ -385,6 +385,48 @@ def test_the_next_server_is_asked_long_before_the_time_of_a_silent_one_is_over()
         assert answers
 
 
+def test_the_answer_of_a_server_that_has_become_slow_counts() -> None:
+    """A plain wait costs as long as the answer takes. An agent that throws such answers away falls silent, and its
+    keeper kills the workers (--fence-after)."""
+    with members(3) as made, closing(hasty(made, 6 * PATIENCE_S)) as gateway:
+        for slow_s in (2.5 * SOON_S, 0.0, 2.5 * SOON_S, 0.0, 0.0, 0.0, 2.5 * SOON_S):
+            before = [member.asked for member in made]
+            current = gateway._current
+            for member in made:
+                member.late_s = slow_s
+            assert gateway.transact([], [], []).is_met
+            assert gateway._current == current
+            assert max(m.asked - b for m, b in zip(made, before, strict=True)) <= 1, "a server was asked twice"
+
+
+def test_a_server_that_takes_longer_than_all_are_asked_in_turn_answers_one_of_the_short_tries() -> None:
+    """Each try takes the place of the one before on the same server, so the tries must become longer."""
+    with members(3) as made, closing(hasty(made, 6 * PATIENCE_S)) as gateway:
+        for member in made:
+            member.late_s = 4 * SOON_S
+        assert gateway.transact([], [], []).is_met
+        assert sum(member.asked for member in made) <= 9
+        assert {server.timeout_s for server in gateway._servers} == {2 * PATIENCE_S}
+
+
+def test_a_server_that_answers_late_and_badly_leaves_the_call_to_the_others() -> None:
+    """The one that was asked first may be the one that is broken."""
+    with members(3) as made, closing(hasty(made, 6 * PATIENCE_S)) as gateway:
+        for member in made:
+            member.speaks.clear()
+        made[0].status = {"succeeded": True, "header": None}
+        answers: list[Answer] = []
+        asking = threading.Thread(target=lambda: answers.append(gateway.transact([], [], [])))
+        asking.start()
+        until(lambda: made[1].asked, "the second server to be asked")
+        made[0].speaks.set()
+        until(lambda: made[2].asked, "the third server to be asked")
+        made[2].speaks.set()
+        asking.join(PATIENCE_S)
+        assert answers
+        assert gateway._current == 2
+
+
 def test_a_cluster_that_has_become_slow_is_no_outage_and_is_asked_once_per_call() -> None:
     """Answers that are later than ever are answers all the same. Repeating them would make the cluster slower still."""
     with members(2) as made, closing(hasty(made, 2 * PATIENCE_S)) as gateway:
@@ -433,7 +475,7 @@ def test_servers_that_refuse_are_not_asked_without_end(monkeypatch: pytest.Monke
             refusals += 1
             raise ConnectionRefusedError
 
-        monkeypatch.setattr(Server, "ask", refused)
+        monkeypatch.setattr(Server, "begin", refused)
         with pytest.raises(Unavailable):
             gateway.transact([], [], [])
         assert refusals <= 20

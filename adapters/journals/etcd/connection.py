@@ -3,6 +3,7 @@
 1. One connection per server is kept open and used again. If the server has closed it, a new one is opened.
 2. One deadline covers the connection, the handshake, the request and the answer.
 3. One thread at a time makes a request. Any thread may call `close`, which ends a call that waits.
+   The thread may do other things between a request and its answer (`begin` and `finish`).
 4. With a user, the client first gets a token and sends it with every request. When etcd no longer takes the token, the
    client gets a new one, once per request. A token expires, and a change of any user or role may make it invalid.
 5. A user that etcd does not let in at first is refused. Once etcd has let the user in, a denial is an outage: somebody
@@ -124,7 +125,9 @@ class Server:
         self._socket: socket.socket | None = None
         """The socket of `_connection`. None: it is not connected."""
         self._busy = threading.Lock()
-        """Held by the thread that makes a request."""
+        """Held by the thread that makes a request, until the answer was read or the request was dropped."""
+        self._request: tuple[str, object, str] | None = None
+        """Path, data and token of the request that was sent and has no answer yet. None: there is none."""
         self._changing = threading.Lock()
         """Held while `_socket` is replaced, closed or shut down. Otherwise `close` might shut down a descriptor whose
         number belongs to another file by then."""
@@ -136,12 +139,43 @@ class Server:
 
         Raises OSError, HTTPException or ValueError if no usable answer comes: `why` makes a text of the error. Raises
         `Refused` if etcd does not allow the request for this user."""
+        give_up = monotonic() + min(self.timeout_s, within_s)
+        self.begin(path, data, within_s)
+        return self.finish(give_up - monotonic())
+
+    def begin(self, path: str, data: object, within_s: float = inf) -> None:
+        """Send a request. `finish` or `drop` must follow. Raises like `ask`, and then the request is dropped."""
+        self._busy.acquire()
         try:
-            with self._busy:
-                return self._asked(path, data, within_s)
+            give_up = monotonic() + min(self.timeout_s, within_s)
+            if self._login.user and not self._login.token:
+                self._authenticate(monotonic() + self.timeout_s)
+            self._request = path, data, self._login.token
+            self._send(path, data, give_up)
+        except BaseException:
+            self._end()
+            raise
+
+    def fileno(self) -> int:
+        """The descriptor that can be read once the answer has begun. -1: there is none, because the connection was
+        closed."""
+        return self._socket.fileno() if self._socket is not None else -1
+
+    def finish(self, within_s: float) -> Any:
+        """The answer to the request that was begun. Raises like `ask`. Without an answer in time the request is
+        dropped."""
+        if self._request is None:
+            raise AssertionError("an answer is asked for, and no request was begun")
+        try:
+            return self._answer(*self._request, monotonic() + within_s)
         finally:
-            if self._is_closed:
-                self._let_go()
+            self._end()
+
+    def drop(self) -> None:
+        """Give up the request that was begun, and its connection. Does nothing if there is none."""
+        if self._request is not None:
+            self._drop()
+            self._end()
 
     def opened(self, path: str, data: object) -> socket.socket:
         """A new connection of the caller's own, on which this request has been sent. Raises like `ask`."""
@@ -167,6 +201,13 @@ class Server:
                     pass  # the server has closed it already
         self._let_go()
 
+    def _end(self) -> None:
+        """The request is over."""
+        self._request = None
+        self._busy.release()
+        if self._is_closed:
+            self._let_go()
+
     def _let_go(self) -> None:
         """Close the connection if no call is under way. `close` calls this, and each call that ends after it."""
         if self._busy.acquire(blocking=False):
@@ -175,16 +216,12 @@ class Server:
 
     # ---- one request ----
 
-    def _asked(self, path: str, data: object, within_s: float) -> Any:
-        login, began = self._login, monotonic()
-        give_up, long = began + min(self.timeout_s, within_s), began + self.timeout_s
-        if login.user and not login.token:
-            self._authenticate(long)
-        token = login.token
-        status, text = self._posted(path, data, give_up)
+    def _answer(self, path: str, data: object, token: str, give_up: float) -> Any:
+        login = self._login
+        status, text = self._received(give_up)
         if status != 200 and any(expired in text for expired in _EXPIRED):
             if login.token == token:  # otherwise another client of the journal has got a new one already
-                self._authenticate(long)
+                self._authenticate(monotonic() + self.timeout_s)
             status, text = self._posted(path, data, give_up)
         answer = self._decoded(status, text)
         login.was_let_in = True
@@ -216,10 +253,25 @@ class Server:
 
     def _posted(self, path: str, data: object, give_up: float) -> tuple[int, str]:
         """Status and text of the answer."""
+        self._send(path, data, give_up)
+        return self._received(give_up)
+
+    def _send(self, path: str, data: object, give_up: float) -> None:
         try:
             sock = self._kept(give_up)
             sock.settimeout(_left_s(give_up))
             self._connection.request("POST", path, json.dumps(data).encode(), self._headers(path))
+        except BaseException:
+            self._drop()
+            raise
+
+    def _received(self, give_up: float) -> tuple[int, str]:
+        """Status and text of the answer to what was sent."""
+        try:
+            sock = self._socket
+            if sock is None:
+                raise OSError("the connection was closed here")
+            sock.settimeout(_left_s(give_up))
             response = self._connection.getresponse()
             parts = []
             # The end of the answer may close the socket, if the server has said that it will (Connection: close). From

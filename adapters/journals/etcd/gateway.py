@@ -6,12 +6,14 @@ enough.
 1. A transaction is tried once on each server. The server that answered last comes first.
 2. A transaction that failed may have been carried out all the same, or may be carried out later. So callers write
    transactions that do no harm when they are repeated.
-3. A caller may ask for haste (`soon_s`). Then short tries come before those of rule 1. A short try gives up its server
+3. A caller may ask for haste (`soon_s`). Then short tries come before those of rule 1. A short try asks the next server
    when an answer is late, compared with the answers before. So a leader that is lost costs little more than the
    election of the next one: until then each server forwards what it gets to the leader that is gone, and never answers.
-4. Short tries are made only while etcd answers as usual: not before the first answer, and not after a call that no
+4. The first answer of any server counts. A server that is late keeps its request until its turn comes again. So a
+   cluster that has become slow costs a call no more than its answer takes, and one further request.
+5. Short tries are made only while etcd answers as usual: not before the first answer, and not after a call that no
    server has answered. A cluster that has become slow makes an agent's answers late once. From then on they are usual.
-5. One thread at a time uses a `Gateway`. Only `close` may come from another thread.
+6. One thread at a time uses a `Gateway`. Only `close` may come from another thread.
 """
 
 from __future__ import annotations
@@ -68,12 +70,18 @@ class Answer:
 
 
 _PART_BYTES = 1 << 16
+_TRANSACT = "/v3/kv/txn"
 _HASTE_S = 2.5
 """For so long a call makes short tries. Seconds. The members of etcd elect a leader within twice the time of its option
 --election-timeout, which is 1 s by default. Until then no try can succeed."""
-_MOST_SHORT_TRIES = 18
-"""Upper bound on the short tries of a call. A server that refuses the connection takes no time, so `_HASTE_S` would
-allow any number of them. Twelve tries of 0.2 s, and one refused try after each two of them."""
+_ROUNDS = 5
+"""Upper bound on the short tries of a call on one server. A server that refuses the connection takes no time, so
+`_HASTE_S` would allow any number of them."""
+_GROWTH = 1.5
+"""A short try takes so many times as long as the one before on the same server. Without growth, no server that takes
+longer than a round of short tries could answer one of them."""
+_READ_S = 0.1
+"""An answer that has begun to arrive may take so many seconds more, even if the time of its try is over."""
 
 
 # ---- what transactions are made of ----
@@ -165,6 +173,58 @@ class Cluster:
         return Login(self.user, self.password, self.password_file, needs)
 
 
+class _Call:
+    """One transaction, on as many servers as it takes."""
+
+    def __init__(self, request: Json) -> None:
+        self._request = request
+        self.began: dict[Server, float] = {}
+        """The servers that have the request and have not answered yet. For each: when it was sent."""
+        self.late: set[Server] = set()
+        """The servers that were too late: nothing is expected of them any more."""
+        self.reasons: dict[str, str] = {}
+        """By URL: why the server has given no usable answer."""
+        self.has_refusal = False
+        """A server has answered, and its answer cannot be used."""
+        self.answer: Answer | None = None
+
+    def ask(self, server: Server, within_s: float) -> None:
+        """Send the request. It takes the place of the one that the server may have already."""
+        self._forget(server)
+        now = monotonic()
+        try:
+            server.begin(_TRANSACT, self._request, within_s)
+            self.began[server] = now
+        except (OSError, HTTPException, ValueError) as e:
+            self._failed(server, e)
+
+    def take(self, server: Server, within_s: float) -> None:
+        """Read the answer, which has begun to arrive."""
+        del self.began[server]
+        try:
+            self.answer = _answer(server.finish(within_s))
+        except (OSError, HTTPException, ValueError) as e:
+            self._failed(server, e)
+
+    def end(self) -> None:
+        """Give up all requests that have no answer."""
+        for server in list(self.began):
+            self._forget(server)
+
+    def _forget(self, server: Server) -> None:
+        if self.began.pop(server, None) is not None:
+            server.drop()
+        self.late.discard(server)
+
+    def _failed(self, server: Server, error: Exception) -> None:
+        self.has_refusal = self.has_refusal or isinstance(error, ValueError)
+        if isinstance(error, TimeoutError):
+            self.late.add(server)
+            self.reasons.setdefault(server.url, f"{server.url}: {why(error)}")  # not in place of how long it had
+        else:
+            self.reasons[server.url] = f"{server.url}: {why(error)}"
+
+
 class Gateway:
     """The members of a cluster, as one thread sees them."""
 
@@ -194,41 +254,56 @@ class Gateway:
 
         Raises `Unavailable`, whose text names the error of each server. Raises `Refused` if etcd does not let this
         client in."""
-        reasons, has_answered = dict[str, str](), False
-        request = {"compare": compare, "success": then, "failure": otherwise}
-        for within_s in self._limits():
-            if self._is_closed:
-                raise Unavailable("the connection to etcd was closed here")
-            server = self.server
-            began, limit_s = monotonic(), min(server.timeout_s, within_s)
-            try:
-                answer = _answer(server.ask("/v3/kv/txn", request, within_s))
-                self._note(server, monotonic() - began)
-                return answer
-            except (OSError, HTTPException, ValueError) as e:
-                if isinstance(e, TimeoutError) and self.round_trip_s == inf:
-                    # Nobody knows yet whether a silent server is far away. The limit does not grow in an outage:
-                    # otherwise some nodes would notice the end of the outage much later than others, and would be taken
-                    # for dead.
-                    server.timeout_s = min(2 * server.timeout_s, ROUND_TRIPS * self._least_s)
-                waited = f" within {limit_s:g} s" if isinstance(e, TimeoutError) else ""
-                reasons[server.url] = f"{server.url}: {why(e)}{waited}"
-                has_answered = has_answered or isinstance(e, ValueError)
-                self._current = (self._current + 1) % len(self._servers)
+        call = _Call({"compare": compare, "success": then, "failure": otherwise})
+        try:
+            for within_s in self._limits():
+                if self._is_closed:
+                    raise Unavailable("the connection to etcd was closed here")
+                self._try(call, within_s)
+                if call.answer is not None:
+                    return call.answer
+        finally:
+            call.end()
         self._pace = None
         if self._is_closed:
             raise Unavailable("the connection to etcd was closed here")
-        what = "no server of etcd can be used" if has_answered else "no server of etcd has answered"
-        raise Unavailable(f"{what}: {'; '.join(reasons.values())}", answers=has_answered)
+        what = "no server of etcd can be used" if call.has_refusal else "no server of etcd has answered"
+        raise Unavailable(f"{what}: {'; '.join(call.reasons.values())}", answers=call.has_refusal)
+
+    def _try(self, call: _Call, within_s: float) -> None:
+        """Ask the next server, and wait until it or one that was asked before has answered."""
+        server = self.server
+        limit_s = min(server.timeout_s, within_s)
+        until = monotonic() + limit_s
+        call.ask(server, limit_s)
+        while True:
+            waits = {waiting.fileno(): waiting for waiting in call.began}
+            ready = readable(tuple(waits), until - monotonic() if server in call.began else 0)
+            for fd in ready:
+                began = call.began[waits[fd]]
+                call.take(waits[fd], max(_READ_S, until - monotonic()))
+                if call.answer is not None:
+                    self._current = self._servers.index(waits[fd])
+                    self._note(waits[fd], monotonic() - began)
+                    return
+            if not ready:
+                break
+        if server in call.began or server in call.late:
+            call.reasons[server.url] = f"{server.url}: no answer within {limit_s:g} s"
+            if self.round_trip_s == inf:
+                # Nobody knows yet whether a silent server is far away. The limit does not grow in an outage: otherwise
+                # some nodes would notice the end of the outage much later than others, and would be taken for dead.
+                server.timeout_s = min(2 * server.timeout_s, ROUND_TRIPS * self._least_s)
+        self._current = (self._current + 1) % len(self._servers)
 
     def _limits(self) -> Iterator[float]:
         """The limit of each try of a call, in seconds: the short tries, then one on each server with its whole time."""
         late_s = max(self._soon_s, self._pace.late_s if self._pace else inf)
         if late_s < self._least_s and len(self._servers) > 1:
             until = monotonic() + _HASTE_S
-            for _ in range(_MOST_SHORT_TRIES):
+            for number in range(_ROUNDS * len(self._servers)):
                 if monotonic() < until:
-                    yield late_s
+                    yield late_s * _GROWTH ** (number // len(self._servers))
         for _ in self._servers:
             yield inf
 
