@@ -8,10 +8,11 @@ the three members are there. The agents of the job find it with
     reknit run --rdzv-backend=etcd --rdzv-endpoint=node0:2379,node1:2379,node2:2379 …
 
 1. One line says when the cluster serves. Then this member has written something, so a majority of the members is there.
-2. Each start has a fresh folder for its data, on a local disk: below $TMPDIR, or in /tmp. The folder is removed when
-   this program is told to end. It stays if this program or its host dies.
-3. A member that has died comes back with its folder: start it with --data-dir=FOLDER and else the same options.
-   Without its folder it cannot come back, and the other two go on without it. Never start a member with an empty
+2. Each start has a fresh folder for its data, on a local disk: below $TMPDIR, or in /tmp. This program removes the
+   folder when it is told to end, or if etcd has ended before it kept anything. The folder stays if this program or its
+   host dies.
+3. A member that has died comes back with its folder: start it with --data-dir=FOLDER and else the same options. A
+   folder that --data-dir names is never removed. Without its folder it cannot come back, and the other two go on without it. Never start a member with an empty
    folder where two members were lost: together with the third, it might elect a leader that has forgotten the job.
 4. SIGUSR1 and SIGINT end the member at once. After SIGTERM the member serves for --linger seconds more, or until the
    second SIGTERM: Slurm sends SIGTERM to agents and members alike, and agents need their store to the end.
@@ -61,6 +62,10 @@ AT_ONCE = {signal.SIGINT, signal.SIGUSR1}
 SIGNALS = {*AT_ONCE, signal.SIGTERM, signal.SIGCHLD}
 TRY_S, PAUSE_S, END_S = 1.0, 0.2, 10.0
 """Seconds: how long an attempt to write may take, the pause between two attempts, and how long etcd may take to end."""
+QUIET_S = 5.0
+"""A member that waits for others says so after so many seconds."""
+LISTENS = "0A"
+"""The state of a listening socket in /proc/net/tcp."""
 PR_SET_PDEATHSIG = 1
 
 
@@ -79,13 +84,19 @@ def main() -> int:
     version = version_of(etcd)
     if loses_writes(version):
         return refused(f"etcd {version} may lose what it has acknowledged: install 3.4.22, 3.5.6 or a later version")
-    signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)  # from here on a signal waits until it is asked for
-    folder = options.data_dir or tempfile.mkdtemp(prefix=f"etcd-{options.token}-")
-    os.makedirs(folder, 0o700, exist_ok=True)
-    command = [etcd, *of_member(hosts, me, options.port), "--initial-cluster-token", options.token]
+    try:
+        words = of_member(hosts, me, options.port)
+    except OSError as e:
+        return refused(f"this host's name {me} in --hosts has no address here: {e.strerror}; give addresses")
+    try:
+        folder = options.data_dir or tempfile.mkdtemp(prefix=f"etcd-{options.token}-")
+        os.makedirs(folder, 0o700, exist_ok=True)
+    except OSError as e:
+        return refused(f"the folder for the data cannot be made: {e.filename}: {e.strerror}; give another --data-dir")
+    take_signals()
     environment = {name: value for name, value in os.environ.items() if not name.startswith("ETCD_")}
     process = subprocess.Popen(
-        [*command, "--data-dir", folder, *OPTIONS],
+        [etcd, *words, "--initial-cluster-token", options.token, "--data-dir", folder, *OPTIONS],
         env=environment,
         preexec_fn=guard(os.getpid()),  # noqa: PLW1509  # this program has one thread
         start_new_session=True,  # a signal to the group of this program leaves etcd alone
@@ -93,14 +104,26 @@ def main() -> int:
     try:
         places = ",".join(f"{host}:{options.port}" for host in hosts)
         line = f"etcd {version} serves at {places}; this member has its data in {folder}"
-        was_told = served(process, address_of(me), options.port, options.linger, line)
+        was_told = served(process, [me, *(host for host in hosts if host != me)], options.port, options.linger, line)
     finally:
         ended(process)
-    if was_told:
+    return left(folder, options.data_dir is None, None if was_told else process.returncode)
+
+
+def left(folder: str, is_fresh: bool, died: int | None) -> int:
+    """Remove the folder of a member that has ended, or say what it is good for. Returns the status of this program.
+    `is_fresh`: this start has made the folder. `died`: the status of an etcd that has ended by itself."""
+    # etcd keeps in its log what it has told other members. A member that has told nothing is not missed.
+    has_data = os.path.isdir(os.path.join(folder, "member", "wal"))
+    if is_fresh and (died is None or not has_data):
         shutil.rmtree(folder, ignore_errors=True)
-        return 0
-    say(f"etcd has ended with status {process.returncode}; to go on with its data, give --data-dir={folder}")
-    return 1
+    if died is not None:
+        advice = f"; to go on with its data, give --data-dir={folder}" if has_data else "; it has kept no data"
+        say(f"etcd has ended with status {died}{advice}")
+        return 1
+    if not is_fresh:
+        say(f"etcd has ended; its data stay in {folder}, as --data-dir has named that folder")
+    return 0
 
 
 def parsed() -> argparse.Namespace:
@@ -154,6 +177,13 @@ def url(host: str, port: int) -> str:
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
+def take_signals() -> None:
+    """From here on a signal waits until it is asked for."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+    for number in SIGNALS:
+        signal.signal(number, signal.SIG_DFL)  # the parent may have ignored SIGCHLD: the end of etcd would be unknown
+
+
 def guard(parent: int) -> Callable[[], None]:
     """What the new process does before it becomes etcd."""
     prctl = ctypes.CDLL(None, use_errno=True).prctl
@@ -169,12 +199,16 @@ def guard(parent: int) -> Callable[[], None]:
 # ---- its life ----
 
 
-def served(process: subprocess.Popen[bytes], address: str, port: int, linger_s: float, line: str) -> bool:
-    """Say the line when the cluster serves, and wait. True: this program was told to end. False: etcd has ended."""
-    serves, ends_at = False, inf
+def served(process: subprocess.Popen[bytes], hosts: list[str], port: int, linger_s: float, line: str) -> bool:
+    """Say the line when the cluster serves, and wait. True: this program was told to end. False: etcd has ended.
+    `hosts`: of the members, this one first."""
+    serves, ends_at, says_at = False, inf, monotonic() + QUIET_S
     while process.poll() is None:
-        if not serves and (serves := writes(address, port)):
+        if not serves and (serves := listens(process.pid, port) and writes(address_of(hosts[0]), port)):
             say(line)
+        if not serves and monotonic() > says_at:
+            says_at = inf
+            say(waiting(hosts, port))
         left_s = min(ends_at - monotonic(), 3600.0 if serves else PAUSE_S)
         told = signal.sigtimedwait(SIGNALS, max(0.0, left_s))
         number = told.si_signo if told else None
@@ -183,6 +217,38 @@ def served(process: subprocess.Popen[bytes], address: str, port: int, linger_s: 
         if number == signal.SIGTERM:
             ends_at = monotonic() + linger_s
     return ends_at < inf
+
+
+def waiting(hosts: list[str], port: int) -> str:
+    """What a member waits for that does not serve yet."""
+    line = f"this member waits for a majority: {len(hosts) // 2 + 1} of {len(hosts)} members must be there"
+    missing = ", ".join(f"{host}:{port + 1}" for host in hosts[1:] if not accepts(host, port + 1))
+    if not missing:
+        return line + "; all ports are open, so look whether --hosts, --port and --token are the same on all hosts"
+    return line + f"; nobody answers at {missing}"
+
+
+def accepts(host: str, port: int) -> bool:
+    try:
+        with socket.create_connection((host, port), TRY_S):
+            return True
+    except OSError:
+        return False
+
+
+def listens(pid: int, port: int) -> bool:
+    """The process listens at the port. Otherwise the etcd of somebody else may answer there."""
+    sockets = set[str]()
+    for table in ("/proc/net/tcp", "/proc/net/tcp6"):
+        with contextlib.suppress(OSError), open(table, encoding="ascii") as file:
+            rows = [row.split() for row in file.readlines()[1:]]
+            sockets |= {f"socket:[{r[9]}]" for r in rows if r[3] == LISTENS and r[1].endswith(f":{port:04X}")}
+    with contextlib.suppress(OSError):
+        for entry in os.scandir(f"/proc/{pid}/fd"):
+            with contextlib.suppress(OSError):
+                if os.readlink(entry.path) in sockets:
+                    return True
+    return False
 
 
 def writes(address: str, port: int) -> bool:

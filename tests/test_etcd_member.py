@@ -54,7 +54,7 @@ def test_three_members_serve_and_leave_nothing(members: Members) -> None:
     ] * 3
     for run in members.runs.values():
         assert run.end() == 0
-        assert run.line.count("etcd_member: ") == 1, run.line
+        assert run.line.count(" serves at ") == 1, run.line
         assert run.folders == []
 
 
@@ -68,13 +68,94 @@ def test_a_member_that_was_killed_comes_back_with_its_folder_and_not_without(mem
         (folder,) = members.runs[0].folders
         members.start(0)
         assert members.runs[0].process.wait(PATIENCE_S) == 1
-        assert "to go on with its data, give --data-dir=" in members.runs[0].line
+        assert members.runs[0].line.endswith("etcd has ended with status 1; it has kept no data\n")
+        assert members.runs[0].folders == [folder]
         members.start(0, argv=[f"--data-dir={folder}"])
         members.serve()
     with closing(Gateway(Cluster(members.endpoints[:1]), 30.0)) as alone:
         assert patiently(alone.transact, [], [get("/k")], []).ranges[0].found[0].value == b"v"
     assert members.runs[0].end() == 0
-    assert folder not in members.runs[0].folders
+    assert f"its data stay in {folder}" in members.runs[0].line
+    assert (folder / "member" / "wal").is_dir()
+
+
+def test_a_folder_that_was_named_stays_as_it_was(members: Members, tmp_path: Path) -> None:
+    """It may hold other files of the user, or the data of a member that is told to end before the others are back."""
+    named = tmp_path / "named"
+    named.mkdir()
+    (named / "mine").write_text("mine")
+    members.start(0)
+    members.start(1, argv=[f"--data-dir={named}"])
+    members.serve()
+    for run in members.runs.values():
+        assert run.end() == 0
+    assert (named / "mine").read_text() == "mine"
+    members.start(1, argv=[f"--data-dir={named}"])
+    until(lambda: _accepts(members.endpoints[1]), "the member to listen")
+    assert members.runs[1].end() == 0
+    assert " serves at " not in members.runs[1].line
+    assert (named / "member" / "wal").is_dir()
+    assert (named / "mine").read_text() == "mine"
+
+
+def test_a_member_whose_port_is_taken_does_not_serve(members: Members, tmp_path: Path) -> None:
+    """Two jobs on one host with one port: the members of the second would talk of the store of the first."""
+    members.start(0, 1)
+    members.serve()
+    second = Members(tmp_path / "second")
+    (tmp_path / "second").mkdir()
+    second.port = members.port
+    with second:
+        second.start(0)
+        assert second.runs[0].process.wait(PATIENCE_S) == 1
+        assert " serves at " not in second.runs[0].line
+        assert second.runs[0].line.endswith("etcd has ended with status 1; it has kept no data\n")
+        assert second.runs[0].folders == []
+
+
+def test_a_member_says_for_whom_it_waits(members: Members) -> None:
+    """Otherwise nobody knows whether the wait is over soon, or a host is missing."""
+    members.start(0)
+    until(lambda: "nobody answers at" in members.runs[0].line, "the line")
+    assert "2 of 3 members must be there" in members.runs[0].line
+    assert f"{members.hosts[1]}:{members.port + 1}, {members.hosts[2]}:{members.port + 1}\n" in members.runs[0].line
+    assert members.runs[0].end() == 0
+    assert members.runs[0].folders == []
+
+
+def test_the_end_of_etcd_is_seen_although_the_parent_has_ignored_sigchld(members: Members, tmp_path: Path) -> None:
+    """Some launchers ignore it, and a child inherits that. Without a signal nobody would learn of the end."""
+    script = tmp_path / "ignoring.py"
+    script.write_text(
+        "import os, signal, sys\nsignal.signal(signal.SIGCHLD, signal.SIG_IGN)\n"
+        f"os.execv(sys.executable, [sys.executable, {str(SCRIPT)!r}, *sys.argv[1:]])\n"
+    )
+    with Members(tmp_path, script=script) as ignoring:
+        ignoring.start(0, 1)
+        ignoring.serve()
+        run = ignoring.runs[0]
+        (etcd,) = set(run.left_over()) - {run.pid}
+        os.kill(etcd, signal.SIGKILL)
+        assert run.process.wait(PATIENCE_S) == 1
+        assert "etcd has ended with status -9; to go on with its data" in run.line
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        (["--hosts=no-such-host.invalid", "--me=no-such-host.invalid"], "no-such-host.invalid in --hosts has no"),
+        (["--hosts=127.0.0.11", "--me=127.0.0.11", "--data-dir=/proc/no"], "cannot be made: /proc/no: No such file"),
+        (["--hosts=127.0.0.11", "--me=127.0.0.11", f"--data-dir={__file__}"], f"cannot be made: {__file__}: File exi"),
+    ],
+)
+def test_what_cannot_be_used_is_refused_in_one_line(tmp_path: Path, words: list[str], line: str) -> None:
+    """The user looks for the option that is wrong."""
+    if shutil.which("etcd") is None:
+        pytest.skip("etcd is not installed")
+    with Run(tmp_path, sys.executable, str(SCRIPT), *words) as job:
+        assert job.end() == 2
+    assert line in job.err
+    assert job.err.count("\n") == 1
 
 
 def test_a_member_whose_etcd_was_killed_says_how_it_comes_back(members: Members) -> None:
@@ -160,7 +241,6 @@ def test_a_job_outlives_every_host(members: Members, tmp_path: Path) -> None:
         assert ended(*hosts.values()) == [0, 0, 0]
     for member in members.runs.values():
         assert member.end() == 0
-        assert member.folders == []
     _print(took)
 
 
