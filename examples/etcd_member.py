@@ -12,8 +12,9 @@ the three members are there. The agents of the job find it with
    folder when it is told to end, or if etcd has ended before it kept anything. The folder stays if this program or its
    host dies.
 3. A member that has died comes back with its folder: start it with --data-dir=FOLDER and else the same options. A
-   folder that --data-dir names is never removed. Without its folder it cannot come back, and the other two go on without it. Never start a member with an empty
-   folder where two members were lost: together with the third, it might elect a leader that has forgotten the job.
+   folder that --data-dir names is never removed. Without its folder a member cannot come back, and the other two go on
+   without it. Never start a member with an empty folder where two members were lost: together with the third, it might
+   elect a leader that has forgotten the job.
 4. SIGUSR1 and SIGINT end the member at once. After SIGTERM the member serves for --linger seconds more, or until the
    second SIGTERM: Slurm sends SIGTERM to agents and members alike, and agents need their store to the end.
 5. etcd never outlives this program: the kernel kills etcd when this program dies, however that happens. It counts the
