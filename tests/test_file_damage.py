@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import os
 import random
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -45,13 +46,13 @@ class Agent:
             self.position = batch.position
             self.entries += batch.entries
 
-        self._try(look)
+        self.attempt(look)
 
     def append(self) -> None:
         self.count += 1
-        self._try(lambda: self.journal.append(f"{self.name}-{self.count}", entry(self.name, self.count)))
+        self.attempt(lambda: self.journal.append(f"{self.name}-{self.count}", entry(self.name, self.count)))
 
-    def _try(self, call: Callable[[], None]) -> None:
+    def attempt(self, call: Callable[[], None]) -> None:
         if self.refused is None:
             try:
                 call()
@@ -170,6 +171,62 @@ def test_a_journal_that_was_replaced_by_a_link_is_another_one(tmp_path: Path, ta
     for agent in agents:
         assert agent.refused is not None
         assert agent.refused.refusal is Refusal.IDENTITY
+
+
+def _is_a_file(path: Path) -> None:
+    shutil.rmtree(path)
+    path.write_text("")
+
+
+def _is_a_folder(path: Path) -> None:
+    path.unlink()
+    path.mkdir()
+
+
+def _is_a_pipe(path: Path) -> None:
+    path.unlink()
+    os.mkfifo(path)
+
+
+@pytest.mark.parametrize(
+    ("name", "harm", "words"),
+    [
+        ("", _is_a_file, "no folder (Not a directory)"),
+        ("beats", _is_a_file, "no folder (Not a directory)"),
+        ("lock", _is_a_folder, "no file (Is a directory)"),
+        ("lock", _is_a_pipe, "no file (a pipe, a socket or a device)"),
+        ("lock", lambda path: (path.unlink(), path.symlink_to("nowhere")), "no file (a link that leads nowhere)"),
+        ("journal", _is_a_folder, "no file (Is a directory)"),
+        ("journal", _is_a_pipe, "no file (a pipe, a socket or a device)"),
+    ],
+)
+def test_what_stands_in_the_place_of_a_file_or_folder_is_named(
+    tmp_path: Path, name: str, harm: Callable[[Path], object], words: str
+) -> None:
+    """The operator looks at what the line names. And a named pipe holds up whoever opens it."""
+    (agent,) = several(tmp_path, 1)
+    path = tmp_path / "job" / name
+    harm(path)
+    calls = {"beats": [lambda: agent.journal.beat(ME, 1, ())], "lock": [agent.append]}
+    for call in calls.get(name, [agent.append, agent.read, lambda: agent.journal.beat(ME, 1, ())]):
+        agent.refused = None
+        agent.attempt(call)
+        assert agent.refused is not None
+        assert agent.refused.refusal is Refusal.IDENTITY
+        assert f"cannot be used: {path} is {words}: another program has replaced it" in str(agent.refused)
+
+
+@pytest.mark.parametrize("name", ["fold", "lock"])
+def test_a_reader_waits_for_no_pipe(tmp_path: Path, name: str) -> None:
+    """The fold and the note beside the lock are a help. A reader can do without them."""
+    (agent,) = several(tmp_path, 1)
+    for _ in range(MANY + 1):
+        agent.append()
+    (tmp_path / "job" / name).unlink(missing_ok=True)
+    os.mkfifo(tmp_path / "job" / name)
+    agent.read()
+    assert agent.refused is None
+    assert len(agent.entries) == MANY + 2
 
 
 def test_a_file_that_was_cut_off_and_grew_again_is_another_journal(tmp_path: Path) -> None:

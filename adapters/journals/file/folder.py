@@ -12,6 +12,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 from hashlib import sha256
@@ -128,13 +129,27 @@ def owner(path: str) -> str:
 # ---- files ----
 
 
+def there(path: str, flags: int) -> int:
+    """Open a file that is there. Raises `OSError`, also if something else than a file has this name. A named pipe would
+    hold up whoever opens or reads it."""
+    fd = os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC)
+    mode = os.fstat(fd).st_mode
+    if not stat.S_ISREG(mode):
+        os.close(fd)
+        # A folder has an error of its own. `os.open` gives it only to who wants to write.
+        number = errno.EISDIR if stat.S_ISDIR(mode) else errno.ENXIO
+        raise OSError(number, os.strerror(number), path)
+    return fd
+
+
 def opened(path: str, flags: int, mode: int) -> int:
     """Open a file. If it is missing, it is made with exactly this mode."""
     while True:
         try:
-            return os.open(path, flags | os.O_CLOEXEC)
+            return there(path, flags)
         except FileNotFoundError:
-            pass
+            if os.path.islink(path):  # a link that leads nowhere is neither there nor can the file be made
+                raise OSError(errno.ELOOP, "a link that leads nowhere", path) from None
         try:
             fd = os.open(path, flags | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
         except FileExistsError:
@@ -142,6 +157,11 @@ def opened(path: str, flags: int, mode: int) -> int:
         if mode != PRIVATE:
             os.fchmod(fd, mode)  # the umask may have taken away what the group needs
         return fd
+
+
+def contents(path: str) -> bytes:
+    with open(there(path, os.O_RDONLY), "rb") as file:
+        return file.read()
 
 
 def replace(path: str, data: bytes, mode: int) -> None:
@@ -185,7 +205,7 @@ def read_count(path: str) -> int | None:
     """None: there is no counter, or the file holds no number."""
     for _ in range(3):  # the numbers differ only during a write, and writes are about a second apart
         try:
-            fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            fd = there(path, os.O_RDONLY)
         except FileNotFoundError:
             return None
         try:

@@ -65,6 +65,8 @@ _FOR_GOOD = {
     errno.ELOOP,
 }
 """Errors in making the folder that do not go away by themselves."""
+_REPLACED = {errno.EISDIR, errno.ELOOP, errno.ENOTDIR, errno.ENXIO}
+"""Errors that show that something else has the name of a file or of a folder of the journal."""
 
 
 class FileJournal:
@@ -286,8 +288,7 @@ class FileJournal:
 
     def _published(self) -> tuple[int, Job, str] | None:
         try:
-            with open(self._fold, "rb") as file:
-                return self._envelope.open_fold(file.read())
+            return self._envelope.open_fold(folder.contents(self._fold))
         except OSError:
             return None  # there is none yet
 
@@ -297,7 +298,7 @@ class FileJournal:
         """The journal's descriptor, which holds what was read before. Raises `Refused`, `OSError`."""
         start, furthest = self._start, self._furthest  # before the file is opened: other threads may read further
         try:
-            fd = os.open(self._journal, flags | os.O_CLOEXEC)
+            fd = folder.there(self._journal, flags)
         except FileNotFoundError:
             if start is None and self._reads_only:
                 what = f"there is no journal of job {self._envelope.job} in {self._path}"
@@ -367,7 +368,7 @@ class FileJournal:
             except OSError as e:
                 if e.errno not in _FOR_GOOD:
                     raise
-                what = "it is a file, not a folder" if os.path.isfile(self._path) else e.strerror
+                what = self._not_a_folder() or e.strerror
                 why = f"the folder {self._path} (--rdzv-endpoint) cannot hold the job's journal: {what}"
                 if owner := folder.owner(self._folder):
                     why += f"; {self._folder} belongs to {owner}, and --rdzv-conf=group=GROUP would share it"
@@ -387,12 +388,21 @@ class FileJournal:
                     raise
                 # the folder of a finished job was just removed (`pruning`)
 
+    def _not_a_folder(self) -> str:
+        """Which of the folders is something else, in words. Empty: none of them."""
+        for path in (self._path, self._folder, os.path.join(self._folder, "beats")):
+            if os.path.lexists(path) and not os.path.isdir(path):
+                return f"{path} is no folder"
+        return ""
+
     def _failed(self, error: OSError) -> NoReturn:
         if isinstance(error, FileNotFoundError) and self._is_ready and not os.path.exists(self._journal):
             self._envelope.admit(b"")
-        if error.errno in (errno.EISDIR, errno.ELOOP):
-            what = f"{self._journal} is no file any more ({error.strerror}): another program has replaced it"
-            raise Refused(Refusal.IDENTITY, f"{what}; start all agents of the job again") from None
+        if error.errno in _REPLACED:
+            found = "a pipe, a socket or a device" if error.errno == errno.ENXIO else error.strerror
+            what = f"{self._not_a_folder() or f'{error.filename or self._journal} is no file'} ({found})"
+            why = f"the journal of job {self._envelope.job} cannot be used: {what}: another program has replaced it"
+            raise Refused(Refusal.IDENTITY, f"{why}; start all agents again with another --rdzv-id") from None
         if self._reads_only and error.errno in (errno.EACCES, errno.EPERM):
             raise Refused(Refusal.SETUP, f"{error.filename or self._folder}: {error.strerror}") from None
         raise Unavailable(f"{error.filename or self._folder}: {error.strerror}") from error

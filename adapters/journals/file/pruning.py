@@ -25,7 +25,7 @@ from reknit.core.job.fold import fold_all
 from reknit.core.job.job import Job
 from reknit.core.job.reasons import Refusal
 
-from .folder import UNNAMED, file_name, owner
+from .folder import UNNAMED, contents, file_name, owner, there
 from .journal import FileJournal
 from .lines import first_line
 from .turn import Turn
@@ -141,7 +141,7 @@ def _job_in(folder: str) -> str | None:
     """The id of the job whose journal lies in this folder, or the name of a folder that this user may not read. None:
     the folder holds no journal."""
     try:
-        fd = os.open(os.path.join(folder, "journal"), os.O_RDONLY | os.O_CLOEXEC)
+        fd = there(os.path.join(folder, "journal"), os.O_RDONLY)
     except PermissionError:
         return unquote(os.path.basename(folder), errors="surrogatepass")
     except OSError:
@@ -160,14 +160,13 @@ def _written(folder: str) -> Mapping[str, object]:
 
     The files are opened for it. An NFS client may answer a question for a file's time from its memory, for up to a
     minute."""
-    fd = os.open(os.path.join(folder, "journal"), os.O_RDONLY | os.O_CLOEXEC)
+    fd = there(os.path.join(folder, "journal"), os.O_RDONLY)
     try:
         found: dict[str, object] = {"": (os.fstat(fd).st_ino, os.fstat(fd).st_size)}
     finally:
         os.close(fd)
     for name in _beats(folder):
-        with open(os.path.join(folder, name), "rb") as file:
-            found[name] = file.read()
+        found[name] = contents(os.path.join(folder, name))
     return found
 
 

@@ -27,7 +27,7 @@ from typing import Self
 from reknit.adapters.ports import Refused, Unavailable
 from reknit.core.job.reasons import Refusal
 
-from .folder import PRIVATE, opened
+from .folder import PRIVATE, opened, there
 
 _NO_LOCKS = {errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSUP, errno.EINVAL}
 _REST_S = 0.002
@@ -154,7 +154,7 @@ def note_in(path: str) -> bytes:
     if not _ONE_THREAD.acquire(blocking=False):
         return b""
     try:
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        fd = there(path, os.O_RDONLY)
         try:
             return os.pread(fd, _NOTE_SIZE, _NAME_SIZE).strip()
         finally:
