@@ -79,18 +79,22 @@ class _Held:
 
 def carry(mark: str) -> None:
     """Make this process and what it starts from now on carry the mark, whatever becomes of the environment. Does
-    nothing where the system cannot do that, or where the operator has set the limit.
+    nothing where the system cannot do that, or where the operator has set the limit, also if only the soft one.
 
     The limit is RLIMIT_RTTIME. It bounds a real-time process that does not sleep, and is infinite almost everywhere.
     The value that shows a mark is as good as infinite, and a process may still raise it."""
     import resource
 
     try:
-        _, hard = resource.getrlimit(resource.RLIMIT_RTTIME)
-        if hard == resource.RLIM_INFINITY:
+        soft, hard = resource.getrlimit(resource.RLIMIT_RTTIME)
+        if hard == resource.RLIM_INFINITY and (soft == resource.RLIM_INFINITY or _is_mark(soft)):
             resource.setrlimit(resource.RLIMIT_RTTIME, (_number(mark), hard))
     except (AttributeError, OSError, ValueError):
         pass  # no Linux, or a sandbox
+
+
+def _is_mark(limit: int) -> bool:
+    return _CARRIED <= limit < 2 * _CARRIED
 
 
 def _number(mark: str) -> int:
@@ -206,7 +210,7 @@ def _carries(pid: int, wanted: Collection[str]) -> bool:
         limit = resource.prlimit(pid, resource.RLIMIT_RTTIME)[0]
     except (AttributeError, OSError):
         return False  # no Linux; or the process has just ended, or belongs to another user
-    if not _CARRIED <= limit < 2 * _CARRIED:
+    if not _is_mark(limit):
         return False  # infinite, as it is for almost all processes, or set by the operator
     for each in wanted:
         ignored = 0 if "/" in each else _PART_BITS  # without a slash it stands for all marks that begin with it and one

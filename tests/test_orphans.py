@@ -49,6 +49,10 @@ def test_all_with_the_mark_end_and_no_others(mark: str) -> None:
     assert end_marked(mark, PATIENCE_S) == (0, ())
 
 
+LIMITS = {"has a limit": (1 << 40, 1 << 40), "has a soft limit": (1 << 40, resource.RLIM_INFINITY)}
+"""Limits that the operator has set."""
+
+
 @contextmanager
 def forked(mark: str, program: str) -> Iterator[int]:
     """A fork of this process that carries the mark, and has closed all its files as a daemon does. Another program may
@@ -56,11 +60,13 @@ def forked(mark: str, program: str) -> Iterator[int]:
     told, tell = os.pipe()
     if (pid := os.fork()) == 0:
         try:
-            if program == "has a limit":
-                resource.setrlimit(resource.RLIMIT_RTTIME, (1 << 40, 1 << 40))
+            if limits := LIMITS.get(program):
+                resource.setrlimit(resource.RLIMIT_RTTIME, limits)
+            if program == "has another mark":
+                carry("of the agent that has started this one")
             carry(mark)
-            if program == "has a limit":
-                assert resource.getrlimit(resource.RLIMIT_RTTIME) == (1 << 40, 1 << 40)
+            if limits:
+                assert resource.getrlimit(resource.RLIMIT_RTTIME) == limits
             if program == "exec":
                 os.set_inheritable(tell, True)
                 code = f"import os, signal; os.write({tell}, b'!'); os.closerange(0, 1024); signal.pause()"
@@ -80,14 +86,14 @@ def forked(mark: str, program: str) -> Iterator[int]:
         os.waitpid(pid, 0)
 
 
-@pytest.mark.parametrize("program", ["", "exec", "has a limit"])
+@pytest.mark.parametrize("program", ["", "exec", *LIMITS, "has another mark"])
 @pytest.mark.alone
 @pytest.mark.parametrize("name", ["", "/worker", "x"])
 def test_a_process_carries_the_mark_without_an_environment(mark: str, name: str, program: str) -> None:
     """A fork shows the environment of this process, and a program that it executes may have none. If the operator has
     limited real-time processes, the limit stays, and nothing is carried."""
     with forked(mark + name, program) as pid:
-        is_found = name in ("", "/worker") and program != "has a limit"
+        is_found = name in ("", "/worker") and program not in LIMITS
         assert end_marked(f"{mark}/another", PATIENCE_S) == (0, ())
         assert end_marked(mark, PATIENCE_S) == (is_found, ())
         assert is_alive(pid) is not is_found
