@@ -1,6 +1,7 @@
 """The counterpart of `torch.distributed.run` for programs: `run(parse_args([...]))` runs an agent in this process.
 
-It raises where a command would exit. The command itself is `reknit run`, which is faster and reports in one line. The
+It raises where a command would exit. The command itself is `reknit run`, which is faster and reports in one line. As in
+torch, the module is a command as well: `python -m reknit.elastic.run`. It shows the traceback of what `run` raises. The
 options are those of torchrun. See docs/options.md for what they mean.
 """
 
@@ -105,9 +106,20 @@ def parse_args(args: Sequence[str] | None) -> Namespace:
 
 
 def parse_min_max_nnodes(nnodes: str) -> tuple[int, int]:
-    """`2` is (2, 2), and `1:4` is (1, 4). Raises `ValueError`, for more than two numbers `RuntimeError` as torch."""
+    """`2` is (2, 2), and `1:4` is (1, 4). Splits any numbers, as torch does: `config_from_args` judges them. Raises
+    `ValueError`, for more than two numbers `RuntimeError` as torch."""
     if nnodes.count(":") > 1:
         raise RuntimeError(f'nnodes={nnodes} is not in "MIN:MAX" format')
+    least, colon, most = nnodes.partition(":")
+    try:
+        return int(least), int(most if colon else least)
+    except ValueError:
+        raise ValueError(f"--nnodes={nnodes}: a number or MIN:MAX expected") from None
+
+
+def _nodes(nnodes: str) -> tuple[int, int]:
+    """The numbers of nodes of a job."""
+    parse_min_max_nnodes(nnodes)
     try:
         return readers.nodes(nnodes)
     except ValueError as error:
@@ -164,7 +176,7 @@ def _rdzv_configs(text: str) -> dict[str, Any]:
 def config_from_args(args: Namespace) -> tuple[LaunchConfig, Callable[..., Any] | str, list[str]]:
     """The configuration, the entrypoint and its arguments. Raises `ValueError` for what means nothing, and
     `RuntimeError` as `parse_min_max_nnodes` does."""
-    min_nodes, max_nodes = parse_min_max_nnodes(args.nnodes)
+    min_nodes, max_nodes = _nodes(args.nnodes)
     if args.max_restarts < 0:
         raise ValueError(f"--max-restarts={args.max_restarts}: 0 or more")
     nproc_per_node = determine_local_world_size(args.nproc_per_node)
@@ -242,3 +254,7 @@ def run(args: Namespace) -> None:
 def main(args: Sequence[str] | None = None) -> None:
     """Parse a command line, and run its job. None: this program's own."""
     run(parse_args(args))
+
+
+if __name__ == "__main__":
+    main()

@@ -16,6 +16,7 @@ from reknit.elastic import run as elastic_run
 from reknit.elastic.launcher import LaunchConfig
 from reknit.elastic.launcher.api import _get_addr_and_port, _get_entrypoint_name
 from reknit.elastic.rendezvous.api import RendezvousParameters
+from tests.waiting import PATIENCE_S
 
 WAIT_S = 120
 HEAD = """
@@ -279,7 +280,10 @@ def test_variables_are_defaults(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: elastic_run.parse_min_max_nnodes("2:1"), "--nnodes=2:1"),
+        (lambda: elastic_run.parse_min_max_nnodes("a:b"), "--nnodes=a:b"),
+        (lambda: config_of("--nnodes=2:1", "x.py"), "--nnodes=2:1"),
+        (lambda: config_of("--nnodes=0", "x.py"), "--nnodes=0"),
+        (lambda: elastic_run.run(elastic_run.parse_args(["--nnodes=-1:1", "x.py"])), "--nnodes=-1:1"),
         (lambda: elastic_run.determine_local_world_size("many"), "--nproc-per-node=many"),
         (lambda: config_of("--max-restarts=-1", "x.py"), "--max-restarts=-1"),
         (lambda: config_of("--rdzv-conf=a", "x.py"), "--rdzv-conf: a: KEY=VALUE"),
@@ -291,6 +295,14 @@ def test_what_means_nothing_is_an_error_that_names_the_option(call: Any, message
     """A program shows it to its user."""
     with pytest.raises(ValueError, match=message):
         call()
+
+
+@pytest.mark.parametrize("nnodes", ["2", "1:4", "4:2", "0", "-1:2", " 1 : 2 ", "100000"])
+def test_numbers_of_nodes_are_split_as_in_torch(nnodes: str) -> None:
+    """Programs use the function for their own options, and judge the numbers themselves. A job judges them later."""
+    from torch.distributed.run import parse_min_max_nnodes
+
+    assert elastic_run.parse_min_max_nnodes(nnodes) == parse_min_max_nnodes(nnodes)
 
 
 def test_three_numbers_of_nodes_are_torchs_error() -> None:
@@ -306,6 +318,17 @@ def test_three_numbers_of_nodes_are_torchs_error() -> None:
 
 def config_of(*argv: str) -> object:
     return elastic_run.config_from_args(elastic_run.parse_args(argv))
+
+
+def test_the_module_is_a_command(tmp_path: Path) -> None:
+    """Scripts call `python -m torch.distributed.run`. There a failed job ends with 1, and a wrong option with 2."""
+    (tmp_path / "w.py").write_text("import sys; sys.exit(int(sys.argv[1]))")
+
+    def status(*argv: str) -> int:
+        words = [sys.executable, "-m", "reknit.elastic.run", *argv]
+        return subprocess.run(words, cwd=tmp_path, capture_output=True, check=False, timeout=PATIENCE_S).returncode
+
+    assert [status("w.py", "0"), status("w.py", "3"), status("--no-such-option", "w.py")] == [0, 1, 2]
 
 
 MAIN = """
