@@ -6,8 +6,8 @@
 2. The file of a job with several nodes has a name that the next agent of the job and node locks again. That agent must
    not start workers while another agent ends processes with the same mark. So the other agent holds the lock meanwhile,
    and the next agent of the job waits for it (`hostlock.lock`).
-3. Such a file may hold a note for the next agent of the job and node. Then the file stays for a day after its agent was
-   found dead. From then on the file names no process.
+3. Such a file may hold a note for the next agent of the job and node, which says that its agent hosted the store. Then
+   the file stays for a day after its agent was found dead. From then on the file names no process.
 4. Containers may share the folder of the locks and not their processes, and so may hosts. A file says to which boot of
    the host and which namespace of pids it belongs. Files of others are left to the agents there. If nobody has cleared
    or written such a file for a day and it is not locked, any agent removes it.
