@@ -76,9 +76,9 @@ def forked(mark: str, program: str) -> Iterator[int]:
             signal.pause()
         finally:
             os._exit(1)
+    os.close(tell)  # otherwise the read would wait for a child that has died
     assert os.read(told, 1) == b"!"
     os.close(told)
-    os.close(tell)
     try:
         yield pid
     finally:
