@@ -26,6 +26,10 @@ from tests.processes import Make, let_go
 from tests.stores import JobStore, hosted
 from tests.streams import Console
 
+# A module of tests takes long to compile, because of its assertions. PYTHONDONTWRITEBYTECODE would have each process of
+# each run do that.
+sys.dont_write_bytecode = False
+
 # The tests send these signals, and reknit keeps a signal ignored that was ignored when it started. A shell lets its
 # background jobs ignore SIGINT and SIGQUIT, and nohup ignores SIGHUP.
 _HANDLERS = {

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
-
-import pytest
 
 ROOT = Path(__file__).parent.parent
 SOURCES = sorted(
@@ -19,9 +18,6 @@ HOUSE = [p for p in SOURCES if p.relative_to(ROOT).parts[0] in ("core", "adapter
 """What is installed."""
 PAIRED = [p for p in HOUSE if p.name != "__init__.py" and ROOT / "app/elastic" not in p.parents]
 """Files with a test file of their own. The tests of `app/elastic` follow the modules of torch: see `tests/elastic`."""
-
-NO_ASSERTS = HOUSE
-"""Files without an assert statement."""
 
 CORE_MAY_IMPORT = {
     "attrs",
@@ -63,73 +59,71 @@ def name(path: Path) -> str:
     return path.relative_to(ROOT).as_posix()
 
 
+@cache
+def parsed(path: Path) -> ast.Module:
+    return ast.parse(path.read_text())
+
+
 def functions(tree: ast.AST) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
     return (n for n in ast.walk(tree) if isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef))
 
 
-@pytest.mark.parametrize("path", SOURCES, ids=name)
-def test_functions_keep_their_budget(path: Path) -> None:
+def test_functions_keep_their_budget() -> None:
     """A reader holds one screen of a function. The core is read most. A file ends where its idea ends."""
-    longest = 50 if path in CORE else 70
-    for function in functions(ast.parse(path.read_text())):
-        length = (function.end_lineno or function.lineno) - function.lineno + 1
-        assert length <= longest, f"{name(path)}:{function.lineno} {function.name} has {length} lines, not {longest}"
+    found = []
+    for path in SOURCES:
+        longest = 50 if path in CORE else 70
+        for function in functions(parsed(path)):
+            length = (function.end_lineno or function.lineno) - function.lineno + 1
+            if length > longest:
+                found.append(f"{name(path)}:{function.lineno} {function.name} has {length} lines, not {longest}")
+    assert found == []
 
 
-@pytest.mark.parametrize("path", CORE, ids=name)
-def test_the_core_imports_nothing_that_touches_the_world(path: Path) -> None:
+def test_the_core_imports_nothing_that_touches_the_world() -> None:
     """Embedders use it without torch or psutil; the simulator trusts that it holds no clock and no dice."""
-    for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.Import):
-            modules = [alias.name for alias in node.names]
-        elif isinstance(node, ast.ImportFrom) and node.level == 0:
-            modules = [node.module or ""]
-        else:
-            continue
-        for module in modules:
-            assert module.split(".")[0] in CORE_MAY_IMPORT, f"{name(path)}:{node.lineno} imports {module}"
+    found = {(name(path), module) for path in CORE for module in imported(path)}
+    assert {each for each in found if each[1].split(".")[0] not in CORE_MAY_IMPORT} == set()
 
 
-PRIVATE_FOR_NOW = {}
-"""Private modules that a file may still import. May only become shorter."""
-
-
-@pytest.mark.parametrize("path", HOUSE, ids=name)
-def test_only_public_modules_are_imported(path: Path) -> None:
+def test_only_public_modules_are_imported() -> None:
     """A private module of the interpreter may change or vanish with any release."""
-    found = {module for module in imported(path) for part in module.split(".") if part.startswith("_")}
-    assert found - {"__future__"} == PRIVATE_FOR_NOW.get(name(path), set())
+    found = {(name(path), module) for path in HOUSE for module in imported(path)}
+    is_private = {each for each in found if any(part.startswith("_") for part in each[1].split("."))}
+    assert {each for each in is_private if each[1] != "__future__"} == set()
 
 
 WRITES_ENVIRONMENT = {"adapters/keeper/forking.py": "a forked worker has no other way to get its own"}
 
 
-@pytest.mark.parametrize("path", [p for p in HOUSE if name(p) not in WRITES_ENVIRONMENT], ids=name)
-def test_the_environment_is_never_written(path: Path) -> None:
+def test_the_environment_is_never_written() -> None:
     """It belongs to the host process: what a worker or a server needs goes along with its start."""
-    for node in ast.walk(ast.parse(path.read_text())):
-        text = ""
-        if isinstance(node, ast.Subscript) and not isinstance(node.ctx, ast.Load):
-            text = ast.unparse(node.value)
-        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
-            is_change = node.func.attr in ("update", "setdefault", "pop", "popitem", "clear")
-            text = ast.unparse(node.func.value) if is_change else ast.unparse(node.func)
-        assert text not in ("os.environ", "os.environb", "os.putenv", "os.unsetenv"), f"{name(path)}:{node.lineno}"
+    found = []
+    for path in HOUSE:
+        for node in ast.walk(parsed(path)) if name(path) not in WRITES_ENVIRONMENT else ():
+            text = ""
+            if isinstance(node, ast.Subscript) and not isinstance(node.ctx, ast.Load):
+                text = ast.unparse(node.value)
+            elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+                is_change = node.func.attr in ("update", "setdefault", "pop", "popitem", "clear")
+                text = ast.unparse(node.func.value) if is_change else ast.unparse(node.func)
+            if text in ("os.environ", "os.environb", "os.putenv", "os.unsetenv"):
+                found.append(f"{name(path)}:{node.lineno}")
+    assert found == []
 
 
 def imported(path: Path) -> Iterator[str]:
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in ast.walk(parsed(path)):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.level == 0:
             yield node.module or ""
 
 
-@pytest.mark.parametrize("path", NO_ASSERTS, ids=name)
-def test_no_bug_is_hidden_by_an_optimized_interpreter(path: Path) -> None:
+def test_no_bug_is_hidden_by_an_optimized_interpreter() -> None:
     """PYTHONOPTIMIZE removes the assert statement. A check that must stop workers raises instead."""
-    asserts = [node.lineno for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Assert)]
-    assert not asserts, f"{name(path)}: assert statements in lines {asserts}"
+    nodes = ((path, node) for path in HOUSE for node in ast.walk(parsed(path)))
+    assert [f"{name(path)}:{node.lineno}" for path, node in nodes if isinstance(node, ast.Assert)] == []
 
 
 def test_every_source_file_has_its_test_file() -> None:
@@ -155,19 +149,19 @@ TESTS = [
 ]
 
 
-@pytest.mark.parametrize("path", TESTS, ids=name)
-def test_tests_do_not_sleep(path: Path) -> None:
+def test_tests_do_not_sleep() -> None:
     """A sleep is a guess about somebody's machine. One that is none says so on its line: `# not a guess: …`."""
-    text = path.read_text()
-    for node in ast.walk(ast.parse(text)):
-        if isinstance(node, ast.Call) and ast.unparse(node.func) in ("time.sleep", "sleep", "asyncio.sleep"):
-            line = text.splitlines()[node.lineno - 1]
-            assert "# not a guess:" in line, f"{name(path)}:{node.lineno} sleeps"
+    found = []
+    for path in TESTS:
+        lines = path.read_text().splitlines()
+        for node in ast.walk(parsed(path)):
+            if isinstance(node, ast.Call) and ast.unparse(node.func) in ("time.sleep", "sleep", "asyncio.sleep"):
+                if "# not a guess:" not in lines[node.lineno - 1]:
+                    found.append(f"{name(path)}:{node.lineno}")
+    assert found == []
 
 
-@pytest.mark.parametrize("path", TESTS, ids=name)
-def test_every_test_says_why_it_matters(path: Path) -> None:
+def test_every_test_says_why_it_matters() -> None:
     """The name says what; when it fails in a year, its reader needs to know whether to care."""
-    for function in functions(ast.parse(path.read_text())):
-        if function.name.startswith("test_"):
-            assert ast.get_docstring(function), f"{name(path)}:{function.lineno} {function.name} does not say why"
+    tests = ((path, f) for path in TESTS for f in functions(parsed(path)) if f.name.startswith("test_"))
+    assert [f"{name(path)}:{f.lineno} {f.name}" for path, f in tests if not ast.get_docstring(f)] == []
