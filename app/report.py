@@ -20,6 +20,7 @@ _REFUSED = {
     reasons.Refusal.OTHER_JOB: 73,
     reasons.Refusal.SECRET: 77,
     reasons.Refusal.IDENTITY: 72,
+    reasons.Refusal.LEFT_BEHIND: 72,
     reasons.Refusal.FORMAT: 65,
     reasons.Refusal.SETUP: 69,
 }

@@ -50,7 +50,7 @@ def _is_excused(world: World, other: Proc, group: Group) -> bool:
 
 
 def _is_forgotten(world: World, group: Group) -> bool:
-    """The store has lost all that tells of this node. Its agent kills the workers when it reaches the store."""
+    """The store has lost that this node takes part. Its agent kills the workers when it reaches the store."""
     begin = 0 if world.origin is None else world.origin.position
     return not any(job.is_live(group.node) for job in world.jobs[begin:])
 

@@ -37,7 +37,7 @@ from reknit.core.agent.commands import SIGKILL, SIGTERM, Append, Beat, Command, 
 from reknit.core.agent.deadlines import ECHO_S, PAUSE_S
 from reknit.core.agent.ending import sequel
 from reknit.core.agent.events import EntriesRead, Event, Started, Woken
-from reknit.core.agent.reasons import JournalRefused, LeftBehind, Replaced, StoreLost, TermsDiffer
+from reknit.core.agent.reasons import JournalRefused, Replaced, StoreLost, TermsDiffer
 from reknit.core.agent.states import WorkerState
 from reknit.core.agent.step import Step, step
 from reknit.core.agent.workers import (
@@ -60,6 +60,7 @@ from . import ends, lasting, meaning, prompt, results, rhythm
 from .alone import is_alive, starts_alone
 from .hosts import Proc, demand
 from .oracle import Oracle, ranks
+from .witness import is_left_behind
 
 if TYPE_CHECKING:
     from .world import World
@@ -353,7 +354,7 @@ def may_stop(world: World, proc: Proc, command: StopWorkers) -> None:
     ok = command.signal == signal and left_s <= most_s + SLACK and (request is not None or left_s >= most_s - SLACK)
     # With a fence they may also be killed at once: `rhythm` asks whether that comes in time.
     ok = ok or (proc.spec.terms.fence_s is not None and (command.signal, left_s) == (SIGKILL, 0.0))
-    if isinstance(why, LeftBehind):
+    if is_left_behind(agent):
         ok = (command.signal, left_s) == (SIGKILL, 0.0)
     demand(ok, "stop", f"{proc.name} gives its workers {left_s:g} s after signal {command.signal}")
     if isinstance(why, StoreLost):

@@ -97,8 +97,6 @@ class Process:
         self.has_workers = False
         self.was_left_behind = False
         """It has begun anew in another life of its own journal."""
-        self.left_for: list[Life] = []
-        """Lives of other journals for which it has given up workers."""
         self.untaken: tuple[str, Entry, Life] | None = None
         """What it wanted to say last, if no journal has taken it. Its link says it again before it reads."""
         self.is_departing = False
@@ -127,8 +125,7 @@ class Process:
             assert batch.base is not None or self.job == Job(), "another life begins with a fold"
             self.offered = self.untaken = None
             if batch.is_anew or batch.life.journal != self.life.journal:
-                if self.has_workers and batch.life.journal != self.life.journal:
-                    self.left_for.append(batch.life)
+                assert not self.has_workers, "an agent that may have workers never begins anew"
                 self.births, self.last = self.births + 1, None
                 self.was_left_behind = self.was_left_behind or batch.life.journal == self.life.journal
         self.life = batch.life

@@ -26,7 +26,7 @@ from reknit.adapters.journals.tcpstore.keys import Keys
 from reknit.core.job import entries as said
 from reknit.core.job.entries import RestartPolicy, Terms
 from reknit.core.job.fold import fold
-from reknit.core.job.founding import Origin, has_sealed
+from reknit.core.job.founding import Origin
 from reknit.core.job.job import Gathering, Job, Running
 
 from .conftest import HISTORIES
@@ -61,8 +61,6 @@ class World:
                 self._step()
         lives = list(self._lives())
         self.journals = [jobs for _, jobs in lives]
-        self.sealed = {origin.life for origin, jobs in lives if any(has_sealed(job) for job in jobs)}
-        """The lives in which a round was sealed."""
 
     def _process(self, name: str, nonce: str, *, founds: bool = False, has_elders: bool = False) -> Process:
         return Process(self.dice, self.network, self.terms, name, nonce, founds=founds, has_elders=has_elders)
@@ -193,11 +191,6 @@ def strayed(world: World) -> list[str]:
     return [process.nonce for process in world.processes if not process.end and process.job not in folds]
 
 
-def given_up_in_vain(world: World) -> list[str]:
-    """Agents that have given up workers for another journal, in which no round was sealed."""
-    return [p.nonce for p in world.processes if any(life not in world.sealed for life in p.left_for)]
-
-
 def several(found: Mapping[Any, set[Round]]) -> list[set[Round]]:
     return [rounds for rounds in found.values() if len(rounds) > 1]
 
@@ -210,13 +203,12 @@ def played(seed: int) -> World:
 @given(st.integers(0, 2**32))
 def test_what_an_agent_has_folded_is_what_a_journal_holds(seed: int) -> None:
     """Otherwise an agent could start the workers of a round that nobody has sealed. No agent reads the seals of two
-    rounds with one number, and the workers of two rounds never meet in one store. An agent gives up its workers for
-    another journal only if a round was sealed there."""
+    rounds with one number, and the workers of two rounds never meet in one store. An agent that may have workers never
+    begins anew (`Process.read`)."""
     world = played(seed)
     assert strayed(world) == []
     assert several(read_by_each(world)) == []
     assert several(at_one_store(world)) == []
-    assert given_up_in_vain(world) == []
 
 
 BUGS = (
@@ -229,10 +221,19 @@ BUGS = (
         "",
         "",
     ),
-    Bug("goes-on-where-it-was-left-behind", 16, "job.founding.overruled", "Choice.ANEW if", "Choice.ENTER if", "", ""),
+    Bug("goes-on-where-it-was-left-behind", 16, "job.founding.overruled", "Choice.END if", "Choice.ENTER if", "", ""),
+    Bug("begins-anew-with-workers", 16, "job.founding.overruled", "has_sealed(held.job) or ", "", "", ""),
     Bug("founds-while-it-reads", 16, "job.founding.choice", "if held.has_unfolded:", "if False:", "", ""),
     Bug("old-ports", 16, "job.founding.moved", "isinstance(phase, Gathering)", "False", "", ""),
-    Bug("nobody-objects", 16, "job.founding.choice", "Choice.OBJECT if has_sealed(held.job) else ", "", "", ""),
+    Bug(
+        "nobody-objects",
+        16,
+        "job.founding.choice",
+        "return Choice.OBJECT if has_sealed(held.job) else overruled(held)",
+        "return Choice.ANEW",
+        "",
+        "",
+    ),
     Bug("a-sealed-journal-makes-way", 16, "job.founding.has_sealed", "bool(job.members or job.epoch)", "False", "", ""),
 )
 """Bugs in the code that founds journals again. The law finds each of them in few histories."""
@@ -246,9 +247,11 @@ def test_the_law_finds_a_planted_bug(bug: Bug) -> None:
 
 
 def _is_broken(seed: int) -> bool:
-    world = played(seed)
-    broken = strayed(world), several(read_by_each(world)), several(at_one_store(world)), given_up_in_vain(world)
-    return any(broken)
+    try:
+        world = played(seed)
+    except AssertionError:
+        return True  # a process has begun anew that may have workers
+    return bool(strayed(world) or several(read_by_each(world)) or several(at_one_store(world)))
 
 
 def took_along(jobs: list[Job]) -> bool:
@@ -275,9 +278,8 @@ def reached(world: World) -> set[str]:
         "two lives later": lives > 2,
         "begun anew": any(p.births for p in world.processes),
         "begun anew twice": any(p.births > 1 for p in world.processes),
-        "founded from an older fold than an agent has": any(p.was_left_behind for p in world.processes),
-        "workers given up for a journal that stays": any(p.left_for for p in world.processes),
-        "another journal stays": "another one than before" in ends,
+        "left behind without workers": any(p.was_left_behind for p in world.processes),
+        "left behind with workers": "without something that this node has read" in ends,
         "a round that was sealed in vain": any(len(journals) > 1 for journals in sealed.values()),
         "joined in one life and was sealed in the next": any(took_along(jobs) for jobs in world.journals),
         "another epoch": any(p.job.epoch for p in world.processes),
@@ -285,7 +287,7 @@ def reached(world: World) -> set[str]:
     return {what for what, is_so in seen.items() if is_so}
 
 
-REACHED = 11
+REACHED = 10
 """All of them."""
 
 

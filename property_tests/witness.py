@@ -20,15 +20,19 @@ from attrs import define, evolve, field, frozen
 from reknit.core.agent.agent import Agent, Stage
 from reknit.core.agent.commands import SIGKILL, Append, Beat, Command, StopWorkers
 from reknit.core.agent.events import Counters, EntriesRead, Event, JournalFailed
-from reknit.core.agent.reasons import CutOff, DeclaredLost, LeftBehind, StoreLost
+from reknit.core.agent.reasons import CutOff, DeclaredLost, JournalRefused, StoreLost
 from reknit.core.agent.workers import StartWorkers
 from reknit.core.job.entries import Entry, Joined, Lost, Node, Terms
-from reknit.core.job.reasons import NodeGone, NodesAdmitted
+from reknit.core.job.reasons import NodeGone, NodesAdmitted, Refusal
 
 from .hosts import demand
 
 RETURN_S = 12.0
 """The longest part of a pause that is forgiven (rule 6)."""
+
+
+def is_left_behind(agent: Agent) -> bool:
+    return isinstance(agent.end, JournalRefused) and agent.end.refusal is Refusal.LEFT_BEHIND
 
 
 @frozen
@@ -217,7 +221,7 @@ class Witness:
             if isinstance(command, StopWorkers) and command.signal == SIGKILL:
                 is_told = agent.leaving is not None and agent.leaving.signal == SIGKILL
                 is_out = isinstance(command.why, DeclaredLost) and terms.fence_s is not None
-                is_out = is_out or isinstance(command.why, LeftBehind) or agent.births > before.births
+                is_out = is_out or is_left_behind(agent)
                 demand(is_told or is_out or at >= falls_at, "fence", f"{name} kills its workers before {falls_at:.2f}")
             if isinstance(command, StopWorkers) and isinstance(command.why, CutOff):
                 demand(at >= falls_at, "fence", f"{name} stops its workers for a fence that falls at {falls_at:.2f}")

@@ -129,8 +129,6 @@ def short_reason(reason: own.Reason) -> str:  # noqa: C901  # a dispatcher: one 
             return f"signal {reason.signal}"
         case own.Replaced():
             return f"replaced by {reason.by}"
-        case own.LeftBehind():
-            return "left behind"
         case own.DeclaredLost():
             return "declared lost"
         case own.CutOff():

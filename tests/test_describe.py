@@ -360,7 +360,6 @@ SENTENCES = {
     own.Replaced(node("n1", 3)): (
         "another agent has joined with this node's id, as n1.3: each node needs its own --node-id"
     ),
-    own.LeftBehind(): "the store was lost, and the job goes on without something that this node has read",
     own.DeclaredLost(): "the other nodes have declared this node lost",
     own.CutOff(1.5): "the store has acknowledged no beat of this node for 1.5 s (--fence-after)",
     own.StoreLost("refused"): "the store cannot be reached: refused",

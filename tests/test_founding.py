@@ -146,12 +146,13 @@ STORIES = {
     "an agent with the same entries has founded it": (held(), AT_10, "ten", Choice.ENTER),
     "an agent has founded it that has read more": (held(position=8), AT_10, "", Choice.ENTER),
     "an agent that has read from the middle on knows no digest": (held(), AT_10, "", Choice.ENTER),
-    "the agents with more entries came too late": (held(), AT_9, "nine", Choice.ANEW),
-    "the two have read different entries before the same position": (held(), AT_10, "other", Choice.ANEW),
-    "this agent missed a life, which goes on from less than it has read": (held(), THROUGH_8, "", Choice.ANEW),
+    "the agents with more entries came too late": (held(), AT_9, "nine", Choice.END),
+    "they came too late, and no round was sealed": (held(GATHERED), AT_9, "nine", Choice.ANEW),
+    "the two have read different entries before the same position": (held(), AT_10, "other", Choice.END),
+    "this agent missed a life, which goes on from less than it has read": (held(), THROUGH_8, "", Choice.END),
     "others have founded it without the end that this agent has read": (held(OVER), AT_9, "nine", Choice.END),
     "this agent missed a life, and has read nothing that is not in it": (held(position=8), THROUGH_8, "", Choice.ENTER),
-    "two agents have founded it in two stores": (held(origin=AT_10, position=11), AT_9, "", Choice.ANEW),
+    "two agents have founded it in two stores": (held(origin=AT_10, position=11), AT_9, "", Choice.END),
     "what the agent was given may not be in the other life": (MORE, AT_10, "", Choice.WAIT),
     # another journal has begun
     "the host does not know that its store was lost, and workers run": (held(), YOUNG, "", Choice.OBJECT),
@@ -178,9 +179,10 @@ def test_the_stories_reach_every_choice() -> None:
     assert {expected for *_, expected in STORIES.values()} == {*Choice}
 
 
-def test_where_the_other_journal_stays_an_agent_begins_anew_unless_the_job_is_over_for_it() -> None:
-    """Its result is what it has read, whatever the others do."""
-    assert [overruled(held(job)) for job in (SEALED, OVER, SECOND_EPOCH)] == [Choice.ANEW, Choice.END, Choice.ANEW]
+def test_an_agent_that_cannot_go_on_begins_anew_only_if_it_can_have_no_workers() -> None:
+    """Nor does it if it has read the end of the job: its result is what it has read."""
+    jobs = (SEALED, OVER, SECOND_EPOCH, folded(PAIR, joined("n0"), Aborted("early")), GATHERED)
+    assert [overruled(held(job)) for job in jobs] == [Choice.END] * 4 + [Choice.ANEW]
 
 
 def test_a_round_was_sealed_in_this_epoch_or_before() -> None:

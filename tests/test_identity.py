@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import pytest
 from attrs import evolve
 
 from reknit.core.agent.alive import is_entry_late
 from reknit.core.agent.commands import SIGKILL, Append, Beat, Finish, StopWorkers
-from reknit.core.agent.reasons import AlreadyFinished, CutOff, DeclaredLost, LeftBehind, Replaced, TermsDiffer
+from reknit.core.agent.events import JournalFailed
+from reknit.core.agent.reasons import AlreadyFinished, CutOff, DeclaredLost, JournalRefused, Replaced, TermsDiffer
 from reknit.core.agent.states import WorkerState
 from reknit.core.agent.workers import ReservePort, StartWorkers
 from reknit.core.job.entries import (
@@ -25,7 +25,7 @@ from reknit.core.job.entries import (
 from reknit.core.job.fold import fold
 from reknit.core.job.founding import Life, moved
 from reknit.core.job.job import Job, Running
-from reknit.core.job.reasons import AbortedByOperator
+from reknit.core.job.reasons import AbortedByOperator, Refusal
 
 from .playbook import (
     Placeholder,
@@ -384,37 +384,43 @@ def test_what_the_workers_did_in_another_journal_is_not_reported() -> None:
     assert playbook >> echo() >> ack() << Placeholder(StartWorkers)
 
 
-LEFT_BEHIND = StopWorkers(0, SIGKILL, 0.0, LeftBehind())
+def test_a_node_with_workers_takes_part_in_no_other_journal() -> None:
+    """They belong to a round of which the other journal knows nothing. Two groups would train the same model. Nobody
+    waits for the end of these workers, so they get no grace."""
+    playbook = at_work(YOUNG) >> read(life=OLD, base=folded(PAIR))
+    playbook = playbook << Placeholder(StopWorkers, signal=SIGKILL, grace_s=0.0)
+    finish = Placeholder(Finish)
+    assert playbook >> stopped() << finish
+    why = finish().result.why
+    assert isinstance(why, JournalRefused)
+    assert why.refusal is Refusal.LEFT_BEHIND
 
 
-def test_workers_that_another_journal_does_not_know_are_killed_and_their_node_joins_there() -> None:
-    """Two groups would train the same model. Nobody waits for the end of these workers, so they get no grace."""
-    playbook = at_work(YOUNG) >> read(life=OLD, base=folded(PAIR, joined("n1"))) << LEFT_BEHIND
-    playbook = playbook >> stopped(port=3) << joining(1, 0) >> echo() >> ack()
-    assert playbook << Placeholder(StartWorkers)
+def test_who_is_left_behind_gives_its_workers_no_grace() -> None:
+    """Nobody waits for them. A stop that is under way gets no grace any more either."""
+    refused = JournalFailed(0.0, "left behind", Refusal.LEFT_BEHIND)
+    killed = Placeholder(StopWorkers, signal=SIGKILL, grace_s=0.0)
+    assert at_work(OLD) >> (lambda p: refused) << killed
+    playbook = at_work(OLD) >> exits(failure()) << Placeholder(StopWorkers, grace_s=30.0) << Append(failed("n0"))
+    assert playbook >> (lambda p: refused) << Placeholder(StopWorkers, signal=SIGKILL, grace_s=0.0)
 
 
-@pytest.mark.parametrize("is_stopping", [False, True])
-def test_who_is_left_behind_kills_its_workers_and_begins_anew(*, is_stopping: bool) -> None:
-    """n1 has founded the journal again without something that n0 had read. There n0.0 is still a member of round 0, as
-    it was, and the others wait for its beats. A stop that is under way gets no grace any more."""
-    playbook = at_work(OLD)
-    job = playbook.agent.job
-    if is_stopping:
-        playbook = playbook >> exits(failure()) << Placeholder(StopWorkers, grace_s=30.0) << Append(failed("n0"))
-    playbook = playbook >> read(life=AGAIN, base=moved(job), is_anew=True)
-    playbook = playbook << (Placeholder(StopWorkers, signal=SIGKILL, grace_s=0.0) if is_stopping else LEFT_BEHIND)
-    playbook = playbook >> stopped(port=3)
-    assert playbook << Placeholder(Append, entry=Placeholder(Joined, node=node("n0", 1), nonce="mine.1", round=1))
+def test_an_agent_without_workers_that_is_left_behind_begins_anew() -> None:
+    """Its old incarnation is live in the next life, and is replaced."""
+    playbook = in_life(OLD)
+    playbook = playbook >> read(life=AGAIN, base=moved(playbook.agent.job), is_anew=True) << ReservePort()
+    playbook = playbook >> reserved(3)
+    assert playbook << Placeholder(Append, entry=Placeholder(Joined, node=node("n0", 1), nonce="mine.1", round=0))
 
 
-def test_a_failure_of_workers_that_are_killed_because_they_were_left_behind_is_nobodys() -> None:
-    """The round in which they ran is none of this journal."""
-    playbook = at_work(OLD)
-    job = playbook.agent.job
-    playbook = playbook >> read(life=AGAIN, base=moved(job), is_anew=True) << LEFT_BEHIND
-    playbook = playbook >> exits(failure()) >> stopped(port=3)
-    assert playbook << Placeholder(Append, entry=Placeholder(Joined, node=node("n0", 1), round=1))
+def test_a_standby_whose_port_was_given_up_joins_again() -> None:
+    """(1) n0 wants to join round 1. (2) Round 1 is sealed without n0, which reserves another port for round 2. (3) The
+    first `Joined` lands. As a member n0 would start its workers at a port that it does not hold."""
+    terms = Terms(1, 3, RestartPolicy(max_restarts=3))
+    playbook = newcomer(terms, joined("n1"), LastCall(0)) << joining(0, 1)
+    playbook = playbook >> read(failed("n1"), joined("n1", 1)) << ReservePort() >> reserved(2) << joining(0, 2)
+    playbook = playbook >> read(joined("n0", 1, nonce="mine")) >> ack() << ReservePort() >> reserved(3)
+    assert playbook << joining(1, 2)
 
 
 def test_a_member_that_has_given_up_its_port_joins_again() -> None:

@@ -350,7 +350,8 @@ def _enters(world: World, proc: Proc, call: Call) -> bool:
         case Choice.BEGIN | Choice.WAIT:
             _fail(world, proc, call)
         case _:
-            refuse(world, proc)
+            proc.refused = True
+            world.after(0.0, partial(world.answer, proc, Forbidden(Refusal.LEFT_BEHIND, "left behind")))
     return False
 
 

@@ -16,10 +16,11 @@ from reknit.core.job.entries import Joined, Node
 from reknit.core.job.fold import fold_all
 from reknit.core.job.founding import Life
 from reknit.core.job.job import Closed, Job, Running, Unopened, Verdict
+from reknit.core.job.reasons import Refusal
 
 from .agent import Agent, Pulse, Stage, Timer, Workers
 from .events import EntriesRead
-from .reasons import AlreadyFinished, Replaced, TermsDiffer
+from .reasons import AlreadyFinished, JournalRefused, Replaced, TermsDiffer
 from .situation import owed
 from .states import WorkerState
 from .watching import spare_s
@@ -28,12 +29,15 @@ from .watching import spare_s
 def read(agent: Agent, event: EntriesRead) -> Agent:
     """Take in a fresh read of the journal: fold the whole batch, then see where this agent stands in it."""
     if event.life != agent.life:
+        if agent.workers.alive and (event.is_anew or event.life.journal != agent.life.journal):
+            why = "another journal has taken the place of the one in which this node's workers were started"
+            return evolve(agent, end=JournalRefused(Refusal.LEFT_BEHIND, why))
         agent = _in_life(agent, event.life, is_anew=event.is_anew)
     job, me = fold_all(agent.job if event.base is None else event.base, event.entries), agent.me
     stage = agent.stage
     since = agent.since
     if stage is Stage.STARTING:
-        # An agent that has begun anew never speaks as the incarnation that it was. Its workers belong to that one.
+        # An agent that has begun anew never speaks as the incarnation that it was.
         known = max(job.highest_incarnation(me.id), me.incarnation if agent.births else -1)
         me, stage = Node(me.id, known + 1), Stage.READING
         # The wait for the first read may be longer than that for a store which was lost. It is over.
@@ -71,21 +75,16 @@ def _in_life(agent: Agent, life: Life, *, is_anew: bool) -> Agent:
     if agent.life == Life():
         return evolve(agent, life=life)  # the first read
     if is_anew or life.journal != agent.life.journal:
-        agent = _begun_anew(agent, is_another=life.journal != agent.life.journal)
+        agent = _begun_anew(agent)
     offered = None if agent.offered is None else (agent.offered[0], -1)
     pulse = evolve(agent.pulse, heard={})
     return evolve(agent, life=life, offered=offered, said={}, unread={}, pulse=pulse)
 
 
-def _begun_anew(agent: Agent, *, is_another: bool) -> Agent:
-    """The journal that is there does not hold what this agent has read. What the agent was and said does not count, nor
-    what its workers did. Workers that are alive still belong to the incarnation that has started them, so they are
-    stopped (`working._why_stop`). `is_another`: it is another journal, which knows nothing of the workers' rounds."""
-    before, workers, old = agent.epochs_before, agent.workers, agent.pulse
-    if is_another and workers.alive:
-        workers = evolve(workers, exits={}, assignment=None)
-    elif is_another:
-        workers = Workers(state=workers.state, stuck=workers.stuck)
+def _begun_anew(agent: Agent) -> Agent:
+    """The journal that is there does not hold what this agent has read. The agent has no workers. What it was and said
+    there does not count, nor what its workers did there."""
+    before, old = agent.epochs_before, agent.pulse
     if agent.epoch is not None:
         before = {**before, agent.life.journal: agent.epoch}
     return evolve(
@@ -97,7 +96,7 @@ def _begun_anew(agent: Agent, *, is_another: bool) -> Agent:
         epoch=None,
         epochs_before=before,
         is_renewed=False,
-        workers=workers,
+        workers=Workers(state=agent.workers.state, stuck=agent.workers.stuck),
         pulse=Pulse(acked_at=old.acked_at, spares_until=old.spares_until),  # an outage still excuses the others
     )
 
@@ -157,7 +156,7 @@ def _identified(agent: Agent) -> Agent:
     known = job.live.get(me.id)
     if known is not None and known.node == me and known.nonce == agent.speaker:
         agent = agent if agent.was_live else evolve(agent, stage=Stage.LIVE)
-        return _renewed(agent) if _lacks_its_port(agent, known) else agent
+        return _renewed(agent) if not _is_over(agent) and _lacks_its_port(agent, known) else agent
     if _is_over(agent):
         # The host of the store may stay for its guests. It must neither speak nor beat for a second agent that has
         # taken this incarnation: (1) a is declared lost. (2) It is told to leave, and serves as a.1, which has not
@@ -171,13 +170,14 @@ def _identified(agent: Agent) -> Agent:
 
 
 def _lacks_its_port(agent: Agent, joined: Joined) -> bool:
-    """This node is to start workers, and has given up the port with which it has joined.
+    """This node is ready for a round, or a standby, and has given up the port with which it has joined.
 
     (1) b has read the seal of a round with d, and its workers dial the port of d. (2) The store is lost. d has not read
     the seal, founds the journal again, and offers another port. (3) The store is lost again. b founds the journal from
-    what it has read, which holds all that d has read."""
+    what it has read, which holds all that d has read. Without a loss: a `Joined` for round 1 lands when d already
+    wants to join round 2, for which it has reserved another port."""
     job, workers = agent.job, agent.workers
-    if not isinstance(job.phase, Running) or agent.me not in job.member_nodes or agent.me in job.succeeded:
+    if isinstance(job.phase, Unopened | Closed) or job.is_expected(agent.me) or agent.me in job.succeeded:
         return False
     has_started = (workers.node, workers.epoch, workers.round) == (agent.me, job.epoch, job.round)
     return not has_started and not workers.alive and joined.port != agent.port

@@ -74,11 +74,6 @@ class DeclaredLost:
 
 
 @frozen
-class LeftBehind:
-    """The store has lost the journal, and it goes on without something that this agent had read."""
-
-
-@frozen
 class CutOff:
     """No beat of this node was acknowledged for `seconds`, which is `Terms.fence_s`."""
 
@@ -92,7 +87,7 @@ class CannotStop:
     pids: tuple[int, ...]
 
 
-StopReason = AgentEnd | JobEnd | RoundEnd | SignalReceived | DeclaredLost | LeftBehind | CutOff
+StopReason = AgentEnd | JobEnd | RoundEnd | SignalReceived | DeclaredLost | CutOff
 """Why workers that are alive are stopped."""
 
 RunEnd = AgentEnd | JobEnd | SignalReceived | CannotStop

@@ -41,7 +41,7 @@ from .states import WorkerState
 from .wanted import drive_sayings
 from .watching import accusations, drive_beats, heard, noticed_gap, repetitions
 from .workers import PortReserved, WorkersExited, WorkersStarted, WorkersStopped
-from .working import drive_workers, exited, is_held, is_left_behind, reserved, started, stopped, why_failed
+from .working import drive_workers, exited, is_held, reserved, started, stopped, why_failed
 
 UNSAID = "this node gets no answers, or its entries do not appear in the journal"
 """Why an agent ends for want of the store if no call has failed."""
@@ -135,7 +135,7 @@ def _out_of_restarts(agent: Agent) -> Agent:
     workers, limit = agent.workers, agent.max_restarts
     if limit is None or not workers.alive or workers.state is not WorkerState.FAILED or is_held(agent):
         return agent
-    if is_left_behind(agent) or agent.restarts_left or agent.is_departing or agent.end is not None:
+    if agent.restarts_left or agent.is_departing or agent.end is not None:
         return agent
     if agent.job.terms.restarts.max_restarts <= limit:
         return agent  # this is the job's own limit: its failures may be excused (rule 2 of the protocol)

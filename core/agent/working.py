@@ -12,14 +12,14 @@ from attrs import evolve
 
 from reknit.core.job.job import Running
 from reknit.core.job.ranks import assign
-from reknit.core.job.reasons import AllSucceeded, WorkerFailed
+from reknit.core.job.reasons import AllSucceeded, Refusal, WorkerFailed
 from reknit.core.job.restart import are_echoes, root_cause_of
 from reknit.core.job.workers import WorkerFailure
 
 from .agent import Agent, Timer, Workers
 from .commands import SIGKILL, SIGTERM, Command, StopWorkers
 from .deadlines import is_due
-from .reasons import CutOff, DeclaredLost, LeftBehind, StopReason
+from .reasons import CutOff, DeclaredLost, JournalRefused, StopReason
 from .states import WorkerState
 from .watching import is_fenced, is_fresh
 from .workers import PortReserved, StartWorkers, WorkersExited, WorkersStarted, WorkersStopped
@@ -168,14 +168,10 @@ def _stop(agent: Agent) -> tuple[Agent, list[Command]]:
 def _must_be_gone(agent: Agent, why: StopReason) -> bool:
     """The workers get no grace. With a fence, the other nodes may start the next round before a grace is over. Nor do
     the other nodes wait for workers of which the journal shows nothing."""
+    if isinstance(agent.end, JournalRefused) and agent.end.refusal is Refusal.LEFT_BEHIND:
+        return True
     counted_out = isinstance(why, DeclaredLost) and agent.job.terms.fence_s is not None
-    return counted_out or is_fenced(agent) or is_left_behind(agent)
-
-
-def is_left_behind(agent: Agent) -> bool:
-    """The workers were started before this agent began anew."""
-    workers, node = agent.workers, agent.workers.node
-    return workers.alive and node is not None and node != agent.me and not agent.job.is_gone(node)
+    return counted_out or is_fenced(agent)
 
 
 def _why_stop(agent: Agent) -> StopReason | None:
@@ -185,8 +181,6 @@ def _why_stop(agent: Agent) -> StopReason | None:
         raise AssertionError("workers are alive, but no node has started them")
     if agent.end is not None:
         return agent.end
-    if is_left_behind(agent):
-        return LeftBehind()
     if workers.state is WorkerState.FAILED and not is_held(agent):
         return why_failed(workers)
     if workers.state is WorkerState.SUCCEEDED:

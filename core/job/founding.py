@@ -16,11 +16,11 @@ another *life*. Nothing here asks a store. The adapter tells what it has found t
    for `OFFERS_S` anew: the dead offer may have hidden a better one. An agent that is only slow may be overtaken in this
    way. Whoever writes the header first has founded the journal, and each agent compares that with what it has read.
 5. An agent goes on in another life only if this life holds all that the agent was given. The *line* of lives tells:
-   each life names the lives from which it goes on, and where each of them begins. Otherwise the agent kills its workers
-   and begins anew there.
+   each life names the lives from which it goes on, and where each of them begins. Otherwise see rule 7.
 6. An agent that finds another journal in the place of its own may have workers. Then the other journal has to make way,
-   if no round was sealed there. Otherwise the agent begins anew there, as one does that has read of no sealed round.
-7. An agent that has read the end of the job never begins anew. It ends with the result that it has read.
+   if no round was sealed there. Otherwise see rule 7.
+7. An agent that cannot go on, and has read of a sealed round, kills its workers and ends. One that has read of none has
+   no workers, and begins anew: as another incarnation, with another nonce.
 """
 
 from __future__ import annotations
@@ -140,8 +140,8 @@ class Choice(Enum):
     ENTER = "enter"
     """Take part in the journal that is there, and go on."""
     ANEW = "anew"
-    """Take part in the journal that is there as a new agent. What the agent was before counts no more, and its workers
-    are killed."""
+    """Take part in the journal that is there as a new agent, which has no workers. What it was before counts no more.
+    """
     FOUND = "found"
     """There is no journal any more. Found it again."""
     OBJECT = "object"
@@ -150,7 +150,7 @@ class Choice(Enum):
     WAIT = "wait"
     """The agent has to fold first what it was given."""
     END = "end"
-    """The job is over for this agent, and the journal that is there does not show it. The agent ends."""
+    """The journal that is there does not hold what the agent was given, and may have acted on. The agent ends."""
 
 
 def choice(held: Held | None, found: Origin | None, known: str = "") -> Choice:
@@ -172,12 +172,12 @@ def choice(held: Held | None, found: Origin | None, known: str = "") -> Choice:
     outcome = held.job.outcome
     if outcome is not None and outcome.verdict is Verdict.SUCCEEDED:
         return Choice.END  # the other journal is a new run of the job
-    return Choice.OBJECT if has_sealed(held.job) else Choice.ANEW
+    return Choice.OBJECT if has_sealed(held.job) else overruled(held)
 
 
 def overruled(held: Held) -> Choice:
     """What an agent does where the journal that is there stays, and does not hold what the agent has read."""
-    return Choice.ANEW if held.job.outcome is None else Choice.END
+    return Choice.END if has_sealed(held.job) or held.job.outcome is not None else Choice.ANEW
 
 
 def has_sealed(job: Job) -> bool:

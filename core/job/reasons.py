@@ -120,6 +120,8 @@ class Refusal(Enum):
     IDENTITY = "identity"
     """It is not the journal that was read before, by this agent or by others: it is empty, shorter, damaged, or has
     another id."""
+    LEFT_BEHIND = "left behind"
+    """The store was lost, and the journal that is there now does not hold what this agent had read."""
     FORMAT = "format"
     """The journal holds something that this version of reknit cannot read."""
     SETUP = "setup"

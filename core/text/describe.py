@@ -82,8 +82,6 @@ def reason_text(reason: Reason) -> str:  # noqa: C901  # a dispatcher: one arm p
             return "told to end at once" if signal == SIGKILL else f"{signal_name(signal)} received"
         case own.Replaced(by):
             return f"another agent has joined with this node's id, as {by}: each node needs its own --node-id"
-        case own.LeftBehind():
-            return "the store was lost, and the job goes on without something that this node has read"
         case own.DeclaredLost():
             return "the other nodes have declared this node lost"
         case own.CutOff(seconds):

@@ -490,10 +490,10 @@ BUGS = (
     Bug(
         "left-behind-works-on",
         16,
-        "agent.working._why_stop",
-        "    if is_left_behind(agent):",
-        "    if False:",
-        "L1",
+        "agent.working._must_be_gone",
+        "agent.end.refusal is Refusal.LEFT_BEHIND",
+        "False",
+        "stop",
         "setup formed=2 min=1\ncut a\ncut b\nstart c\nwait 5\ncut c\nwipe\nmend a\nwait 4",
     ),
 )

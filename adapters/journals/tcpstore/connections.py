@@ -151,7 +151,8 @@ class Connections:
         with self._greeting, self._holding:
             if self._replica is replica:
                 self._void, self._replica, self._given = replica.header, None, None
-                self._held = Held(replica.origin, 0, Job())
+                if self._held is None or self._held.origin.life == replica.origin.life:
+                    self._held = Held(replica.origin, 0, Job())
         self._close_all_but(None)
         return Unavailable(f"{self.where}: {recovery.makes_way(self._envelope.job)}", answers=True)
 
@@ -226,7 +227,7 @@ class Connections:
                 raise self.is_changed("the number of slots")  # there was one
             return replica
         if self._reads_only:
-            return self._entered(client, self._to_be_read(header), header)
+            return self._entered(client, self._to_be_read(header), header, None)
         if header and header == self._void:
             header = recovery.replaced(client, self.keys, header, _VOID_S)
             if not header:
@@ -249,13 +250,13 @@ class Connections:
                 what = Choice.FOUND if is_void else overruled(held)
             match what:
                 case Choice.ENTER | Choice.ANEW if found is not None:
-                    return self._entered(client, found, header, is_anew=what is Choice.ANEW)
+                    return self._entered(client, found, header, held, is_anew=what is Choice.ANEW)
                 case Choice.FOUND if held is not None:
                     header = self._found_again(client, held, header)
                 case Choice.WAIT:
                     raise Unavailable(f"{self.where}: this node is just reading what the store has lost")
                 case Choice.END:
-                    raise self._envelope.is_another()
+                    raise self._left_behind()
                 case _:
                     header = self._begun_or_awaited(client)
 
@@ -306,14 +307,20 @@ class Connections:
         finally:
             self._is_founding = False
 
-    def _entered(self, client: Client, origin: Origin, header: bytes, *, is_anew: bool = False) -> Replica:
+    def _entered(
+        self, client: Client, origin: Origin, header: bytes, held: Held | None, *, is_anew: bool = False
+    ) -> Replica:
+        """`held`: what the agent held when it was chosen to enter this life."""
         before = self._replica
         if before is not None and before.origin.life == origin.life:
             return before
         if before is None and self._exclusive and not self._reads_only:
             recovery.check_owner(self.where, client.greeting[0], self._envelope.job)
-        self._envelope.take(origin)
         with self._holding:
+            if self._held is not held:
+                # It was given more meanwhile, which this life may not hold.
+                raise Unavailable(f"{self.where}: this node is just reading what the store has lost")
+            self._envelope.take(origin)
             entered = self._replica = Replica(self.keys, origin, header, is_anew=is_anew)
         if before is not None:
             self._close_all_but(client)  # the others lead to the store that was lost
@@ -324,4 +331,13 @@ class Connections:
             Refusal.IDENTITY,
             f"{self.where}: another program has changed {what} in the journal of job {self._envelope.job}; start all "
             "agents of the job again",
+        )
+
+    def _left_behind(self) -> Refused:
+        """The error for an agent that has read what the journal does not hold."""
+        job = self._envelope.job
+        return Refused(
+            Refusal.LEFT_BEHIND,
+            f"{self.where}: the store was lost, and the journal of job {job} is there again without something that "
+            "this node has read; start this agent again, and it joins the job that is there",
         )
