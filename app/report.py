@@ -94,7 +94,7 @@ _ORIGINS = {
     69: "the job's journal cannot be used as asked",
     BUG: "a bug in reknit",
     71: "reknit could not end processes: they survive SIGKILL",
-    72: "the job's journal is empty, damaged, or another one than before",
+    72: "the store holds another journal than before, or one that was changed",
     73: "the endpoint serves another job",
     _NO_STORE: "reknit could not reach or use the job's store",
     _TOO_FEW: "too few nodes joined in time",

@@ -157,7 +157,7 @@ def test_an_agent_founds_nothing_while_it_folds(lost: LostStore) -> None:
             call()
     agent.remember(batch.position, folded([*batch.entries]))
     assert stubborn(calls[0]) is True
-    assert next_life(agent.read(4, 0.0)) == base_of(many(4))
+    assert next_life(agent.read(4, 0.0)) == Batch(5, (Aborted("x"),), base_of(many(4)).base)
 
 
 def test_agents_that_remember_found_the_journal_again(lost: LostStore) -> None:
@@ -169,8 +169,8 @@ def test_agents_that_remember_found_the_journal_again(lost: LostStore) -> None:
     assert [*map(plain, readings)] == [Batch(5, (Aborted("x"),))] * 3
     assert stubborn(lambda: journals[2].beat(ME, 7, ())) == {ME: 7}
     late = lost.journal(founds=False)
-    assert plain(late.read(0, 0.0)) == base_of(many(4))
-    assert plain(late.read(4, 0.0)) == Batch(5, (Aborted("x"),))
+    # In one read: otherwise its agent would join a round that is over, and give its port to it.
+    assert plain(late.read(0, 0.0)) == Batch(5, (Aborted("x"),), base_of(many(4)).base)
 
 
 def test_all_are_told_of_one_life(lost: LostStore) -> None:

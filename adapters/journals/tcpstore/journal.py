@@ -203,7 +203,12 @@ class TCPStoreJournal:
 
     def _read(self, client: Client, replica: Replica, after: int, wait_s: float, least: int) -> Batch:
         if after < replica.origin.position:
-            return self._base(client, replica)
+            # With what follows: otherwise a newcomer would join a round that is long over, and give its port to it.
+            base = self._base(client, replica)
+            head = number(client.get(replica.keys.head))
+            if head <= base.position:
+                return base
+            return evolve(self._batch(client, replica, base.position, head, []), base=base.base)
         head, fold_at = after, 0
         records: list[bytes] = []
         if wait_s <= 0 or not replica.is_read:
