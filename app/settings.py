@@ -26,8 +26,8 @@ from typing import Any
 from attrs import Attribute, Factory, field, frozen
 from attrs.validators import optional
 
-from reknit.adapters.keeper.calling import METHODS
-from reknit.adapters.keeper.streams import StreamSettings
+from reknit.adapters.keeper.client.calling import METHODS
+from reknit.adapters.keeper.output.streams import StreamSettings
 from reknit.core.job.entries import Terms
 
 MOST_WORKERS = 10_000

@@ -22,7 +22,7 @@ from collections.abc import Iterable, Sequence
 from itertools import count
 from typing import Any
 
-from reknit.adapters.loop import Loop, Ports
+from reknit.adapters.runtime.loop import Loop, Ports
 from reknit.core.agent.agent import Agent, Spec
 from reknit.core.agent.commands import StopWorkers
 from reknit.core.agent.events import Counters, EntriesRead, Event, Started, Woken

@@ -40,7 +40,7 @@ from math import inf
 import reknit.adapters.journals.etcd.journal as journal
 from reknit.adapters.journals.envelope import Envelope
 from reknit.adapters.journals.etcd.gateway import Cluster
-from reknit.adapters.ports import Unavailable
+from reknit.adapters.runtime.ports import Unavailable
 from reknit.core.job.entries import Node, NodeId
 
 kind, port, *hosts = sys.argv[1:]
@@ -85,7 +85,7 @@ BEFORE = f"""#!{sys.executable}
 from math import inf
 import reknit.adapters.journals.etcd.journal as journal
 journal._SOON_S = inf
-from reknit.app.cli import main
+from reknit.app.cli.main import main
 main()
 """
 

@@ -24,11 +24,11 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from reknit.adapters.clock import Clock
-from reknit.adapters.keeper.client import Keeper
-from reknit.adapters.keeper.functions import Function
-from reknit.adapters.keeper.start import by_exec
-from reknit.adapters.keeper.wire import Configure, Process, StartProcesses
+from reknit.adapters.keeper.client.client import Keeper
+from reknit.adapters.keeper.client.functions import Function
+from reknit.adapters.keeper.client.start import by_exec
+from reknit.adapters.keeper.protocol.wire import Configure, Process, StartProcesses
+from reknit.adapters.runtime.clock import Clock
 from reknit.core.agent.workers import WorkersExited
 
 MODULES = {"light": "def work(rank): return rank\n", "torch": "import torch\ndef work(rank): return rank\n"}

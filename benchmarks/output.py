@@ -25,10 +25,10 @@ import tempfile
 import time
 from pathlib import Path
 
-from reknit.adapters.clock import Clock
-from reknit.adapters.console import LAST_WORDS_S
-from reknit.adapters.keeper.processes import Processes
-from reknit.adapters.keeper.streams import StreamSettings
+from reknit.adapters.keeper.output.console import LAST_WORDS_S
+from reknit.adapters.keeper.output.streams import StreamSettings
+from reknit.adapters.keeper.process.processes import Processes
+from reknit.adapters.runtime.clock import Clock
 from reknit.core.agent.workers import StartWorkers, WorkersExited
 from reknit.core.job.workers import Assignment, WorkerRanks
 

@@ -43,10 +43,10 @@ TORCH_SIZES = (32, 128, 256)
 
 
 def reknit_node(endpoint: str, number: int, total: int, job: str, known: Callable[[int], None]) -> None:
-    from reknit.adapters.clock import Clock
     from reknit.adapters.link import ThreadedLink
-    from reknit.adapters.loop import Loop, Ports
-    from reknit.adapters.shells import run
+    from reknit.adapters.runtime.clock import Clock
+    from reknit.adapters.runtime.loop import Loop, Ports
+    from reknit.adapters.runtime.shells import run
     from reknit.core.agent.agent import Agent, Spec
     from reknit.core.job.entries import NodeId, Terms
 
@@ -146,8 +146,8 @@ def be_nodes(which: str, endpoint: str, first: int, count: int, total: int, job:
     if which == "reknit":
         journal_at(endpoint, job, founds=False).close()
         import reknit.adapters.link
-        import reknit.adapters.loop
-        import reknit.adapters.shells  # noqa: F401  # only imported, as torch is
+        import reknit.adapters.runtime.loop
+        import reknit.adapters.runtime.shells  # noqa: F401  # only imported, as torch is
 
         gc.freeze()  # as `reknit run` does when it has imported what it needs
     gate = threading.Event()

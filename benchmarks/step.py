@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
-from reknit.adapters.loop import Loop, Ports
+from reknit.adapters.runtime.loop import Loop, Ports
 from reknit.core.agent.agent import Agent, Spec
 from reknit.core.agent.commands import StopWorkers
 from reknit.core.agent.events import Counters, EntriesRead, Event, Started

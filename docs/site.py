@@ -126,7 +126,7 @@ def _source_page(path: str) -> str:
 
 def _options() -> str:
     """Every option of `reknit run` with its value, its default and its variable."""
-    from reknit.app.options import OPTIONS
+    from reknit.app.cli.options import OPTIONS
 
     lines = ["\n\n## All options\n", "The texts are those of `--help-all`. Without a default, an option is not set."]
     for group in dict.fromkeys(option.group for option in OPTIONS if option.group != "Help"):

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from attrs import evolve
 
-from reknit.adapters import ports
+from reknit.adapters.runtime import ports
 from reknit.core.agent.commands import Command
 from reknit.core.agent.events import EntriesRead, Event
 from reknit.core.text import codec, snapshot

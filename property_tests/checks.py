@@ -29,8 +29,8 @@ from collections.abc import Sequence
 from math import inf
 from typing import TYPE_CHECKING
 
-from reknit.adapters.simulated.staff import ECHO
 from reknit.adapters.simulated.store import RETRY_S
+from reknit.adapters.simulated.workers import ECHO
 from reknit.core.agent.agent import Agent, Stage
 from reknit.core.agent.alive import is_entry_late
 from reknit.core.agent.commands import SIGKILL, SIGTERM, Append, Beat, Command, Finish, StopWorkers

@@ -14,7 +14,7 @@ from types import SimpleNamespace
 from unittest.mock import patch
 
 from reknit.adapters.journals.tcpstore import connections, journal, recovery
-from reknit.adapters.ports import Unavailable
+from reknit.adapters.runtime.ports import Unavailable
 
 LOOK_S = 0.4
 """How much time passes with each look at the clock. An agent that waits looks some times. Seconds."""

@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from unittest import mock
 
-from reknit.adapters.simulated import faults, staff, store
+from reknit.adapters.simulated import faults, store
+from reknit.adapters.simulated import workers as staff
 from reknit.core.agent.commands import SIGKILL, SIGTERM
 from reknit.core.agent.states import WorkerState
 from reknit.core.job import memory

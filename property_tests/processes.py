@@ -16,7 +16,7 @@ from attrs import evolve, frozen
 from reknit.adapters.journals.envelope import Envelope
 from reknit.adapters.journals.tcpstore.connections import Replica
 from reknit.adapters.journals.tcpstore.journal import TCPStoreJournal
-from reknit.adapters.ports import Refused, Unavailable
+from reknit.adapters.runtime.ports import Refused, Unavailable
 from reknit.core.job import entries as said
 from reknit.core.job.entries import Entry, Joined, Node, NodeId, Terms
 from reknit.core.job.fold import fold

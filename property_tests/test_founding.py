@@ -21,6 +21,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from property_tests.planted.bug import Bug, planted
 from reknit.adapters.journals.envelope import Envelope
 from reknit.adapters.journals.tcpstore.keys import Keys
 from reknit.core.job import entries as said
@@ -31,7 +32,6 @@ from reknit.core.job.job import Gathering, Job, Running
 
 from .conftest import HISTORIES
 from .lossy import Network, Store
-from .planted.bug import Bug, planted
 from .processes import JOB, Late, Process, Round
 
 STEPS = 40

@@ -29,7 +29,7 @@ from reknit.adapters.link.messages import (
     Say,
     SendBeat,
 )
-from reknit.adapters.ports import Batch
+from reknit.adapters.runtime.ports import Batch
 from reknit.core.agent.commands import Append, Beat
 from reknit.core.agent.events import Counters, EntriesRead, Event, JournalFailed
 from reknit.core.job.entries import Aborted, Entry, Node, NodeId

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from reknit.adapters.keeper.functions import Function
-from reknit.adapters.keeper.wire import Process, StartProcesses
+from reknit.adapters.keeper.client.functions import Function
+from reknit.adapters.keeper.protocol.wire import Process, StartProcesses
 from tests.keepers import Kept
 from tests.processes import drive_exits, failures
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from attrs import define, evolve, field
 
-from reknit.adapters.loop import Loop, Ports
+from reknit.adapters.runtime.loop import Loop, Ports
 from reknit.core.agent.agent import Agent, Spec
 from reknit.core.agent.commands import Beat, Command, StopWorkers
 from reknit.core.agent.events import Counters, EntriesRead, Event, JournalFailed, Started, Woken

@@ -16,8 +16,8 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, settings
 
-from reknit.adapters.clock import Clock
-from reknit.adapters.keeper.processes import Processes
+from reknit.adapters.keeper.process.processes import Processes
+from reknit.adapters.runtime.clock import Clock
 from tests import places
 from tests.alone import ROOT
 from tests.etcd import Etcd

@@ -22,7 +22,7 @@ import pytest
 
 from reknit.adapters.journals.etcd.gateway import Cluster, Gateway, Watch
 from reknit.adapters.journals.etcd.journal import EtcdJournal
-from reknit.adapters.ports import Unavailable
+from reknit.adapters.runtime.ports import Unavailable
 from tests.waiting import PATIENCE_S, until
 
 T = TypeVar("T")

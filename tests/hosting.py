@@ -19,9 +19,9 @@ import signal
 import sys
 import threading
 
-from reknit.adapters.clock import Clock
-from reknit.adapters.keeper.client import Keeper
-from reknit.adapters.keeper.wire import Configure
+from reknit.adapters.keeper.client.client import Keeper
+from reknit.adapters.keeper.protocol.wire import Configure
+from reknit.adapters.runtime.clock import Clock
 from reknit.core.agent.events import Started
 from reknit.core.agent.workers import WorkersStarted
 from tests.keepers import SLEEP, ways

@@ -24,7 +24,7 @@ from reknit.adapters.journals.envelope import Envelope
 from reknit.adapters.journals.file.folder import file_name
 from reknit.adapters.journals.file.journal import FileJournal
 from reknit.adapters.journals.memory import MemoryJournal
-from reknit.adapters.ports import Journal, Unavailable
+from reknit.adapters.runtime.ports import Journal, Unavailable
 from reknit.core.job.entries import Entry, Joined, Node, NodeId
 from tests.alone import ENV, ROOT
 from tests.waiting import PATIENCE_S

@@ -11,12 +11,12 @@ from typing import Any
 
 import psutil
 
-from reknit.adapters.clock import Clock
-from reknit.adapters.console import Console
-from reknit.adapters.keeper import start as starting
-from reknit.adapters.keeper.client import Keeper
-from reknit.adapters.keeper.start import Keeping, Start
-from reknit.adapters.keeper.wire import Configure
+from reknit.adapters.keeper.client import start as starting
+from reknit.adapters.keeper.client.client import Keeper
+from reknit.adapters.keeper.client.start import Keeping, Start
+from reknit.adapters.keeper.output.console import Console
+from reknit.adapters.keeper.protocol.wire import Configure
+from reknit.adapters.runtime.clock import Clock
 from reknit.core.agent.events import Event, Started
 from reknit.core.agent.workers import WorkersStarted, WorkersStopped
 from tests.processes import drive, start, stop

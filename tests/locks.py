@@ -8,9 +8,9 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from reknit.adapters.hostlock import HostLock, take
-from reknit.adapters.hostrecord import ProcessId, identified
-from reknit.adapters.orphans import MARK
+from reknit.adapters.host.lock import HostLock, take
+from reknit.adapters.host.orphans import MARK
+from reknit.adapters.host.record import ProcessId, identified
 from tests.waiting import PATIENCE_S
 
 
@@ -19,7 +19,7 @@ def agent(job: str = "j", node: str = "n", then: str = "", **env: str) -> Iterat
     """Another process that holds the lock until its stdin ends; then it releases it. `then`: what it does meanwhile."""
     code = f"""
 import sys
-from reknit.adapters.hostlock import take
+from reknit.adapters.host.lock import take
 lock = take({job!r}, "e", {node!r})
 {then}
 print("holds", flush=True)

@@ -12,9 +12,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, NamedTuple, Self
 
-from reknit.app.arguments import parse
-from reknit.app.parsing import asked
-from reknit.app.several import open_journal
+from reknit.app.cli.arguments import parse
+from reknit.app.cli.parsing import asked
+from reknit.app.wiring.several_nodes import open_journal
 from reknit.core.job.entries import Entry, Joined, Left, Lost, Succeeded
 from tests.command import Run
 from tests.etcd import Etcd, EtcdCluster

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from reknit.adapters import hostplace
+from reknit.adapters.host import place as hostplace
 from tests.alone import ENV
 
 VARIABLE = "LOCKS_OF_TESTS"

@@ -12,11 +12,11 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from reknit.adapters.clock import Clock
-from reknit.adapters.console import LAST_WORDS_S
-from reknit.adapters.keeper.client import Keeper
-from reknit.adapters.keeper.processes import Processes
-from reknit.adapters.keeper.wire import Stop
+from reknit.adapters.keeper.client.client import Keeper
+from reknit.adapters.keeper.output.console import LAST_WORDS_S
+from reknit.adapters.keeper.process.processes import Processes
+from reknit.adapters.keeper.protocol.wire import Stop
+from reknit.adapters.runtime.clock import Clock
 from reknit.core.agent.commands import StopWorkers
 from reknit.core.agent.events import Event
 from reknit.core.agent.workers import StartWorkers, WorkersExited, WorkersStopped

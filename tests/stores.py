@@ -17,7 +17,7 @@ from reknit.adapters.journals.envelope import Envelope
 from reknit.adapters.journals.tcpstore.client import Client
 from reknit.adapters.journals.tcpstore.host import StoreHost, host_store
 from reknit.adapters.journals.tcpstore.journal import TCPStoreJournal
-from reknit.adapters.ports import Batch, Unavailable
+from reknit.adapters.runtime.ports import Batch, Unavailable
 from reknit.core.job.entries import Entry, Joined, Node, NodeId, Opened, Terms
 from reknit.core.job.fold import fold
 from reknit.core.job.founding import Life

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from reknit.adapters.keeper.streams import Streams, StreamSettings, WorkerStreams
+from reknit.adapters.keeper.output.streams import Streams, StreamSettings, WorkerStreams
 from tests.waiting import until
 
 

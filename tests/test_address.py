@@ -11,7 +11,7 @@ import sys
 
 import pytest
 
-from reknit.adapters.address import is_here, own_address
+from reknit.adapters.host.address import is_here, own_address
 from tests.waiting import PATIENCE_S
 
 NOWHERE = "no-such-host.invalid"
@@ -24,7 +24,7 @@ def in_network(setup: str, *endpoints: str) -> str:
         pytest.skip("needs root, ip and unshare")
     if subprocess.run(["unshare", "-nm", "true"], capture_output=True).returncode:
         pytest.skip("no network namespaces here")
-    code = f"from reknit.adapters.address import own_address as f; print(f([(h, 29400) for h in {endpoints!r}]))"
+    code = f"from reknit.adapters.host.address import own_address as f; print(f([(h, 29400) for h in {endpoints!r}]))"
     script = f'{NO_NAME_SERVER}\n{setup}\nexec "$0" -c "$1"'
     command = ["unshare", "-nm", "sh", "-euc", script, sys.executable, code]
     done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S)

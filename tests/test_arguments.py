@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reknit.app.arguments import Parsed, help_text, parse
-from reknit.app.options import OPTIONS, Option, UsageError
+from reknit.app.cli.arguments import Parsed, help_text, parse
+from reknit.app.cli.options import OPTIONS, Option, UsageError
 
 VALUED = [option for option in OPTIONS if option.metavar]
 FLAGS = [option for option in OPTIONS if not option.metavar]

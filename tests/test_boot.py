@@ -59,8 +59,8 @@ def test_a_host_without_stdin_stdout_and_stderr_is_served(how: str, tmp_path: Pa
         from tests.processes import *
         from tests.keepers import *
         from tests.test_start import behind
-        from reknit.adapters.keeper.client import Keeper
-        from reknit.adapters.keeper.wire import Configure
+        from reknit.adapters.keeper.client.client import Keeper
+        from reknit.adapters.keeper.protocol.wire import Configure
         how, file = sys.argv[1:]
         start_ = {**ways(), "command": behind([])}[how]
         shown = os.dup(1)

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from reknit.adapters.keeper.functions import Function, FunctionError
-from reknit.adapters.keeper.wire import Process, StartProcesses
+from reknit.adapters.keeper.client.functions import Function, FunctionError
+from reknit.adapters.keeper.protocol.wire import Process, StartProcesses
 from tests import called
 from tests.alone import run_alone
 from tests.keepers import Kept
@@ -29,8 +29,8 @@ def test_a_client_without_functions_does_not_load_multiprocessing() -> None:
     """A launch of programs would wait for the import."""
     script = """
         import sys
-        import reknit.adapters.keeper.client
-        print(*sorted({"multiprocessing", "pickle", "reknit.adapters.keeper.functions"} & set(sys.modules)))
+        import reknit.adapters.keeper.client.client
+        print(*sorted({"multiprocessing", "pickle", "reknit.adapters.keeper.client.functions"} & set(sys.modules)))
     """
     assert run_alone(script) == "\n"
 

@@ -10,7 +10,7 @@ from unittest.mock import Mock
 
 import pytest
 
-from reknit.adapters import children
+from reknit.adapters.host import children
 from tests.alone import STUBBORN, run_alone
 from tests.waiting import is_alive, read_pids, until
 
@@ -65,7 +65,7 @@ def test_sweep_ends_what_hides(tmp_path: Path) -> None:
     out = run_alone(
         """
         import subprocess, sys
-        from reknit.adapters.children import become_subreaper, children, sweep
+        from reknit.adapters.host.children import become_subreaper, children, sweep
         from tests.waiting import read_pids
         assert become_subreaper()
         for _ in range(3):
@@ -84,7 +84,10 @@ def test_sweep_ends_what_hides(tmp_path: Path) -> None:
 
 def test_sweep_without_children_returns_at_once() -> None:
     """Every round and every run ends with a sweep: with nothing to do it must cost nothing."""
-    assert run_alone("from reknit.adapters.children import *; print(sweep(0.0), sweep_counting(0.0))") == "() (0, ())\n"
+    assert (
+        run_alone("from reknit.adapters.host.children import *; print(sweep(0.0), sweep_counting(0.0))")
+        == "() (0, ())\n"
+    )
 
 
 def test_sweep_reports_what_would_not_die() -> None:

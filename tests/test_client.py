@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from reknit.adapters.journals.tcpstore.client import Client, endpoint
-from reknit.adapters.ports import Unavailable
+from reknit.adapters.runtime.ports import Unavailable
 from tests.stores import HOST, answering, free_port
 from tests.waiting import PATIENCE_S
 

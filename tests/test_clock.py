@@ -12,7 +12,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from reknit.adapters.clock import Clock, Poller
+from reknit.adapters.runtime.clock import Clock, Poller
 from tests.waiting import descriptors
 
 

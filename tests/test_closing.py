@@ -17,7 +17,7 @@ from reknit.adapters.journals.envelope import Envelope
 from reknit.adapters.journals.tcpstore import host as host_module
 from reknit.adapters.journals.tcpstore.client import Client
 from reknit.adapters.journals.tcpstore.host import host_store
-from reknit.adapters.ports import Journal, Refused, Unavailable
+from reknit.adapters.runtime.ports import Journal, Refused, Unavailable
 from reknit.core.job.entries import Node, NodeId
 from reknit.core.job.fold import fold_all
 from reknit.core.job.job import Job

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from reknit.adapters import console as module
-from reknit.adapters.console import OUTPUT, WORDS, Console, escaped
+from reknit.adapters.keeper.output import console as module
+from reknit.adapters.keeper.output.console import OUTPUT, WORDS, Console, escaped
 from tests.waiting import PATIENCE_S, descriptors, until
 
 

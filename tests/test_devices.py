@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from reknit.app import devices
-from reknit.app.options import UsageError
+from reknit.app.cli.options import UsageError
+from reknit.app.input import devices
 
 
 @pytest.fixture

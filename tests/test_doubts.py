@@ -13,7 +13,7 @@ from reknit.adapters.journals.etcd.connection import Server
 from reknit.adapters.journals.etcd.doubts import _MANY, Doubts, loses_writes
 from reknit.adapters.journals.etcd.gateway import Cluster, Gateway, put
 from reknit.adapters.journals.etcd.journal import EtcdJournal
-from reknit.adapters.ports import Unavailable
+from reknit.adapters.runtime.ports import Unavailable
 from reknit.core.job.entries import Aborted
 from tests.etcd import Etcd
 from tests.test_gateway import Member, members

@@ -9,7 +9,7 @@ import pytest
 
 from reknit.adapters.journals.envelope import Envelope
 from reknit.adapters.journals.history import Prefix
-from reknit.adapters.ports import Refused
+from reknit.adapters.runtime.ports import Refused
 from reknit.core.job.entries import FORMAT, Aborted, Entry, Filler, Joined, Node, NodeId, Opened, Succeeded, Terms
 from reknit.core.job.fold import fold_all
 from reknit.core.job.founding import Life, Line, Offer, Origin

@@ -7,9 +7,9 @@ import os
 from pathlib import Path
 from typing import Any
 
-from reknit.adapters.keeper.environment import handed_down
-from reknit.adapters.keeper.wire import Configure
-from reknit.adapters.orphans import MARK
+from reknit.adapters.host.orphans import MARK
+from reknit.adapters.keeper.common.environment import handed_down
+from reknit.adapters.keeper.protocol.wire import Configure
 from tests.command import run
 
 WRITES = """

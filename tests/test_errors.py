@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from reknit.adapters.keeper import errors
+from reknit.adapters.keeper.failures import error_files as errors
 from reknit.core.job.workers import WorkerFailure
 
 FAILURE = WorkerFailure(local_rank=1, rank=5, exitcode=3, message="ValueError: no", traceback="Traceback …\n")

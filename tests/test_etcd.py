@@ -18,7 +18,7 @@ from reknit.adapters.journals.envelope import Envelope
 from reknit.adapters.journals.etcd.gateway import Cluster, Watch
 from reknit.adapters.journals.etcd.journal import EtcdJournal
 from reknit.adapters.journals.folds import MANY
-from reknit.adapters.ports import Batch, Refused, Unavailable
+from reknit.adapters.runtime.ports import Batch, Refused, Unavailable
 from reknit.core.job.entries import Aborted, Node, NodeId
 from reknit.core.job.fold import fold_all
 from reknit.core.job.job import Job
@@ -36,7 +36,7 @@ import sys
 from reknit.adapters.journals.envelope import Envelope
 from reknit.adapters.journals.etcd.gateway import Cluster
 from reknit.adapters.journals.etcd.journal import EtcdJournal
-from reknit.adapters.ports import Unavailable
+from reknit.adapters.runtime.ports import Unavailable
 from reknit.core.job.entries import Aborted
 
 job, name, count, *ports = sys.argv[1:]

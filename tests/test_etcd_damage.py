@@ -11,7 +11,7 @@ from reknit.adapters.journals.envelope import Envelope
 from reknit.adapters.journals.etcd.gateway import Cluster, put
 from reknit.adapters.journals.etcd.journal import EtcdJournal
 from reknit.adapters.journals.folds import MANY
-from reknit.adapters.ports import Refused
+from reknit.adapters.runtime.ports import Refused
 from reknit.core.job.entries import Aborted
 from reknit.core.job.fold import fold_all
 from reknit.core.job.job import Job

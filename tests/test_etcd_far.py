@@ -11,7 +11,7 @@ import pytest
 from reknit.adapters.journals.envelope import Envelope
 from reknit.adapters.journals.etcd.gateway import Cluster
 from reknit.adapters.journals.etcd.journal import EtcdJournal
-from reknit.adapters.ports import Unavailable
+from reknit.adapters.runtime.ports import Unavailable
 from reknit.core.job.entries import Aborted, Node, NodeId
 from tests.etcd import Etcd, patiently
 from tests.journals import Proxy

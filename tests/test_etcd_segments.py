@@ -15,7 +15,7 @@ from reknit.adapters.journals.etcd import journal as journal_module
 from reknit.adapters.journals.etcd.gateway import Answer, Cluster, Gateway, put
 from reknit.adapters.journals.etcd.journal import EtcdJournal
 from reknit.adapters.journals.folds import MANY
-from reknit.adapters.ports import Refused, Unavailable
+from reknit.adapters.runtime.ports import Refused, Unavailable
 from reknit.core.job.entries import Aborted, Opened, Terms
 from reknit.core.job.fold import fold_all
 from reknit.core.job.job import Job

@@ -15,7 +15,7 @@ from reknit.adapters.journals.envelope import Envelope
 from reknit.adapters.journals.etcd.connection import Login, Server
 from reknit.adapters.journals.etcd.gateway import Cluster, Gateway, get
 from reknit.adapters.journals.etcd.journal import EtcdJournal
-from reknit.adapters.ports import Batch, Refused, Unavailable
+from reknit.adapters.runtime.ports import Batch, Refused, Unavailable
 from reknit.core.job.entries import Aborted, Node, NodeId
 from reknit.core.job.reasons import Refusal
 from tests.etcd import Etcd, make_certificate, patiently, watch_of

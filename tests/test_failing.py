@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from reknit.adapters.clock import Clock
-from reknit.adapters.keeper.failing import failure_of
-from reknit.adapters.keeper.leaders import Leader
-from reknit.adapters.keeper.streams import WorkerStreams
-from reknit.adapters.keeper.watchdog import Hung
+from reknit.adapters.keeper.common.leaders import Leader
+from reknit.adapters.keeper.failures.failing import failure_of
+from reknit.adapters.keeper.output.streams import WorkerStreams
+from reknit.adapters.keeper.watchdog.watchdog import Hung
+from reknit.adapters.runtime.clock import Clock
 from reknit.core.job.workers import NoProgress
 
 RAISED = ["Traceback (most recent call last):", '  File "a.py", line 1, in <module>', "ValueError: no"]

@@ -14,7 +14,7 @@ import attrs
 import pytest
 
 import reknit
-from reknit.app.fielddocs import FieldDocs
+from reknit.app.python.fielddocs import FieldDocs
 from reknit.elastic.agent.server import RunResult, WorkerSpec
 from reknit.elastic.launcher import LaunchConfig
 

@@ -17,7 +17,7 @@ from reknit.adapters.journals.file.folder import file_name
 from reknit.adapters.journals.file.journal import FileJournal
 from reknit.adapters.journals.folds import MANY
 from reknit.adapters.journals.history import Prefix
-from reknit.adapters.ports import Refused, Unavailable
+from reknit.adapters.runtime.ports import Refused, Unavailable
 from reknit.core.job.entries import Aborted, Filler, Leaving, Node, NodeId, Succeeded
 from reknit.core.job.job import Job
 from reknit.core.job.reasons import Refusal
@@ -322,7 +322,7 @@ LIMITED = """
 import resource, sys
 from reknit.adapters.journals.envelope import Envelope
 from reknit.adapters.journals.file.journal import FileJournal
-from reknit.adapters.ports import Unavailable
+from reknit.adapters.runtime.ports import Unavailable
 from tests.journals import entry
 
 journal = FileJournal(sys.argv[1], Envelope("job"))

@@ -17,7 +17,7 @@ from reknit.adapters.journals.envelope import Envelope
 from reknit.adapters.journals.file.folder import complaint
 from reknit.adapters.journals.file.journal import FileJournal
 from reknit.adapters.journals.folds import MANY
-from reknit.adapters.ports import Refused
+from reknit.adapters.runtime.ports import Refused
 from reknit.core.job.entries import Filler, Node, NodeId
 from reknit.core.job.job import Job
 from reknit.core.job.reasons import Refusal
@@ -98,7 +98,7 @@ OTHER = """
 import os, sys
 from reknit.adapters.journals.envelope import Envelope
 from reknit.adapters.journals.file.journal import FileJournal
-from reknit.adapters.ports import Refused
+from reknit.adapters.runtime.ports import Refused
 os.setgroups([]); os.setgid(65534); os.setuid(65534)
 for options in ({}, {"reads_only": True}, {"group": 4242}):
     job = "mine" if options.get("group") else "job"

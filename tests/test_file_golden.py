@@ -18,7 +18,7 @@ import pytest
 from reknit.adapters.journals.envelope import Envelope
 from reknit.adapters.journals.file.journal import FileJournal
 from reknit.adapters.journals.folds import MANY
-from reknit.adapters.ports import Refused
+from reknit.adapters.runtime.ports import Refused
 from reknit.core.job.entries import Entry, Failed, Filler
 from reknit.core.job.fold import fold_all
 from reknit.core.job.job import Job

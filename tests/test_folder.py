@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from reknit.adapters.keeper.folder import CannotMake, LogFolder, remove_abandoned
+from reknit.adapters.keeper.common.run_folder import CannotMake, LogFolder, remove_abandoned
 
 OLD = (0, 0)
 

@@ -14,8 +14,8 @@ from typing import Any
 import psutil
 import pytest
 
-from reknit.adapters.keeper.functions import Function
-from reknit.adapters.keeper.wire import variables
+from reknit.adapters.keeper.client.functions import Function
+from reknit.adapters.keeper.protocol.wire import variables
 from reknit.core.agent.workers import WorkersExited, WorkersStarted
 from tests import called
 from tests.calling import begin, call

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from reknit.adapters.keeper import forking
-from reknit.adapters.keeper.functions import Function, FunctionError
-from reknit.adapters.keeper.wire import Process, StartProcesses
+from reknit.adapters.keeper.client import forking
+from reknit.adapters.keeper.client.functions import Function, FunctionError
+from reknit.adapters.keeper.protocol.wire import Process, StartProcesses
 from tests import called
 from tests.alone import run_alone
 from tests.calling import begin, call
@@ -115,8 +115,8 @@ def test_fork_is_refused_once_cuda_is_initialised(keep: Keep, how: str, monkeypa
 KILLED = """
     import os, random, select, signal, sys, time
     from pathlib import Path
-    from reknit.adapters.children import become_subreaper
-    from reknit.adapters.keeper.functions import Function
+    from reknit.adapters.host.children import become_subreaper
+    from reknit.adapters.keeper.client.functions import Function
     from tests import called
     from tests.calling import begin
     from tests.keepers import Kept

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from reknit.adapters.keeper.functions import Calls, Function, FunctionError
-from reknit.adapters.keeper.wire import Process, StartProcesses, variables
+from reknit.adapters.keeper.client.functions import Calls, Function, FunctionError
+from reknit.adapters.keeper.protocol.wire import Process, StartProcesses, variables
 from reknit.core.agent.workers import WorkersExited, WorkersStarted
 from tests import called
 from tests.alone import run_alone

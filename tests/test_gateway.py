@@ -28,7 +28,7 @@ from reknit.adapters.journals.etcd.gateway import (
     is_created,
     put,
 )
-from reknit.adapters.ports import Refused, Unavailable
+from reknit.adapters.runtime.ports import Refused, Unavailable
 from reknit.core.job.reasons import Refusal
 from tests.etcd import Etcd, make_certificate
 from tests.leaks import nothing_left

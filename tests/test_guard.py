@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from reknit.adapters.keeper.guard import Guard
+from reknit.adapters.keeper.common.guard import Guard
 from tests.keepers import wait_gone
 from tests.waiting import is_alive
 

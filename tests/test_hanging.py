@@ -13,10 +13,10 @@ import psutil
 import pytest
 
 from reknit import JobFailed, launch
-from reknit.adapters.clock import Clock
-from reknit.adapters.keeper import stacks
-from reknit.adapters.keeper.processes import Processes
-from reknit.adapters.keeper.watchdog import Watchdog
+from reknit.adapters.keeper.process.processes import Processes
+from reknit.adapters.keeper.watchdog import stacks
+from reknit.adapters.keeper.watchdog.watchdog import Watchdog
+from reknit.adapters.runtime.clock import Clock
 from reknit.core.agent.workers import WorkersExited, WorkersStopped
 from reknit.core.job.reasons import BudgetSpent
 from reknit.core.job.workers import NoProgress, TimerExpired, WorkerFailure

@@ -6,11 +6,11 @@ import os
 
 import pytest
 
-from reknit.adapters.clock import Clock
-from reknit.adapters.keeper.hangs import Hangs
-from reknit.adapters.keeper.leaders import Leader
-from reknit.adapters.keeper.streams import WorkerStreams
-from reknit.adapters.progress import FOR_EVER, RECORD, SLOT, VARIABLE
+from reknit.adapters.keeper.common.leaders import Leader
+from reknit.adapters.keeper.output.streams import WorkerStreams
+from reknit.adapters.keeper.watchdog.hangs import Hangs
+from reknit.adapters.keeper.watchdog.progress import FOR_EVER, RECORD, SLOT, VARIABLE
+from reknit.adapters.runtime.clock import Clock
 from reknit.core.job.workers import NoProgress
 
 BEGIN = 1000.0

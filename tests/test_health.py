@@ -19,8 +19,8 @@ import pytest
 
 from reknit import HealthCheck, Meeting, RestartPolicy, Running, Settings, Terms, start
 from reknit.adapters.observe.health import RoundTrips, patience_s
-from reknit.app.health import health_check
-from reknit.app.launch import opened_async
+from reknit.app.python.session import opened_async
+from reknit.app.wiring.health import health_check
 from reknit.core.agent.agent import Agent
 from reknit.core.agent.commands import Command
 from reknit.core.agent.events import Event

@@ -14,7 +14,7 @@ import pytest
 from reknit.adapters.journals.tcpstore import host as host_module
 from reknit.adapters.journals.tcpstore.client import Client
 from reknit.adapters.journals.tcpstore.host import host_store
-from reknit.adapters.ports import Refused
+from reknit.adapters.runtime.ports import Refused
 from reknit.core.job.reasons import Refusal
 from tests.alone import ENV, ROOT, command, run_alone
 from tests.stores import HOST, free_port, hosted
@@ -142,7 +142,7 @@ def test_closing_ends_it_and_frees_the_port() -> None:
 def test_it_outlives_all_that_is_swept() -> None:
     """Whatever else is a child of the agent was left behind by workers, and is killed; not the store of all agents."""
     script = """
-        from reknit.adapters.children import become_subreaper, children, sweep
+        from reknit.adapters.host.children import become_subreaper, children, sweep
         from reknit.adapters.journals.tcpstore.client import Client
         from tests.stores import hosted
         from tests.processes import *
@@ -165,7 +165,7 @@ def test_it_outlives_all_that_is_swept() -> None:
 def test_a_dead_store_is_reported_by_its_host_and_not_reaped_by_others() -> None:
     """Who looks for strays must not take its exit status away."""
     script = """
-        from reknit.adapters.children import become_subreaper, sweep
+        from reknit.adapters.host.children import become_subreaper, sweep
         from tests.stores import hosted
         from tests.processes import *
         assert become_subreaper()

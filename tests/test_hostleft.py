@@ -15,18 +15,18 @@ from pathlib import Path
 
 import pytest
 
-from reknit.adapters.children import stat_of
-from reknit.adapters.hostleft import end_left
-from reknit.adapters.hostlock import Taken, take
+from reknit.adapters.host.children import stat_of
+from reknit.adapters.host.left import end_left
+from reknit.adapters.host.lock import Taken, take
 from tests.alone import ENV, ROOT, command
 from tests.places import move
 from tests.waiting import is_alive, until
 
 AGENT = """
     import subprocess, sys
-    from reknit.adapters.hostlock import remember, take
-    from reknit.adapters.hostrecord import identified
-    from reknit.adapters.orphans import MARK
+    from reknit.adapters.host.lock import remember, take
+    from reknit.adapters.host.record import identified
+    from reknit.adapters.host.orphans import MARK
     lock = take("j", "place", "n")
     if sys.argv[1]:
         lock.note(sys.argv[1])
@@ -97,7 +97,7 @@ def test_files_of_other_containers_are_left_for_a_day(folder: Path, monkeypatch:
     with agent() as (process, worker):
         process.kill()
         process.wait()
-        monkeypatch.setattr("reknit.adapters.hostrecord.pid_namespace", lambda: 7)
+        monkeypatch.setattr("reknit.adapters.host.record.pid_namespace", lambda: 7)
         assert end_left() == (0, ())
         assert is_alive(worker)
         (file,) = folder.iterdir()
@@ -111,7 +111,7 @@ def test_a_start_waits_while_another_one_ends_processes(who: str, monkeypatch: p
     """The worker that it starts would carry the mark of those that are ended. A start of another job must not find the
     GPUs in use."""
     begun, may_go_on = threading.Event(), threading.Event()
-    from reknit.adapters import orphans
+    from reknit.adapters.host import orphans
 
     ends = orphans.end_marked
 

@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from reknit.adapters import hostlock
-from reknit.adapters.hostlock import Taken, remember, take, take_alone, take_free
-from reknit.adapters.orphans import MARK
-from reknit.adapters.ports import Refused
+from reknit.adapters.host import lock as hostlock
+from reknit.adapters.host.lock import Taken, remember, take, take_alone, take_free
+from reknit.adapters.host.orphans import MARK
+from reknit.adapters.runtime.ports import Refused
 from tests.alone import ENV, ROOT, command
 from tests.locks import agent, killed, known, worker
 from tests.places import move, shared
@@ -78,7 +78,7 @@ def test_a_fork_of_the_agent_does_not_keep_the_lock() -> None:
     """A data loader of a killed program may live for long. The next agent must be let in."""
     script = """
         from tests.processes import *
-        from reknit.adapters.hostlock import take
+        from reknit.adapters.host.lock import take
         lock = take("j", "e", "n")
         said, says = os.pipe()
         if os.fork() == 0:
@@ -111,7 +111,7 @@ def test_many_at_once_are_never_two(tmp_path: Path) -> None:
     """The file is removed and made again under contention: whoever has it must be alone."""
     code = f"""
 import os
-from reknit.adapters.hostlock import Taken, take
+from reknit.adapters.host.lock import Taken, take
 got = 0
 while got < 50:
     try:
@@ -254,7 +254,7 @@ def test_our_own_ancestors_are_no_orphans() -> None:
     """Whoever starts an agent from inside a worker's shell must not lose that shell, nor the agent."""
     lock = killed()
     lock.abandon()  # left once more
-    inner = 'from reknit.adapters.hostlock import take; print(take("j", "e", "n").end_orphans())'
+    inner = 'from reknit.adapters.host.lock import take; print(take("j", "e", "n").end_orphans())'
     outer = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {inner!r}]); print('lives')"
     env = {**os.environ, MARK: lock.mark}
     done = subprocess.run([sys.executable, "-c", outer], env=env, capture_output=True, text=True, timeout=PATIENCE_S)
@@ -283,7 +283,7 @@ def test_awkward_names() -> None:
     assert len(marks) == 10
 
 
-REMEMBERS = "from reknit.adapters.hostrecord import identified; lock.remember((identified({pid}),))"
+REMEMBERS = "from reknit.adapters.host.record import identified; lock.remember((identified({pid}),))"
 
 
 def test_processes_that_the_killed_agent_has_written_down_are_ended() -> None:

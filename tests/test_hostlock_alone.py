@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from reknit.adapters import hostlock
-from reknit.adapters.hostleft import end_left
-from reknit.adapters.hostlock import remember, take_alone
+from reknit.adapters.host import lock as hostlock
+from reknit.adapters.host.left import end_left
+from reknit.adapters.host.lock import remember, take_alone
 from tests.alone import ENV, ROOT, command
 from tests.locks import known, worker
 from tests.places import move
@@ -34,7 +34,7 @@ def agent_alone(nonce: str) -> Iterator[subprocess.Popen[str]]:
     code = f"""
 import signal
 import stat
-from reknit.adapters.hostlock import take_alone
+from reknit.adapters.host.lock import take_alone
 lock = take_alone({nonce!r})
 print(lock.mark, flush=True)
 signal.pause()
@@ -153,11 +153,11 @@ def test_the_process_table_is_not_read_in_vain() -> None:
     """psutil takes milliseconds that the first worker would wait for."""
     script = """
         import sys
-        from reknit.adapters.hostleft import end_left
-        from reknit.adapters.hostlock import take_alone
+        from reknit.adapters.host.left import end_left
+        from reknit.adapters.host.lock import take_alone
         lock = take_alone("n")
         end_left()
         lock.release()
-        print([name for name in ("psutil", "hashlib", "json", "reknit.adapters.orphans") if name in sys.modules])
+        print([name for name in ("psutil", "hashlib", "json", "reknit.adapters.host.orphans") if name in sys.modules])
     """
     assert subprocess.check_output(command(script), env=ENV, cwd=ROOT) == b"[]\n"

@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from reknit.adapters import hostplace
-from reknit.adapters.hostplace import open_folder
-from reknit.adapters.ports import Refused
+from reknit.adapters.host import place as hostplace
+from reknit.adapters.host.place import open_folder
+from reknit.adapters.runtime.ports import Refused
 from tests import places
 from tests.users import NOBODY, as_nobody, forked, needs_two_users
 from tests.waiting import descriptors

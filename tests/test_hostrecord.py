@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from reknit.adapters import hostrecord
-from reknit.adapters.hostrecord import LONGEST_NOTE, ProcessId, Record, children_of, identified, is_alive, read, shown
-from reknit.adapters.hostrecord import write as write_record
+from reknit.adapters.host import record as hostrecord
+from reknit.adapters.host.record import LONGEST_NOTE, ProcessId, Record, children_of, identified, is_alive, read, shown
+from reknit.adapters.host.record import write as write_record
 from tests.waiting import PATIENCE_S, until
 
 RECORD = Record(ProcessId(1, 2), (ProcessId(3, 4), ProcessId(5, 6)), "ä note\n")

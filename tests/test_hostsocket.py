@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from reknit.adapters import hostsocket
-from reknit.adapters.hostleft import end_left
-from reknit.adapters.hostlock import Taken, take
-from reknit.adapters.hostsocket import Busy, listen
+from reknit.adapters.host import socket as hostsocket
+from reknit.adapters.host.left import end_left
+from reknit.adapters.host.lock import Taken, take
+from reknit.adapters.host.socket import Busy, listen
 from tests.alone import ENV, ROOT
 from tests.locks import agent
 from tests.places import move, shared
@@ -79,7 +79,7 @@ def test_another_user_cannot_keep_an_agent_out(name: str) -> None:
 
 def test_an_agent_with_another_tmp_is_kept_out(base: Path) -> None:
     """A service with a /tmp of its own, beside a shell of the same user. A folder that was removed is the same case."""
-    code = "from reknit.adapters.hostlock import Taken, take\ntry: take('j', 'e', 'n')\nexcept Taken as e: print(e)"
+    code = "from reknit.adapters.host.lock import Taken, take\ntry: take('j', 'e', 'n')\nexcept Taken as e: print(e)"
     private = ["unshare", "--mount", "sh", "-c"]
     mount = f"mount -t tmpfs -o mode=1777 none {base}"
     if subprocess.run([*private, mount], capture_output=True).returncode:

@@ -13,9 +13,9 @@ from subprocess import PIPE
 
 import pytest
 
-from reknit.adapters.clock import is_readable
 from reknit.adapters.observe import http
 from reknit.adapters.observe.http import Answer, Page, Server, line
+from reknit.adapters.runtime.clock import is_readable
 from tests.alone import ENV, ROOT, command, run_alone
 from tests.asking import connected, full, get, listening, served
 from tests.leaks import nothing_left

@@ -14,7 +14,7 @@ import pytest
 from reknit.adapters.journals import envelope
 from reknit.adapters.journals.envelope import Envelope
 from reknit.adapters.journals.folds import MANY
-from reknit.adapters.ports import Batch, Journal, Refused, Remembers, Unavailable
+from reknit.adapters.runtime.ports import Batch, Journal, Refused, Remembers, Unavailable
 from reknit.core.job.entries import (
     Aborted,
     Admission,

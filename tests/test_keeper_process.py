@@ -15,7 +15,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from reknit.adapters.keeper.wire import Configure, Fence
+from reknit.adapters.keeper.protocol.wire import Configure, Fence
 from reknit.core.agent.workers import StartWorkers, WorkersExited, WorkersStopped
 from reknit.core.text.codec import encode
 from tests.alone import ENV, ROOT, run_alone
@@ -262,9 +262,9 @@ def test_an_agent_without_descriptors_says_so_and_goes_on(how: str) -> None:
         from pathlib import Path
         from tests.processes import *
         from tests.keepers import *
-        from reknit.adapters.ports import CannotStart
-        from reknit.adapters.keeper.client import Keeper
-        from reknit.adapters.keeper.wire import Configure
+        from reknit.adapters.runtime.ports import CannotStart
+        from reknit.adapters.keeper.client.client import Keeper
+        from reknit.adapters.keeper.protocol.wire import Configure
         resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
         clock, said = Clock(), []
         for left in range(12):
@@ -314,7 +314,7 @@ def test_without_processes_the_reason_is_given() -> None:
         from tests.processes import *
         from tests.keepers import *
         from reknit.adapters.keeper import process
-        from reknit.adapters.ports import CannotStart
+        from reknit.adapters.runtime.ports import CannotStart
         folder = Path(tempfile.mkdtemp(dir="/tmp")); folder.chmod(0o777); os.environ["TMPDIR"] = str(folder)
         limit = int(sys.argv[1])
         resource.setrlimit(resource.RLIMIT_NPROC, (limit, limit))

@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from reknit.adapters.keeper.stream import Broken, Stream
-from reknit.adapters.keeper.wire import (
+from reknit.adapters.keeper.protocol.stream import Broken, Stream
+from reknit.adapters.keeper.protocol.wire import (
     VERSION,
     Flushed,
     Hello,

@@ -30,8 +30,8 @@ from reknit import (
     run_async,
     start,
 )
-from reknit.adapters.clock import Clock
-from reknit.adapters.keeper import start as keeper_start
+from reknit.adapters.keeper.client import start as keeper_start
+from reknit.adapters.runtime.clock import Clock
 from reknit.core.agent.commands import StopWorkers
 from reknit.core.agent.events import Event, Started
 from reknit.core.agent.reasons import SignalReceived

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from reknit.adapters.keeper.streams import StreamSettings
-from reknit.adapters.keeper.wire import Process, StartProcesses, variables
+from reknit.adapters.keeper.output.streams import StreamSettings
+from reknit.adapters.keeper.protocol.wire import Process, StartProcesses, variables
 from reknit.core.agent.workers import WorkersExited, WorkersStarted, WorkersStopped
 from reknit.core.job.entries import Joined, Node, NodeId
 from reknit.core.job.ranks import assign

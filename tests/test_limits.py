@@ -105,14 +105,14 @@ def under_a_limit_of_processes(tmp_path: Path, limit: int) -> None:
     conf += " --rdzv-id=j --local-addr=127.0.0.1"
     patch = f"""
 import argparse, inspect, locale, re, traceback, contextlib, json, hashlib, hmac, fcntl, socket, threading
-import ctypes, psutil, shutil, reknit.adapters.keeper.process
-import reknit.app.verbs.run, reknit.app.parsing, reknit.app.run, reknit.app.several
-import reknit.adapters.journals.file.journal, reknit.adapters.keeper.errors, reknit.adapters.keeper.tracebacks
-import reknit.app.meeting, reknit.core.text.describe, reknit.core.text.snapshot, reknit.app.limits
+import ctypes, psutil, shutil, reknit.adapters.keeper.process.keeper
+import reknit.app.cli.run, reknit.app.cli.parsing, reknit.app.cli.running, reknit.app.wiring.several_nodes
+import reknit.adapters.journals.file.journal, reknit.adapters.keeper.failures.error_files, reknit.adapters.keeper.failures.tracebacks
+import reknit.app.input.meeting, reknit.core.text.describe, reknit.core.text.snapshot, reknit.app.limits
 import os, resource
 os.setgroups([]); os.setgid(65534); os.setuid(65534 - 9)
 resource.setrlimit(resource.RLIMIT_NPROC, ({limit}, {limit}))
-from reknit.app.cli import main
+from reknit.app.cli.main import main
 main()
 """
     (tmp_path / "launcher.py").write_text(patch)

@@ -8,10 +8,10 @@ import signal
 import psutil
 import pytest
 
-from reknit.adapters.clock import Clock
-from reknit.adapters.keeper.line import Line
-from reknit.adapters.keeper.start import by_command
-from reknit.adapters.keeper.stream import Ended
+from reknit.adapters.keeper.client.connection import Line
+from reknit.adapters.keeper.client.start import by_command
+from reknit.adapters.keeper.protocol.stream import Ended
+from reknit.adapters.runtime.clock import Clock
 from tests.interrupts import interrupted
 from tests.waiting import PATIENCE_S, descriptors, until
 
@@ -62,7 +62,7 @@ def test_a_keeper_that_does_not_end_in_time_has_ended_nothing(clock: Clock) -> N
 @pytest.mark.alone
 def test_an_interrupted_end_leaves_nothing(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
     """Ctrl-C while a program closes its agent. Nobody else has the keeper any more."""
-    monkeypatch.setattr("reknit.adapters.keeper.line._END_S", 0.01)
+    monkeypatch.setattr("reknit.adapters.keeper.client.connection._END_S", 0.01)
     before = descriptors()
     line = Line(clock, lambda: by_command(["sleep", "1000"]))
     interrupted(lambda: line.shut_down(PATIENCE_S))

@@ -9,10 +9,10 @@ from queue import SimpleQueue
 
 import pytest
 
-from reknit.adapters.clock import Clock
 from reknit.adapters.journals.memory import MemoryJournal
 from reknit.adapters.link import ThreadedLink
-from reknit.adapters.ports import Batch, Refused, Unavailable
+from reknit.adapters.runtime.clock import Clock
+from reknit.adapters.runtime.ports import Batch, Refused, Unavailable
 from reknit.core.agent.events import Counters, EntriesRead, Event, JournalFailed
 from reknit.core.job.entries import Aborted, Entry, Node, NodeId
 from reknit.core.job.founding import Life
@@ -276,7 +276,7 @@ def test_closing_does_not_wait_for_ever_for_a_call_that_hangs(
     agents: Callable[..., Agent], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A file system that is gone keeps a thread in the kernel. The agent ends all the same; the thread wakes nobody."""
-    monkeypatch.setattr("reknit.adapters.link.threads._CLOSE_S", 0.05)
+    monkeypatch.setattr("reknit.adapters.link.lanes._CLOSE_S", 0.05)
     journal = Told()
     gate = journal.gates["append"] = threading.Event()
     agent = agents(journal)

@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from reknit.adapters.clock import Clock
 from reknit.adapters.journals.memory import MemoryJournal, MemoryLink
-from reknit.adapters.keeper.processes import Processes
-from reknit.adapters.loop import Loop, Observer, Ports
-from reknit.adapters.shells import run
+from reknit.adapters.keeper.process.processes import Processes
+from reknit.adapters.runtime.clock import Clock
+from reknit.adapters.runtime.loop import Loop, Observer, Ports
+from reknit.adapters.runtime.shells import run
 from reknit.core.agent.agent import Agent, Spec
 from reknit.core.agent.commands import Append, Command, Finish, StopWorkers
 from reknit.core.agent.events import Event, Started, StopRequested, Woken

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reknit.app.arguments import parse
-from reknit.app.meeting import Met, judged
-from reknit.app.options import UsageError
-from reknit.app.parsing import asked
+from reknit.app.cli.arguments import parse
+from reknit.app.cli.options import UsageError
+from reknit.app.cli.parsing import asked
+from reknit.app.input.meeting import Met, judged
 from reknit.app.settings import Settings
 from reknit.core.job.entries import Admission, RestartPolicy, Terms
 

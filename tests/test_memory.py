@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import threading
 
-from reknit.adapters.clock import Clock
 from reknit.adapters.journals.memory import MemoryJournal, MemoryLink
+from reknit.adapters.runtime.clock import Clock
 from reknit.core.agent.events import Counters, EntriesRead
 from reknit.core.job.entries import Aborted, Node, NodeId
 from tests.waiting import PATIENCE_S, until

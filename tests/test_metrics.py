@@ -14,7 +14,8 @@ from attrs import evolve
 
 from reknit.adapters.observe import metrics
 from reknit.adapters.observe.metrics import CAUSES, Metrics, Watch, no_processes, standings, usage, workers
-from reknit.adapters.simulated import faults, staff
+from reknit.adapters.simulated import faults
+from reknit.adapters.simulated import workers as staff
 from reknit.adapters.simulated.hosts import Proc
 from reknit.adapters.simulated.world import World
 from reknit.core.agent.agent import Agent, Spec

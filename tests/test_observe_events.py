@@ -11,7 +11,8 @@ import pytest
 
 from reknit.adapters.observe.events import About, Events, RendezvousEvents
 from reknit.adapters.observe.records import Event, EventSource, NodeState, RdzvEvent
-from reknit.adapters.simulated import faults, staff
+from reknit.adapters.simulated import faults
+from reknit.adapters.simulated import workers as staff
 from reknit.adapters.simulated.hosts import Proc
 from reknit.adapters.simulated.world import World
 from reknit.core.agent.agent import Agent, Spec

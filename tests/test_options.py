@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from reknit.app.options import OPTIONS
+from reknit.app.cli.options import OPTIONS
 
 
 def test_what_torchrun_has_too_means_the_same() -> None:

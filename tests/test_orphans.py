@@ -13,8 +13,8 @@ from contextlib import contextmanager
 import psutil
 import pytest
 
-from reknit.adapters.hostrecord import ProcessId, identified
-from reknit.adapters.orphans import MARK, carry, end_marked
+from reknit.adapters.host.orphans import MARK, carry, end_marked
+from reknit.adapters.host.record import ProcessId, identified
 from tests.alone import ENV, command, run_alone
 from tests.leaks import marked
 from tests.waiting import PATIENCE_S, descriptors, is_alive
@@ -177,8 +177,8 @@ def test_the_group_of_a_known_process_may_hold_this_one(mark: str) -> None:
     """An agent that a worker has started, and its children, are no leftovers."""
     code = f"""
         import os, signal, sys
-        from reknit.adapters.hostrecord import identified
-        from reknit.adapters.orphans import end_marked
+        from reknit.adapters.host.record import identified
+        from reknit.adapters.host.orphans import end_marked
         leader = os.getpid()
         os.setpgid(0, 0)
         if (between := os.fork()) == 0:  # ends, so that the leader is no ancestor
@@ -218,7 +218,7 @@ def test_what_forks_while_it_is_killed_is_ended_too(mark: str) -> None:
 
 def test_this_process_and_its_ancestors_live() -> None:
     """A keeper that is started inside a worker's shell must end neither the shell nor itself."""
-    inner = "from reknit.adapters.orphans import end_marked; print(end_marked('m', 60.0)[0])"
+    inner = "from reknit.adapters.host.orphans import end_marked; print(end_marked('m', 60.0)[0])"
     outer = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {inner!r}], check=True); print('lives')"
     done = subprocess.run([sys.executable, "-c", outer], env={**ENV, MARK: "m"}, capture_output=True, text=True)
     assert done.stdout.split() == ["0", "lives"], done.stderr
@@ -278,9 +278,9 @@ def test_nothing_is_loaded_for_it_before_it_is_needed() -> None:
     """psutil takes milliseconds that the first worker would wait for."""
     script = """
         import sys
-        import reknit.adapters.hostlock, reknit.adapters.children
-        reknit.adapters.children.become_subreaper()
-        reknit.adapters.children.sweep(0.0)
+        import reknit.adapters.host.lock, reknit.adapters.host.children
+        reknit.adapters.host.children.become_subreaper()
+        reknit.adapters.host.children.sweep(0.0)
         print("psutil" in sys.modules)
     """
     assert run_alone(script) == "False\n"

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from reknit.adapters import progress as client
-from reknit.adapters.keeper.page import Page
+from reknit.adapters.keeper.watchdog import progress as client
+from reknit.adapters.keeper.watchdog.page import Page
 from tests.leaks import nothing_left
 
 

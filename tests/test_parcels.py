@@ -9,8 +9,8 @@ from collections.abc import Iterator
 import pytest
 from attrs import evolve
 
-from reknit.adapters.keeper.parcels import Parcel, Receiver, Sender
-from reknit.adapters.keeper.wire import StartProcesses
+from reknit.adapters.keeper.protocol.files import Parcel, Receiver, Sender
+from reknit.adapters.keeper.protocol.wire import StartProcesses
 from tests.leaks import nothing_left
 
 MESSAGE = StartProcesses(0, ())

@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reknit.app.arguments import parse
-from reknit.app.options import OPTIONS, UsageError
-from reknit.app.parsing import Asked, asked
+from reknit.app.cli.arguments import parse
+from reknit.app.cli.options import OPTIONS, UsageError
+from reknit.app.cli.parsing import Asked, asked
 from reknit.app.settings import Settings
 from tests.command import refusal, run
 
@@ -161,7 +161,7 @@ def test_a_refusal_of_the_settings_names_the_option(monkeypatch: pytest.MonkeyPa
     def refuse(**fields: object) -> None:
         raise ValueError("Settings.grace_s must be a number of seconds, 0 or more, not -1")
 
-    monkeypatch.setattr("reknit.app.parsing.Settings", refuse)
+    monkeypatch.setattr("reknit.app.cli.parsing.Settings", refuse)
     assert refused("--shutdown-timeout=3") == "--shutdown-timeout=3: must be a number of seconds, 0 or more"
     assert refused(PET_SHUTDOWN_TIMEOUT="3") == "PET_SHUTDOWN_TIMEOUT=3: must be a number of seconds, 0 or more"
 

@@ -9,10 +9,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from reknit.adapters.clock import Clock
-from reknit.adapters.keeper.leaders import Leader
-from reknit.adapters.keeper.pauses import Pauses
-from reknit.adapters.keeper.streams import WorkerStreams
+from reknit.adapters.keeper.common.leaders import Leader
+from reknit.adapters.keeper.output.streams import WorkerStreams
+from reknit.adapters.keeper.process.pauses import Pauses
+from reknit.adapters.runtime.clock import Clock
 from tests.waiting import until
 
 

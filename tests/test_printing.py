@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from reknit.adapters.ports import CannotStart
-from reknit.adapters.printing import Printing
+from reknit.adapters.keeper.output.printing import Printing
+from reknit.adapters.runtime.ports import CannotStart
 from tests.leaks import nothing_left
 from tests.waiting import until
 

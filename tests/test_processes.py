@@ -15,10 +15,10 @@ from typing import Any
 import pytest
 from attrs import evolve
 
-from reknit.adapters.clock import Clock
-from reknit.adapters.keeper.bootstrap import Reservation
-from reknit.adapters.keeper.environment import arguments
-from reknit.adapters.keeper.streams import StreamSettings
+from reknit.adapters.keeper.common.bootstrap import Reservation
+from reknit.adapters.keeper.common.environment import arguments
+from reknit.adapters.keeper.output.streams import StreamSettings
+from reknit.adapters.runtime.clock import Clock
 from reknit.core.agent.workers import PortReserved, StartWorkers, WorkersExited, WorkersStarted, WorkersStopped
 from tests.alone import ENV, ROOT, command, run_alone
 from tests.processes import Make, assignment, drive, drive_exits, failures, start, stop, stopped
@@ -30,7 +30,7 @@ def test_the_start_path_imports_nothing_heavy() -> None:
     """What is imported before the first spawn is time that every job waits."""
     script = """
         import sys
-        import reknit.adapters.keeper.process
+        import reknit.adapters.keeper.process.keeper
         heavy = "subprocess logging tempfile pathlib shutil argparse multiprocessing asyncio string termios"
         print(*sorted({*heavy.split(), "torch", "psutil"} & set(sys.modules)))
     """
@@ -394,7 +394,7 @@ def test_torchs_store_binds_over_the_reservation(make: Make, clock: Clock) -> No
 
 def test_no_ipv6_is_no_reason_to_fail(monkeypatch: pytest.MonkeyPatch, make: Make) -> None:
     """Containers often have none."""
-    from reknit.adapters.keeper import bootstrap
+    from reknit.adapters.keeper.common import bootstrap
 
     real = bootstrap._bound
     monkeypatch.setattr(bootstrap, "_bound", lambda family, address: None if ":" in address else real(family, address))

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from reknit.adapters.clock import Clock
-from reknit.adapters.keeper.streams import StreamSettings
+from reknit.adapters.keeper.output.streams import StreamSettings
+from reknit.adapters.runtime.clock import Clock
 from reknit.core.agent.workers import WorkersExited, WorkersStopped
 from tests.alone import STUBBORN, run_alone
 from tests.processes import FOR_EVER, Make, drive, failures, start, stop, stopped
@@ -143,7 +143,7 @@ def test_rounds_follow_each_other_and_leak_nothing(make: Make, clock: Clock, tmp
 STRAYS = """
     import sys
     from tests.processes import *
-    from reknit.adapters.children import become_subreaper, children
+    from reknit.adapters.host.children import become_subreaper, children
     assert become_subreaper()
     clock = Clock()
     pids, wishes, grace = sys.argv[1], sys.argv[2].split(), float(sys.argv[3])
@@ -179,7 +179,7 @@ def test_daemons_are_found_without_a_free_descriptor(tmp_path: Path, way: str) -
     """The list of children is a file. A keeper that cannot open it would die, and leave the daemons to others."""
     script = """
         from tests.processes import *
-        from reknit.adapters.children import become_subreaper, children
+        from reknit.adapters.host.children import become_subreaper, children
         assert become_subreaper()
         resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
         clock = Clock()
@@ -208,7 +208,7 @@ def test_adopted_processes_that_end_are_reaped_while_the_round_runs(tmp_path: Pa
     """Zombies would pile up for days: a worker that calls a daemonising tool each step makes thousands."""
     script = """
         from tests.processes import *
-        from reknit.adapters.children import become_subreaper, children
+        from reknit.adapters.host.children import become_subreaper, children
         assert become_subreaper()
         clock = Clock()
         script = "for i in 1 2 3 4 5; do (true &) ; done; echo x >> $0; exec sleep 600"
@@ -228,9 +228,9 @@ def test_what_survives_sigkill_is_reported_and_left(tmp_path: Path, own_children
     """A process that hangs in the kernel must not hang the agent, nor the next round."""
     script = """
         from tests.processes import *
-        from reknit.adapters.children import become_subreaper
+        from reknit.adapters.host.children import become_subreaper
         from reknit.adapters.keeper import leaders, processes, strays
-        from reknit.adapters.keeper.wire import Process, StartProcesses
+        from reknit.adapters.keeper.protocol.wire import Process, StartProcesses
         become_subreaper()
         clock = Clock()
         pids, own_children = sys.argv[1], sys.argv[2] == "True"
@@ -263,7 +263,7 @@ def test_the_end_leaves_nothing_whatever_the_state(tmp_path: Path, state: str, o
     """The agent's crash path: there is no time and no event loop any more."""
     script = """
         from tests.processes import *
-        from reknit.adapters.children import become_subreaper, children
+        from reknit.adapters.host.children import become_subreaper, children
         become_subreaper()
         clock = Clock()
         pids, state, own_children = sys.argv[1], sys.argv[2], sys.argv[3] == "True"

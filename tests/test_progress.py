@@ -8,9 +8,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from reknit.adapters import progress as client
-from reknit.adapters.keeper.hangs import Hangs
-from reknit.adapters.keeper.page import Page
+from reknit.adapters.keeper.watchdog import progress as client
+from reknit.adapters.keeper.watchdog.hangs import Hangs
+from reknit.adapters.keeper.watchdog.page import Page
 from tests.alone import run_alone
 
 
@@ -33,7 +33,7 @@ def test_it_imports_nothing_heavy() -> None:
         print(*sorted({"attrs", "attr", "torch", "psutil", "typing", "subprocess", "json"} & set(sys.modules)))
         print(*(name for name in sys.modules if name.startswith("reknit")))
     """
-    assert run_alone(script).split("\n")[:2] == ["", "reknit reknit.adapters reknit.adapters.progress"]
+    assert run_alone(script).split("\n")[:2] == ["", "reknit reknit.adapters reknit.adapters.keeper.watchdog.progress"]
 
 
 def test_the_last_call_counts(page: Page) -> None:

@@ -21,8 +21,8 @@ from reknit.adapters.journals.etcd.journal import EtcdJournal
 from reknit.adapters.journals.etcd.keys import Keys
 from reknit.adapters.journals.etcd.pruning import EtcdShelf
 from reknit.adapters.journals.file.journal import FileJournal
-from reknit.adapters.ports import Refused, Stored
-from reknit.app.verbs.prune import prune
+from reknit.adapters.runtime.ports import Refused, Stored
+from reknit.app.cli.prune import prune
 from reknit.core.job.entries import Aborted, Joined, Node, NodeId, Opened, Terms
 from reknit.core.job.job import Verdict
 from tests.command import REKNIT

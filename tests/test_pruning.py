@@ -15,7 +15,7 @@ from reknit.adapters.journals.file.folder import file_name
 from reknit.adapters.journals.file.journal import FileJournal
 from reknit.adapters.journals.file.pruning import FolderShelf
 from reknit.adapters.journals.file.turn import Turn
-from reknit.adapters.ports import Refused
+from reknit.adapters.runtime.ports import Refused
 from reknit.core.job.entries import Aborted, Joined, Node, NodeId, Opened, Terms
 from reknit.core.job.job import Verdict
 from reknit.core.job.reasons import Refusal

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reknit.app import readers
+from reknit.app.input import readers
 
 READERS: list[Callable[[str], Any]] = [
     readers.whole(0, 10),

@@ -14,7 +14,7 @@ import pytest
 
 from reknit import Meeting, RestartPolicy, Settings, Terms, run
 from reknit.adapters.observe.destinations import HANDLERS, RENDEZVOUS, UnusableHandler
-from reknit.app import recording
+from reknit.app.wiring import recording
 from reknit.core.agent.states import WorkerState
 from tests.command import STUBBORN, Run, refusal
 from tests.command import run as run_command
@@ -58,7 +58,7 @@ def test_without_a_handler_there_are_no_events(tmp_path: Path) -> None:
     launcher = tmp_path / "launcher.py"
     launcher.write_text(
         "import os, sys\n"
-        "from reknit.app.cli import main\n"
+        "from reknit.app.cli.main import main\n"
         "leave = os._exit\n"
         "os._exit = lambda status: (print(*sys.modules, sep='\\n'), sys.stdout.flush(), leave(status))\n"
         "main()\n"
@@ -68,8 +68,8 @@ def test_without_a_handler_there_are_no_events(tmp_path: Path) -> None:
         status, job = run_command(tmp_path, *argv)
         assert (status, told(job.err.splitlines())) == (0, [])
         loaded = set(job.out.split())
-        assert "reknit.app.run" in loaded
-        assert not loaded & {"logging", "queue", "importlib.metadata", "reknit.app.recording"}
+        assert "reknit.app.cli.running" in loaded
+        assert not loaded & {"logging", "queue", "importlib.metadata", "reknit.app.wiring.recording"}
 
 
 def test_a_handler_of_an_installed_package(tmp_path: Path) -> None:

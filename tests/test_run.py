@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from reknit.app.verbs.run import run as run_agent
+from reknit.app.cli.run import run as run_agent
 from tests.command import REKNIT, STUBBORN, Run, run
 from tests.places import below
 from tests.waiting import PATIENCE_S, is_alive, read_pids, until
@@ -22,7 +22,7 @@ from tests.waiting import PATIENCE_S, is_alive, read_pids, until
 def launcher(tmp_path: Path, patch: str) -> tuple[str, str]:
     """A `reknit` with something broken in it."""
     path = tmp_path / "launcher.py"
-    path.write_text(f"{patch}\nfrom reknit.app.cli import main\nmain()\n")
+    path.write_text(f"{patch}\nfrom reknit.app.cli.main import main\nmain()\n")
     return sys.executable, str(path)
 
 
@@ -33,7 +33,7 @@ def launcher(tmp_path: Path, patch: str) -> tuple[str, str]:
 def test_a_bug_stops_the_workers_and_says_so(tmp_path: Path, event: str) -> None:
     """Exit status 70, the traceback for the report, and no worker left, whenever it strikes."""
     patch = f"""
-import reknit.adapters.loop as loop
+import reknit.adapters.runtime.loop as loop
 step = loop.step
 def broken(agent, event):
     if type(event).__name__ == {event!r}:
@@ -54,7 +54,7 @@ loop.step = broken
 
 def test_a_bug_while_reporting_is_a_bug_too(tmp_path: Path) -> None:
     """The last lines run after the workers are gone, and still must not end in silence."""
-    patch = "import reknit.app.run as m\ndef bad(*a, **k): raise KeyError('planted')\nm.final_lines = bad"
+    patch = "import reknit.app.cli.running as m\ndef bad(*a, **k): raise KeyError('planted')\nm.final_lines = bad"
     status, job = run(tmp_path, *launcher(tmp_path, patch), "run", "w.py", script="pass")
     assert status == 70
     assert "KeyError: 'planted'" in job.err
@@ -101,7 +101,7 @@ def test_a_keeper_that_dies_before_the_report_is_written(tmp_path: Path) -> None
     """A script reads the origin of the status in the last line. The line that the keeper is lost comes before it."""
     patch = """
 import os, signal
-import reknit.app.run as m
+import reknit.app.cli.running as m
 wait = m._wait_for_reader
 def kill_first(console, wired, result):
     os.kill(wired.keeper.pid, signal.SIGKILL)
@@ -149,9 +149,9 @@ def test_a_real_limit_of_processes(tmp_path: Path) -> None:
         patch = f"""
 import os, resource, sys
 import ctypes, inspect, locale, psutil, re, shutil, traceback, reknit.core.text.describe
-import reknit.app.verbs.run, reknit.app.parsing, reknit.app.run, reknit.adapters.keeper.process
-import reknit.adapters.keeper.errors
-import reknit.adapters.keeper.tracebacks
+import reknit.app.cli.run, reknit.app.cli.parsing, reknit.app.cli.running, reknit.adapters.keeper.process.keeper
+import reknit.adapters.keeper.failures.error_files
+import reknit.adapters.keeper.failures.tracebacks
 os.setgroups([]); os.setgid(65534); os.setuid(65534 - 7)
 resource.setrlimit(resource.RLIMIT_NPROC, ({limit}, {limit}))
 """
@@ -242,7 +242,7 @@ def test_the_report_waits_for_a_reader_behind_the_first_lines(tmp_path: Path) ->
     """`reknit run … | less`: the pipe was full before the keeper was ready, so no line has gone to the keeper."""
     patch = """
 import os
-import reknit.adapters.console as console
+import reknit.adapters.keeper.output.console as console
 console.LAST_WORDS_S = 0.0
 agent, flush = os.getpid(), console.Console.flush
 def noted(self, deadline_s):
@@ -271,8 +271,8 @@ console.Console.flush = noted
 def test_nobody_waits_twice_for_a_console_that_nobody_reads(tmp_path: Path) -> None:
     """A job that was asked to end drops after a second what nobody reads. Here later waits would never end."""
     patch = """
-import reknit.adapters.keeper.process as keeper
-import reknit.app.verbs.run as command
+import reknit.adapters.keeper.process.keeper as keeper
+import reknit.app.cli.run as command
 keeper.LAST_WORDS_S = command.LAST_WORDS_S = 10_000
 """
     ours, theirs = os.pipe()
@@ -292,8 +292,8 @@ def test_own_lines_keep_their_order_although_two_processes_write_them(tmp_path: 
     """The console of the agent's own process may write the first lines late: here, when the last one was said."""
     patch = """
 import os, threading
-import reknit.app.run as m
-from reknit.adapters.console import Console
+import reknit.app.cli.running as m
+from reknit.adapters.keeper.output.console import Console
 agent, has_said_all, write = os.getpid(), threading.Event(), Console._write
 def late(*args):
     if os.getpid() == agent:

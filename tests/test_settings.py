@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from attrs import evolve
 
-from reknit.adapters.keeper.streams import StreamSettings
+from reknit.adapters.keeper.output.streams import StreamSettings
 from reknit.app.settings import HealthCheck, Meeting, Settings
 from reknit.core.job.entries import RestartPolicy, Terms
 

@@ -13,14 +13,14 @@ from typing import Any
 
 import pytest
 
+from reknit.adapters.host.orphans import MARK
 from reknit.adapters.journals.memory import MemoryJournal
-from reknit.adapters.orphans import MARK
-from reknit.adapters.ports import Refused, Unavailable
-from reknit.app.arguments import parse
-from reknit.app.parsing import asked
+from reknit.adapters.runtime.ports import Refused, Unavailable
+from reknit.app.cli.arguments import parse
+from reknit.app.cli.parsing import asked
 from reknit.app.settings import Meeting
-from reknit.app.several import HostedJournal, _lock_place, open_journal
-from reknit.app.wire import SECRETS
+from reknit.app.wiring.several_nodes import HostedJournal, _lock_place, open_journal
+from reknit.app.wiring.wiring import SECRETS
 from reknit.core.job.entries import Entry, Filler, Node, NodeId
 from reknit.core.job.founding import Life
 from reknit.core.job.job import Job

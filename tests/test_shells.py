@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from reknit.adapters.clock import Clock
 from reknit.adapters.journals.memory import MemoryJournal, MemoryLink
 from reknit.adapters.link import ThreadedLink
-from reknit.adapters.loop import Loop, Ports
-from reknit.adapters.ports import Link
-from reknit.adapters.shells import LoopThread, Wishes, run, run_async
+from reknit.adapters.runtime.clock import Clock
+from reknit.adapters.runtime.loop import Loop, Ports
+from reknit.adapters.runtime.ports import Link
+from reknit.adapters.runtime.shells import LoopThread, Wishes, run, run_async
 from reknit.core.agent.agent import Agent, Spec
 from reknit.core.agent.commands import SIGTERM, Command, Result, StopWorkers
 from reknit.core.agent.events import Event, Started

@@ -11,8 +11,8 @@ import time
 
 import pytest
 
-from reknit.adapters.clock import Clock
-from reknit.app.signals import Signals
+from reknit.adapters.runtime.clock import Clock
+from reknit.app.cli.signals import Signals
 
 
 @pytest.mark.alone
@@ -96,8 +96,8 @@ def test_waiting_for_ever_uses_no_processor_time() -> None:
     """An agent that is idle must cost nothing beside the training."""
     script = """
 import os, resource, signal, sys, time
-from reknit.adapters.clock import Clock
-from reknit.app.signals import Signals
+from reknit.adapters.runtime.clock import Clock
+from reknit.app.cli.signals import Signals
 clock = Clock()
 signals = Signals(clock, [signal.SIGTERM])
 print("ready", flush=True)

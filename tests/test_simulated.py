@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from reknit.adapters.simulated import faults, staff
+from reknit.adapters.simulated import faults
+from reknit.adapters.simulated import workers as staff
 from reknit.adapters.simulated.hosts import Proc
 from reknit.adapters.simulated.world import World
 from reknit.core.agent.agent import Agent, Spec

@@ -12,9 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from reknit.adapters.clock import Clock
-from reknit.adapters.keeper.guard import Guard
-from reknit.adapters.keeper.stacks import (
+from reknit.adapters.keeper.common.guard import Guard
+from reknit.adapters.keeper.watchdog.stacks import (
     Dump,
     _memory_file,
     described,
@@ -24,6 +23,7 @@ from reknit.adapters.keeper.stacks import (
     split_dump,
     state_of,
 )
+from reknit.adapters.runtime.clock import Clock
 from tests.leaks import nothing_left
 from tests.waiting import until
 

@@ -8,11 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from reknit.adapters.clock import Clock
-from reknit.adapters.keeper import standing, wire
-from reknit.adapters.keeper.line import Line
-from reknit.adapters.keeper.standing import ReadyKeeper, StartingKeeper
-from reknit.adapters.keeper.start import by_command
+from reknit.adapters.keeper.client import standing
+from reknit.adapters.keeper.client.connection import Line
+from reknit.adapters.keeper.client.standing import ReadyKeeper, StartingKeeper
+from reknit.adapters.keeper.client.start import by_command
+from reknit.adapters.keeper.protocol import wire
+from reknit.adapters.runtime.clock import Clock
 from tests.waiting import until
 
 Sent = Callable[[int], list[str]]

@@ -12,9 +12,10 @@ from pathlib import Path
 import psutil
 import pytest
 
-from reknit.adapters.keeper import boot, client
-from reknit.adapters.keeper.start import Keeping, Start, _paths, by_command
-from reknit.adapters.keeper.wire import LARGEST_RECORD, WINDOW, Configure, Output
+from reknit.adapters.keeper.client import client
+from reknit.adapters.keeper.client.start import Keeping, Start, _paths, by_command
+from reknit.adapters.keeper.process import boot
+from reknit.adapters.keeper.protocol.wire import LARGEST_RECORD, WINDOW, Configure, Output
 from reknit.core.agent.workers import StartWorkers, WorkersExited
 from tests.command import REKNIT
 from tests.keepers import SLEEP, Kept, wait_gone, worker_pids

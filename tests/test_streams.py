@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from reknit.adapters.keeper.streams import STDERR, STDOUT, Streams, StreamSettings, last_lines
+from reknit.adapters.keeper.output.streams import STDERR, STDOUT, Streams, StreamSettings, last_lines
 from tests.streams import Console, finished, open_, spawn, streams_to
 from tests.waiting import PATIENCE_S, descriptors, until
 
@@ -353,8 +353,8 @@ def test_an_idle_relay_uses_no_processor_time() -> None:
     """
     script = """
 import os, resource, subprocess, sys, time
-from reknit.adapters.clock import Clock
-from reknit.adapters.keeper.streams import Streams, StreamSettings
+from reknit.adapters.runtime.clock import Clock
+from reknit.adapters.keeper.output.streams import Streams, StreamSettings
 streams = Streams(StreamSettings())
 one = streams.open(local_rank=0, rank=0, role="r", folder="")
 two = streams.open(local_rank=1, rank=1, role="r", folder="")

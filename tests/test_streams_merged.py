@@ -12,8 +12,8 @@ import termios
 import threading
 from pathlib import Path
 
-from reknit.adapters.clock import Clock
-from reknit.adapters.keeper.streams import STDERR, STDOUT, Streams, StreamSettings
+from reknit.adapters.keeper.output.streams import STDERR, STDOUT, Streams, StreamSettings
+from reknit.adapters.runtime.clock import Clock
 from reknit.core.agent.workers import WorkersStopped
 from tests.alone import ENV
 from tests.processes import Make, drive, drive_exits, start, stop, stopped
@@ -78,8 +78,8 @@ def test_dev_tty_and_the_terminal_itself_are_one() -> None:
     """Shells and wrappers open /dev/tty for one of the two. Seen through its two names it is still one terminal."""
     script = """
 import os
-from reknit.adapters.clock import Clock
-from reknit.adapters.keeper.streams import Streams, StreamSettings
+from reknit.adapters.runtime.clock import Clock
+from reknit.adapters.keeper.output.streams import Streams, StreamSettings
 for other in (os.open("/dev/tty", os.O_RDWR), os.open("/dev/null", os.O_RDWR)):
     worker = Streams(StreamSettings(), stdout=other, stderr=2).open(local_rank=0, rank=0, role="r", folder="")
     print(worker.ends.get(1) == worker.ends[2])

@@ -17,7 +17,7 @@ from reknit.adapters.journals.tcpstore import journal as journal_module
 from reknit.adapters.journals.tcpstore.client import Client
 from reknit.adapters.journals.tcpstore.journal import TCPStoreJournal
 from reknit.adapters.journals.tcpstore.keys import OWNER, Keys
-from reknit.adapters.ports import Batch, Refused, Unavailable
+from reknit.adapters.runtime.ports import Batch, Refused, Unavailable
 from reknit.core.job.entries import Aborted, Entry, Filler, Node, NodeId
 from reknit.core.job.reasons import Refusal
 from tests.alone import ENV, ROOT, command

@@ -9,7 +9,7 @@ from contextlib import ExitStack
 import pytest
 
 from reknit.adapters.journals.tcpstore.journal import TCPStoreJournal
-from reknit.adapters.ports import Refused
+from reknit.adapters.runtime.ports import Refused
 from reknit.core.job.entries import Filler
 from reknit.core.job.reasons import Refusal
 from tests.stores import JobStore, folded, hosted, stubborn

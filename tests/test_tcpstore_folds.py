@@ -10,7 +10,7 @@ import pytest
 from reknit.adapters.journals.envelope import Envelope
 from reknit.adapters.journals.folds import MANY
 from reknit.adapters.journals.tcpstore import journal as journal_module
-from reknit.adapters.ports import Batch, Unavailable
+from reknit.adapters.runtime.ports import Batch, Unavailable
 from tests.journals import Proxy
 from tests.stores import JobStore, folded, many, plain
 from tests.waiting import until

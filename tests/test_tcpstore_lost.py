@@ -20,7 +20,7 @@ from reknit.adapters.journals.tcpstore import recovery
 from reknit.adapters.journals.tcpstore.client import Client
 from reknit.adapters.journals.tcpstore.journal import TCPStoreJournal
 from reknit.adapters.journals.tcpstore.keys import Keys
-from reknit.adapters.ports import Batch, Refused, Unavailable
+from reknit.adapters.runtime.ports import Batch, Refused, Unavailable
 from reknit.core.job import founding
 from reknit.core.job.entries import Aborted, Entry, Filler, Joined, Lost, Node, NodeId, Opened, Succeeded, Terms
 from reknit.core.job.founding import Held, Offer, moved

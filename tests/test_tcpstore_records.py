@@ -19,7 +19,7 @@ import pytest
 from reknit.adapters.journals.envelope import Envelope
 from reknit.adapters.journals.tcpstore.client import Client
 from reknit.adapters.journals.tcpstore.journal import TCPStoreJournal
-from reknit.adapters.ports import Batch, Refused
+from reknit.adapters.runtime.ports import Batch, Refused
 from reknit.core.job.entries import Aborted, Joined, Node, NodeId, Opened, Terms
 from reknit.core.job.fold import fold_all
 from reknit.core.job.founding import moved

@@ -13,7 +13,7 @@ from reknit.adapters.journals.envelope import Envelope
 from reknit.adapters.journals.tcpstore import journal as journal_module
 from reknit.adapters.journals.tcpstore.client import Client
 from reknit.adapters.journals.tcpstore.journal import TCPStoreJournal
-from reknit.adapters.ports import Batch
+from reknit.adapters.runtime.ports import Batch
 from reknit.core.job.entries import Aborted, Entry, Filler, Node, NodeId
 from tests.stores import HOST, SlowLink, plain, stubborn
 from tests.waiting import PATIENCE_S

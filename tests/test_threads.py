@@ -13,16 +13,16 @@ from typing import Any
 
 import pytest
 
-from reknit.adapters.clock import Clock
-from reknit.adapters.console import Console
+from reknit.adapters.elastic.foreign_rendezvous import ForeignRendezvous
 from reknit.adapters.journals.memory import MemoryJournal
-from reknit.adapters.keeper.relay import Relay, Tap
+from reknit.adapters.keeper.output.console import Console
+from reknit.adapters.keeper.output.printing import Printing
+from reknit.adapters.keeper.output.relay import Relay, Tap
 from reknit.adapters.link import ThreadedLink
-from reknit.adapters.printing import Printing
-from reknit.adapters.threads import Thread, sheltered
+from reknit.adapters.runtime.clock import Clock
+from reknit.adapters.runtime.threads import Thread, sheltered
 from reknit.core.job.entries import Joined, Node, NodeId
 from reknit.elastic.multiprocessing.tail_log import TailLog
-from reknit.elastic.rendezvous.foreign import ForeignRendezvous
 from tests.interrupts import interrupted
 from tests.leaks import nothing_left
 from tests.waiting import PATIENCE_S, until
@@ -158,7 +158,7 @@ def console(held: Held, folder: Path, patch: pytest.MonkeyPatch) -> Callable[[],
     fd = os.open(folder / "console", os.O_WRONLY | os.O_CREAT)
     made = Console(fd)
     patch.setattr(made, "_write", held.hold)
-    patch.setattr("reknit.adapters.console._LEAVES_S", PATIENCE_S)
+    patch.setattr("reknit.adapters.keeper.output.console._LEAVES_S", PATIENCE_S)
     made.say("x")
 
     def close() -> None:
@@ -172,7 +172,7 @@ def relay(held: Held, folder: Path, patch: pytest.MonkeyPatch) -> Callable[[], o
     read_end, write_end = os.pipe()
     made = Relay(lambda line: None)
     patch.setattr(made, "_write_file", held.hold)
-    patch.setattr("reknit.adapters.keeper.relay._LEAVES_S", PATIENCE_S)
+    patch.setattr("reknit.adapters.keeper.output.relay._LEAVES_S", PATIENCE_S)
     made.add(Tap(read_end, None, file=2))
     os.write(write_end, b"line\n")
     os.close(write_end)
@@ -185,10 +185,10 @@ def tail_log(held: Held, folder: Path, patch: pytest.MonkeyPatch) -> Callable[[]
 
 
 def foreign(held: Held, folder: Path, patch: pytest.MonkeyPatch) -> Callable[[], object]:
-    patch.setattr("reknit.elastic.rendezvous.foreign._CLOSE_S", PATIENCE_S)
+    patch.setattr("reknit.adapters.elastic.foreign_rendezvous._CLOSE_S", PATIENCE_S)
     made = ForeignRendezvous(SimpleNamespace(next_rendezvous=held.hold), 0, 1.0)
     wired: Any = SimpleNamespace(close=lambda: None, spec=None, ports=SimpleNamespace(clock=Clock(), link=None))
-    patch.setattr("reknit.elastic.rendezvous.foreign.evolve", lambda value, **more: value)
+    patch.setattr("reknit.adapters.elastic.foreign_rendezvous.evolve", lambda value, **more: value)
     made.rewire(wired)
     made._join(Joined(Node(NodeId("a"), 0), "a", 0, address="x", port=1))
     return lambda: (made.close(), wired.ports.clock.close())

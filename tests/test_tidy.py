@@ -44,13 +44,13 @@ NO_TEST_OF_ITS_OWN = {
     "core/agent/situation.py": "test_wanted, test_ending and test_deadlines ask it through `step`",
     "core/agent/reasons.py": "vocabulary; test_describe makes a sentence of each",
     "core/job/reasons.py": "vocabulary; test_describe makes a sentence of each",
-    "adapters/ports.py": "protocols: the contract suites are their tests",
-    "adapters/keeper/bootstrap.py": "test_processes: the port, with torch's store on it",
-    "adapters/keeper/relay.py": "test_streams",
-    "adapters/keeper/staff.py": "test_keeper_client",
-    "adapters/keeper/tracebacks.py": "test_errors",
-    "adapters/keeper/leaders.py": "test_processes_stopping",
-    "adapters/keeper/strays.py": "test_processes_stopping",
+    "adapters/runtime/ports.py": "protocols: the contract suites are their tests",
+    "adapters/keeper/common/bootstrap.py": "test_processes: the port, with torch's store on it",
+    "adapters/keeper/output/relay.py": "test_streams",
+    "adapters/keeper/client/round.py": "test_keeper_client",
+    "adapters/keeper/failures/tracebacks.py": "test_errors",
+    "adapters/keeper/common/leaders.py": "test_processes_stopping",
+    "adapters/keeper/process/strays.py": "test_processes_stopping",
 }
 """Why each of these has no `tests/test_<name>.py`. May only become shorter."""
 
@@ -93,7 +93,7 @@ def test_only_public_modules_are_imported() -> None:
     assert {each for each in is_private if each[1] != "__future__"} == set()
 
 
-WRITES_ENVIRONMENT = {"adapters/keeper/forking.py": "a forked worker has no other way to get its own"}
+WRITES_ENVIRONMENT = {"adapters/keeper/client/forking.py": "a forked worker has no other way to get its own"}
 
 
 def test_the_environment_is_never_written() -> None:

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from reknit.adapters.clock import Clock
-from reknit.adapters.keeper.folder import CannotMake, remove_abandoned
-from reknit.adapters.keeper.timerpipe import TimerPipe
-from reknit.adapters.keeper.timers import Timer
+from reknit.adapters.keeper.common.run_folder import CannotMake, remove_abandoned
+from reknit.adapters.keeper.watchdog.timerpipe import TimerPipe
+from reknit.adapters.keeper.watchdog.timers import Timer
+from reknit.adapters.runtime.clock import Clock
 from reknit.elastic.timer import FileTimerClient
 from tests.leaks import nothing_left
 

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from reknit.adapters.keeper.functions import Function
-from reknit.adapters.keeper.page import Page
-from reknit.adapters.keeper.wire import variables
-from reknit.adapters.progress import FOR_EVER, VARIABLE
+from reknit.adapters.keeper.client.functions import Function
+from reknit.adapters.keeper.protocol.wire import variables
+from reknit.adapters.keeper.watchdog.page import Page
+from reknit.adapters.keeper.watchdog.progress import FOR_EVER, VARIABLE
 from reknit.core.agent.workers import WorkersExited, WorkersStarted, WorkersStopped
 from tests import called
 from tests.calling import begin

@@ -9,7 +9,8 @@ import pytest
 from attrs import evolve
 
 from reknit.adapters.observe.trace import Trace, replay
-from reknit.adapters.simulated import faults, staff
+from reknit.adapters.simulated import faults
+from reknit.adapters.simulated import workers as staff
 from reknit.adapters.simulated.hosts import Proc
 from reknit.adapters.simulated.world import World
 from reknit.core.agent.agent import Agent, Spec

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from reknit.adapters.journals.file.turn import Turn
-from reknit.adapters.ports import Refused, Unavailable
+from reknit.adapters.runtime.ports import Refused, Unavailable
 from reknit.core.job.reasons import Refusal
 from tests.alone import ENV, ROOT, command
 from tests.waiting import PATIENCE_S

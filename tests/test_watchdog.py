@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from reknit.adapters.clock import Clock
-from reknit.adapters.keeper import stacks
-from reknit.adapters.keeper.processes import Processes
-from reknit.adapters.keeper.watchdog import KILL_AFTER_S, Hung, Watchdog
+from reknit.adapters.keeper.process.processes import Processes
+from reknit.adapters.keeper.watchdog import stacks
+from reknit.adapters.keeper.watchdog.watchdog import KILL_AFTER_S, Hung, Watchdog
+from reknit.adapters.runtime.clock import Clock
 from reknit.core.agent.workers import WorkersExited, WorkersStopped
 from reknit.core.job.workers import TimerExpired
 from tests.alone import run_alone
@@ -133,7 +133,7 @@ def test_a_worker_that_survives_sigkill_is_reported(make: Make, clock: Clock, mo
     (leader,) = workers._round.leaders
     send = leader.signal
     monkeypatch.setattr(leader, "signal", lambda signum: None)
-    monkeypatch.setattr("reknit.adapters.keeper.watchdog.signal_process", lambda pid, signum: None)
+    monkeypatch.setattr("reknit.adapters.keeper.watchdog.watchdog.signal_process", lambda pid, signum: None)
     expire(workers, watchdog, 0)
     (failure,) = failures(drive(workers, clock, WorkersExited))
     assert (failure.exitcode, failure.cause, failure.message) == (-signal.SIGKILL, CAUSE, "it survives SIGKILL")
@@ -186,7 +186,7 @@ def test_nothing_is_imported_for_a_job_that_does_not_watch() -> None:
     """The first worker would wait for it."""
     script = """
         import sys
-        import reknit.adapters.keeper.process
+        import reknit.adapters.keeper.process.keeper
         print(*sorted(name for name in sys.modules if name.endswith((".watchdog", ".hangs", ".page", ".stacks"))))
     """
     assert run_alone(script) == "\n"

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from reknit.app.wire import SECRETS
+from reknit.app.wiring.wiring import SECRETS
 from tests.command import run
 
 
@@ -55,14 +55,14 @@ def test_a_single_node_loads_nothing_that_only_several_need(tmp_path: Path) -> N
         "    print(*sys.modules, file=open('modules', 'w'))\n"
         "    return spawn(*args, **settings)\n"
         "os.posix_spawnp = told\n"
-        "from reknit.app.cli import main\n"
+        "from reknit.app.cli.main import main\n"
         "main()\n"
     )
     status, job = run(tmp_path, sys.executable, "launcher.py", "run", "w.py", script="pass")
     assert status == 0, job.err
     loaded = set((tmp_path / "modules").read_text().split())
-    assert "reknit.app.wire" in loaded
-    several = {"reknit.app.several", "reknit.app.meeting", "reknit.core.text.snapshot"}
+    assert "reknit.app.wiring.wiring" in loaded
+    several = {"reknit.app.wiring.several_nodes", "reknit.app.input.meeting", "reknit.core.text.snapshot"}
     several |= {
         f"reknit.adapters.{name}" for name in ("link", "hostlock", "address", "journals.envelope", "journals.tcpstore")
     }

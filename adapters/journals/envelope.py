@@ -34,14 +34,15 @@ from typing import Any, NamedTuple
 
 from attrs import asdict, frozen
 
-from reknit.adapters.journals.history import LONGEST_NUMBER, read_to
-from reknit.adapters.ports import Refused
+from reknit.adapters.runtime.ports import Refused
 from reknit.core.job.entries import FORMAT, Entry, Filler
 from reknit.core.job.founding import Life, Line, Offer, Origin
 from reknit.core.job.job import Job
 from reknit.core.job.reasons import Refusal
 from reknit.core.text.codec import CodecError, decode, dumps
 from reknit.core.text.snapshot import freeze, thaw
+
+from .history import LONGEST_NUMBER, read_to
 
 _MAC = ',"mac":"'
 _OF_ALL = ("header", "offer")

@@ -13,7 +13,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from reknit.adapters.ports import Batch
+    from reknit.adapters.runtime.ports import Batch
     from reknit.core.job.job import Job
 
 MANY = 32

@@ -10,7 +10,7 @@ from reknit.core.agent.events import Counters, EntriesRead, Event
 from reknit.core.job.founding import Life
 
 if TYPE_CHECKING:
-    from reknit.adapters.ports import Batch, Clock
+    from reknit.adapters.runtime.ports import Batch, Clock
     from reknit.core.job.entries import Entry, Node
     from reknit.core.job.job import Job
 
@@ -33,7 +33,7 @@ class MemoryJournal:
         return True
 
     def read(self, after: int, wait_s: float, least: int = 1) -> Batch:
-        from reknit.adapters.ports import Batch
+        from reknit.adapters.runtime.ports import Batch
 
         with self._changed:
             if wait_s > 0 and len(self._entries) <= after:

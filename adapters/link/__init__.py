@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
+from .lanes import ThreadedLink
 from .machine import LOOK_S
-from .threads import ThreadedLink
 
 __all__ = ["LOOK_S", "ThreadedLink"]

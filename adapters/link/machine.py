@@ -60,7 +60,7 @@ from .messages import (
 )
 
 if TYPE_CHECKING:
-    from reknit.adapters.ports import Batch
+    from reknit.adapters.runtime.ports import Batch
 
 LOOK_S = 1.0
 """A read that finds nothing returns after this. So the next look is at most this far away, except in a large crowd of

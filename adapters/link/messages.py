@@ -13,7 +13,7 @@ from reknit.core.agent.commands import Append, Beat
 from reknit.core.job.founding import Life
 
 if TYPE_CHECKING:
-    from reknit.adapters.ports import Batch
+    from reknit.adapters.runtime.ports import Batch
     from reknit.core.job.entries import Entry, Node
     from reknit.core.job.job import Job
     from reknit.core.job.reasons import Refusal

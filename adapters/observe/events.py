@@ -23,7 +23,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from attrs import frozen
 
-from reknit.adapters.keeper.errors import document_of
+from reknit.adapters.keeper.failures.error_files import document_of
 from reknit.core.agent.agent import Agent
 from reknit.core.agent.commands import Append, Command, Result
 from reknit.core.agent.events import Event as StepEvent

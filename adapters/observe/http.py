@@ -24,8 +24,8 @@ from urllib.parse import parse_qsl, urlsplit
 
 from attrs import frozen
 
-from reknit.adapters.children import abandon_in_forks
-from reknit.adapters.threads import Thread
+from reknit.adapters.host.children import abandon_in_forks
+from reknit.adapters.runtime.threads import Thread
 
 TEXT = "text/plain; charset=utf-8"
 _MOST_CLIENTS = 64

@@ -8,7 +8,7 @@ from attrs import define, field
 
 from reknit.adapters.link.machine import Link
 from reknit.adapters.link.messages import Read
-from reknit.adapters.loop import Loop
+from reknit.adapters.runtime.loop import Loop
 from reknit.core.agent.agent import Agent, Spec
 from reknit.core.agent.events import Event
 from reknit.core.agent.workers import StartWorkers

@@ -10,7 +10,8 @@ from reknit.adapters.link.machine import taken
 from reknit.adapters.link.messages import Folded
 from reknit.core.agent.commands import Append, Beat
 
-from . import staff, store
+from . import store
+from . import workers as staff
 
 if TYPE_CHECKING:
     from reknit.core.agent.commands import StopWorkers

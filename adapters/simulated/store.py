@@ -35,7 +35,7 @@ from reknit.adapters.link.messages import (
     Say,
     SendBeat,
 )
-from reknit.adapters.ports import Batch
+from reknit.adapters.runtime.ports import Batch
 from reknit.core.job.entries import Entry
 from reknit.core.job.fold import fold
 from reknit.core.job.founding import (

@@ -18,13 +18,14 @@ from typing import TYPE_CHECKING, Protocol
 from zlib import crc32
 
 from reknit.adapters.link.machine import begun
-from reknit.adapters.loop import Loop, Ports
+from reknit.adapters.runtime.loop import Loop, Ports
 from reknit.core.agent.agent import Agent
 from reknit.core.agent.events import Event, Started
 from reknit.core.job.founding import Life, Origin
 from reknit.core.job.job import Job
 
-from . import staff, store
+from . import store
+from . import workers as staff
 from .hosts import Group, Proc
 from .ports import SimulatedClock, SimulatedLink, SimulatedRequests, SimulatedWorkers
 

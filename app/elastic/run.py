@@ -14,15 +14,15 @@ from argparse import REMAINDER, ArgumentParser, Namespace
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from reknit.app import devices, readers
-from reknit.app.options import OPTIONS, Option
+from reknit.app.cli.options import OPTIONS, Option
+from reknit.app.input import devices, readers
 from reknit.app.settings import MOST_WORKERS
+from reknit.elastic.launcher.api import LaunchConfig, elastic_launch
+from reknit.elastic.multiprocessing.errors import record
+from reknit.elastic.utils.logging import get_logger
 
-from .launcher.api import LaunchConfig, elastic_launch
 from .multiprocessing import DefaultLogsSpecs, LogsSpecs, Std
-from .multiprocessing.errors import record
 from .utils import macros
-from .utils.logging import get_logger
 
 logger = get_logger(__name__)
 

@@ -19,14 +19,14 @@ TYPE_CHECKING = (
     False  # type checkers take it for true under this name; importing `typing` would cost more than the rest
 )
 if TYPE_CHECKING:
-    from .adapters.keeper.functions import FunctionError
-    from .adapters.loop import Loop, Ports
-    from .adapters.ports import CannotStart
-    from .adapters.progress import progress
-    from .app.friendly import JobFailed, launch, launch_async, report_lines
-    from .app.launch import Running, run, run_async, start
+    from .adapters.keeper.client.functions import FunctionError
+    from .adapters.keeper.watchdog.progress import progress
+    from .adapters.runtime.loop import Loop, Ports
+    from .adapters.runtime.ports import CannotStart
+    from .app.python.launch import JobFailed, launch, launch_async, report_lines
+    from .app.python.session import Running, run, run_async, start
     from .app.settings import HealthCheck, Meeting, Settings
-    from .app.wire import Prevented
+    from .app.wiring.wiring import Prevented
     from .core.agent.agent import Agent, Spec
     from .core.agent.commands import Result
     from .core.agent.step import Step, step
@@ -68,30 +68,30 @@ __all__ = [
 _HOME = {
     "Admission": "core.job.entries",
     "Agent": "core.agent.agent",
-    "CannotStart": "adapters.ports",
-    "FunctionError": "adapters.keeper.functions",
+    "CannotStart": "adapters.runtime.ports",
+    "FunctionError": "adapters.keeper.client.functions",
     "Job": "core.job.job",
-    "JobFailed": "app.friendly",
-    "Loop": "adapters.loop",
+    "JobFailed": "app.python.launch",
+    "Loop": "adapters.runtime.loop",
     "HealthCheck": "app.settings",
     "Meeting": "app.settings",
-    "Ports": "adapters.loop",
-    "Prevented": "app.wire",
+    "Ports": "adapters.runtime.loop",
+    "Prevented": "app.wiring.wiring",
     "RestartPolicy": "core.job.entries",
     "Result": "core.agent.commands",
-    "Running": "app.launch",
+    "Running": "app.python.session",
     "Settings": "app.settings",
     "Spec": "core.agent.agent",
     "Step": "core.agent.step",
     "Terms": "core.job.entries",
     "fold": "core.job.fold",
-    "launch": "app.friendly",
-    "launch_async": "app.friendly",
-    "progress": "adapters.progress",
-    "report_lines": "app.friendly",
-    "run": "app.launch",
-    "run_async": "app.launch",
-    "start": "app.launch",
+    "launch": "app.python.launch",
+    "launch_async": "app.python.launch",
+    "progress": "adapters.keeper.watchdog.progress",
+    "report_lines": "app.python.launch",
+    "run": "app.python.session",
+    "run_async": "app.python.session",
+    "start": "app.python.session",
     "step": "core.agent.step",
 }
 """In which module of `reknit` a name lives."""
@@ -104,7 +104,7 @@ def __getattr__(name: str) -> object:
 
     value = getattr(import_module(f"{__name__}.{_HOME[name]}"), name)
     if "__attrs_attrs__" in getattr(value, "__dict__", ()) and value.__doc__:  # `python -OO` has none
-        from .app.fielddocs import with_fields
+        from .app.python.fielddocs import with_fields
 
         with_fields(value)  # so that `help` shows the fields
     globals()[name] = value  # the next look goes past this function

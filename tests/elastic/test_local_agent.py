@@ -17,13 +17,13 @@ from unittest.mock import Mock
 
 import pytest
 
-from reknit.adapters.clock import Clock
-from reknit.adapters.keeper import start
-from reknit.adapters.keeper.stream import Stream
+from reknit.adapters.elastic.hooked_workers import HookedWorkers
+from reknit.adapters.keeper.client import start
+from reknit.adapters.keeper.protocol.stream import Stream
+from reknit.adapters.runtime.clock import Clock
 from reknit.core.agent.workers import WorkersExited
 from reknit.elastic.agent.server import local_elastic_agent
 from reknit.elastic.agent.server.api import RunResult, WorkerGroup, WorkerSpec, WorkerState
-from reknit.elastic.agent.server.hooked import HookedWorkers
 from reknit.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 from reknit.elastic.multiprocessing import DefaultLogsSpecs, RunProcsResult, SignalException, Std
 from reknit.elastic.multiprocessing.errors import ProcessFailure

@@ -9,14 +9,14 @@ from contextlib import contextmanager
 
 import pytest
 
-from reknit.app.launch import Running
+from reknit.adapters.elastic.foreign_rendezvous import ForeignRendezvous
+from reknit.app.python.session import Running
 from reknit.app.settings import Settings
 from reknit.core.agent.reasons import StoreLost
 from reknit.core.agent.states import WorkerState
 from reknit.core.job.entries import Joined
 from reknit.core.job.job import Running as RunningPhase
 from reknit.core.job.reasons import BudgetSpent, NodesAdmitted
-from reknit.elastic.rendezvous.foreign import ForeignRendezvous
 from tests.alone import run_alone
 from tests.waiting import PATIENCE_S, until
 

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from reknit.adapters.children import stat_of
+from reknit.adapters.host.children import stat_of
 from reknit.elastic import timer
 from reknit.elastic.timer import api, file_based_local_timer
 from tests.waiting import until

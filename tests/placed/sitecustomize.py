@@ -16,7 +16,7 @@ class _Placed:
         self._base = base
 
     def find_spec(self, name, path=None, target=None):
-        if name != "reknit.adapters.hostplace":
+        if name != "reknit.adapters.host.place":
             return None
         from importlib.machinery import PathFinder
 

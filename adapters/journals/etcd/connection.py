@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING
 
 from attrs import frozen
 
-from reknit.adapters.ports import Refused
+from reknit.adapters.runtime.ports import Refused
 from reknit.core.job.reasons import Refusal
 
 if TYPE_CHECKING:

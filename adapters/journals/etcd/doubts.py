@@ -22,10 +22,10 @@ from typing import TYPE_CHECKING
 
 from attrs import frozen
 
-from reknit.adapters.ports import Refused
+from reknit.adapters.runtime.ports import Refused
 
 if TYPE_CHECKING:
-    from reknit.adapters.journals.etcd.connection import Server
+    from .connection import Server
 
 _MANY = 4_000_000
 """Number of revisions. With beats they are about 0.4 GB, a fifth of the space."""

@@ -29,8 +29,9 @@ from typing import TYPE_CHECKING
 
 from attrs import field, frozen
 
-from reknit.adapters.journals.etcd.connection import ROUND_TRIPS, Login, Pace, Server, readable, tls_context, why
-from reknit.adapters.ports import Unavailable
+from reknit.adapters.runtime.ports import Unavailable
+
+from .connection import ROUND_TRIPS, Login, Pace, Server, readable, tls_context, why
 
 if TYPE_CHECKING:
     from typing import Any

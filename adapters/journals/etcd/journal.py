@@ -31,8 +31,15 @@ from typing import TYPE_CHECKING
 from attrs import evolve, frozen
 
 from reknit.adapters.journals.envelope import number
-from reknit.adapters.journals.etcd.connection import readable
-from reknit.adapters.journals.etcd.gateway import (
+from reknit.adapters.journals.folds import MANY, Unpublished
+from reknit.adapters.journals.history import Prefix
+from reknit.adapters.runtime.ports import Batch, Refused, Unavailable
+from reknit.core.job.entries import Filler
+from reknit.core.job.founding import Life
+from reknit.core.job.reasons import Refusal
+
+from .connection import readable
+from .gateway import (
     Gateway,
     Range,
     below,
@@ -45,20 +52,15 @@ from reknit.adapters.journals.etcd.gateway import (
     is_there,
     put,
 )
-from reknit.adapters.journals.etcd.keys import Keys, place_of
-from reknit.adapters.journals.folds import MANY, Unpublished
-from reknit.adapters.journals.history import Prefix
-from reknit.adapters.ports import Batch, Refused, Unavailable
-from reknit.core.job.entries import Filler
-from reknit.core.job.founding import Life
-from reknit.core.job.reasons import Refusal
+from .keys import Keys, place_of
 
 if TYPE_CHECKING:
     from reknit.adapters.journals.envelope import Envelope
-    from reknit.adapters.journals.etcd.connection import Server
-    from reknit.adapters.journals.etcd.gateway import Answer, Cluster, Found, Json, Watch
     from reknit.core.job.entries import Entry, Node
     from reknit.core.job.job import Job
+
+    from .connection import Server
+    from .gateway import Answer, Cluster, Found, Json, Watch
 
 _SEGMENT = 250
 """Number of entries at which a segment ends. A server looks through so many in a millisecond."""

@@ -11,7 +11,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from reknit.adapters.journals.envelope import Record, glimpsed, is_of_this_format
-from reknit.adapters.journals.etcd.gateway import (
+from reknit.adapters.runtime.ports import Refused, Stored
+from reknit.core.job.fold import fold_all
+from reknit.core.job.job import Job
+
+from .gateway import (
     Gateway,
     created_after,
     delete_below,
@@ -20,15 +24,12 @@ from reknit.adapters.journals.etcd.gateway import (
     holds,
     is_untouched_since,
 )
-from reknit.adapters.journals.etcd.keys import ALL, Keys, job_of
-from reknit.adapters.ports import Refused, Stored
-from reknit.core.job.fold import fold_all
-from reknit.core.job.job import Job
+from .keys import ALL, Keys, job_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from reknit.adapters.journals.etcd.gateway import Cluster, Json
+    from .gateway import Cluster, Json
 
 _PAGE = 1000
 """Number of entries that one request asks for."""

@@ -6,15 +6,17 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from reknit.adapters.journals.envelope import Record
-from reknit.adapters.journals.etcd.gateway import Gateway, created_after, get
-from reknit.adapters.journals.etcd.keys import Keys, place_of
-from reknit.adapters.ports import Refused
+from reknit.adapters.runtime.ports import Refused
 from reknit.core.job.entries import Filler
 from reknit.core.job.reasons import Refusal
 
+from .gateway import Gateway, created_after, get
+from .keys import Keys, place_of
+
 if TYPE_CHECKING:
     from reknit.adapters.journals.envelope import Envelope
-    from reknit.adapters.journals.etcd.gateway import Cluster
+
+    from .gateway import Cluster
 
 _PAGE = 1000
 """Number of records that one request asks for."""

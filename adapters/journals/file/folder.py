@@ -18,7 +18,7 @@ import stat
 from hashlib import sha256
 
 from reknit.adapters.journals.envelope import number
-from reknit.adapters.ports import Refused
+from reknit.adapters.runtime.ports import Refused
 from reknit.core.job.reasons import Refusal
 
 PRIVATE, SHARED = 0o600, 0o660

@@ -40,7 +40,7 @@ from time import monotonic
 from typing import TYPE_CHECKING, NoReturn
 
 from reknit.adapters.journals.folds import MANY, Unpublished
-from reknit.adapters.ports import Batch, Refused, Unavailable
+from reknit.adapters.runtime.ports import Batch, Refused, Unavailable
 from reknit.core.job.founding import Life
 from reknit.core.job.reasons import Refusal
 

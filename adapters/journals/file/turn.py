@@ -24,7 +24,7 @@ from time import monotonic, sleep
 from types import TracebackType
 from typing import Self
 
-from reknit.adapters.ports import Refused, Unavailable
+from reknit.adapters.runtime.ports import Refused, Unavailable
 from reknit.core.job.reasons import Refusal
 
 from .folder import PRIVATE, opened, there

@@ -26,8 +26,8 @@ from collections.abc import Callable, Sequence
 from struct import Struct
 from typing import TypeVar
 
-from reknit.adapters.clock import is_readable, is_writable
-from reknit.adapters.ports import Unavailable
+from reknit.adapters.runtime.clock import is_readable, is_writable
+from reknit.adapters.runtime.ports import Unavailable
 
 _VALIDATE, _SET, _COMPARE_SET, _GET, _ADD, _WAIT, _MULTI_GET, _CANCEL_WAIT, _PING = (
     bytes([number]) for number in (0, 1, 2, 3, 4, 6, 10, 12, 13)

@@ -18,12 +18,13 @@ from attrs import evolve
 from reknit.adapters.journals.envelope import Envelope, is_number, number
 from reknit.adapters.journals.history import Prefix
 from reknit.adapters.journals.tcpstore import recovery
-from reknit.adapters.journals.tcpstore.client import Client, endpoint
-from reknit.adapters.journals.tcpstore.keys import OWNER, Keys
-from reknit.adapters.ports import Refused, Unavailable
+from reknit.adapters.runtime.ports import Refused, Unavailable
 from reknit.core.job.founding import Choice, Held, Origin, choice, overruled
 from reknit.core.job.job import Job
 from reknit.core.job.reasons import Refusal
+
+from .client import Client, endpoint
+from .keys import OWNER, Keys
 
 TIMEOUT_S = 5.0
 """Usual upper bound on the wait for one answer of a store that is not far away. Seconds."""

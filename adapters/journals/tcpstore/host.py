@@ -21,8 +21,8 @@ import sys
 import time
 from collections.abc import Mapping
 
-from reknit.adapters.children import abandon_in_forks, reap, signal_process
-from reknit.adapters.ports import Refused
+from reknit.adapters.host.children import abandon_in_forks, reap, signal_process
+from reknit.adapters.runtime.ports import Refused
 from reknit.core.job.reasons import Refusal
 
 from . import server

@@ -25,14 +25,15 @@ from attrs import evolve
 from reknit.adapters.journals.envelope import Envelope, Record, number
 from reknit.adapters.journals.folds import MANY, Unpublished
 from reknit.adapters.journals.history import Prefix
-from reknit.adapters.journals.tcpstore.client import Client
-from reknit.adapters.journals.tcpstore.connections import TIMEOUT_S, Connections, Replica
-from reknit.adapters.journals.tcpstore.recovery import LARGEST, first_fold, is_veto, judged
-from reknit.adapters.ports import Batch, Refused
+from reknit.adapters.runtime.ports import Batch, Refused
 from reknit.core.job.entries import Entry, Filler, Node
 from reknit.core.job.founding import Life
 from reknit.core.job.job import Job
 from reknit.core.job.reasons import Refusal
+
+from .client import Client
+from .connections import TIMEOUT_S, Connections, Replica
+from .recovery import LARGEST, first_fold, is_veto, judged
 
 _AHEAD = 8
 """Number of slots that a look asks for before it knows whether they are taken."""

@@ -22,9 +22,7 @@ import os
 import time
 
 from reknit.adapters.journals.envelope import Envelope, number
-from reknit.adapters.journals.tcpstore.client import Client
-from reknit.adapters.journals.tcpstore.keys import OWNER, Keys, LifeKeys
-from reknit.adapters.ports import Refused, Unavailable
+from reknit.adapters.runtime.ports import Refused, Unavailable
 from reknit.core.job import founding
 from reknit.core.job.entries import Filler
 from reknit.core.job.founding import (
@@ -41,6 +39,9 @@ from reknit.core.job.founding import (
 )
 from reknit.core.job.job import Job
 from reknit.core.job.reasons import Refusal
+
+from .client import Client
+from .keys import OWNER, Keys, LifeKeys
 
 LARGEST = 4 << 20
 """Upper bound on a value in the store, in bytes. torch's server closes the connection at a value of 8 MiB. A larger

@@ -9,15 +9,14 @@ from __future__ import annotations
 import os
 from logging import NullHandler
 
-from reknit.adapters.address import full_host_name
-from reknit.adapters.loop import Observer
+from reknit.adapters.host.address import full_host_name
 from reknit.adapters.observe.delivery import Delivery
 from reknit.adapters.observe.destinations import HANDLERS, RENDEZVOUS, handler_of, is_silent, logger_of
 from reknit.adapters.observe.events import RendezvousEvents
 from reknit.adapters.observe.records import Event, RdzvEvent
+from reknit.adapters.runtime.loop import Observer
 from reknit.app.settings import NO_EVENTS
-
-from ..utils.logging import get_logger
+from reknit.elastic.utils.logging import get_logger
 
 _FLUSH_S = 5.0
 """How long the end of a run waits for a slow handler. Seconds."""

@@ -9,17 +9,16 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from reknit.app.fielddocs import with_fields
-
-from .. import metrics
-from ..agent.server.api import WorkerSpec
-from ..agent.server.local_elastic_agent import LocalElasticAgent
-from ..events import agents
-from ..multiprocessing import DefaultLogsSpecs, LogsSpecs, SignalException
-from ..multiprocessing.errors import ChildFailedError
-from ..rendezvous import registry as rdzv_registry
-from ..rendezvous.api import RendezvousParameters
-from ..utils.logging import get_logger
+from reknit.app.python.fielddocs import with_fields
+from reknit.elastic import metrics
+from reknit.elastic.agent.server.api import WorkerSpec
+from reknit.elastic.agent.server.local_elastic_agent import LocalElasticAgent
+from reknit.elastic.events import agents
+from reknit.elastic.multiprocessing import DefaultLogsSpecs, LogsSpecs, SignalException
+from reknit.elastic.multiprocessing.errors import ChildFailedError
+from reknit.elastic.rendezvous import registry as rdzv_registry
+from reknit.elastic.rendezvous.api import RendezvousParameters
+from reknit.elastic.utils.logging import get_logger
 
 __all__ = ["LaunchConfig", "elastic_launch", "launch_agent"]
 

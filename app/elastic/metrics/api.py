@@ -9,8 +9,7 @@ from functools import wraps
 from typing import NamedTuple, ParamSpec, TypeVar, overload
 
 from reknit.adapters.observe.destinations import told
-
-from ..utils.logging import get_logger
+from reknit.elastic.utils.logging import get_logger
 
 P = ParamSpec("P")
 R = TypeVar("R")

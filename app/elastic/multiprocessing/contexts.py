@@ -8,7 +8,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Collection
 from typing import Any
 
-from reknit.adapters.keeper.wire import Process
+from reknit.adapters.keeper.protocol.wire import Process
 from reknit.core.job.restart import root_cause_of
 from reknit.core.job.workers import WorkerFailure
 from reknit.core.text.describe import how_text
@@ -243,7 +243,7 @@ class MultiprocessContext(_KeptContext):
         self._numa_options = numa_options
 
     def _start(self) -> None:
-        from reknit.adapters.keeper.functions import Function  # slow to import, and not needed for programs
+        from reknit.adapters.keeper.client.functions import Function  # slow to import, and not needed for programs
 
         functions = {
             rank: Function(bind_function(self._function, rank, self._numa_options), tuple(self.args[rank]))

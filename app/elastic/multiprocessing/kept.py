@@ -13,7 +13,7 @@ import signal
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from reknit.adapters.keeper.wire import Process, StartProcesses
+from reknit.adapters.keeper.protocol.wire import Process, StartProcesses
 from reknit.core.agent.commands import StopWorkers
 from reknit.core.agent.events import Event
 from reknit.core.agent.reasons import SignalReceived
@@ -25,8 +25,8 @@ from .shared import SharedKeeper
 from .signals import holding_back
 
 if TYPE_CHECKING:
-    from reknit.adapters.keeper.client import Keeper
-    from reknit.adapters.keeper.functions import Function
+    from reknit.adapters.keeper.client.client import Keeper
+    from reknit.adapters.keeper.client.functions import Function
 
 _START_S = 180.0
 """Time for the keeper to start all processes. A fork server, which the keeper waits for, may take 120 s. Seconds."""

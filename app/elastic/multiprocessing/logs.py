@@ -15,8 +15,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import IntFlag
 
-from reknit.adapters.keeper.folder import CannotMake, LogFolder
-from reknit.app.readers import masks
+from reknit.adapters.keeper.common.run_folder import CannotMake, LogFolder
+from reknit.app.input.readers import masks
 
 ERROR_FILE = "TORCHELASTIC_ERROR_FILE"
 """The variable that names a worker's error file."""

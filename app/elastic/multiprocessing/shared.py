@@ -18,14 +18,14 @@ from typing import TYPE_CHECKING
 
 from attrs import frozen
 
-from reknit.adapters.clock import Clock
-from reknit.adapters.keeper.client import Keeper
-from reknit.adapters.keeper.folder import working_folder
-from reknit.adapters.keeper.start import by_exec
-from reknit.adapters.keeper.wire import Configure
+from reknit.adapters.keeper.client.client import Keeper
+from reknit.adapters.keeper.client.start import by_exec
+from reknit.adapters.keeper.common.run_folder import working_folder
+from reknit.adapters.keeper.protocol.wire import Configure
+from reknit.adapters.runtime.clock import Clock
 
 if TYPE_CHECKING:
-    from reknit.adapters.hostlock import HostLock
+    from reknit.adapters.host.lock import HostLock
 
     from .kept import KeptProcesses
 
@@ -86,7 +86,9 @@ class SharedKeeper:
         if self._is_closed:
             raise RuntimeError("this keeper was closed")
         if start_method is not None:
-            from reknit.adapters.keeper.functions import end_import  # slow to import, and not needed for programs
+            from reknit.adapters.keeper.client.functions import (
+                end_import,  # slow to import, and not needed for programs
+            )
 
             end_import(start_method)
         else:
@@ -122,13 +124,13 @@ class SharedKeeper:
         return keeper
 
     def _take_lock(self) -> None:
-        from reknit.adapters.hostleft import end_left
-        from reknit.adapters.hostlock import take_alone
+        from reknit.adapters.host.left import end_left
+        from reknit.adapters.host.lock import take_alone
 
         self._lock = take_alone(self._mark)
         ended, stuck = end_left()
         if ended or stuck:
-            from reknit.app.wire import left_lines  # slow to import, and rarely needed
+            from reknit.app.wiring.wiring import left_lines  # slow to import, and rarely needed
 
             for line in left_lines(ended, stuck):
                 _logger.warning("%s", line)

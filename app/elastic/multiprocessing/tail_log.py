@@ -17,7 +17,7 @@ from logging import getLogger
 from threading import Event
 from typing import TextIO
 
-from reknit.adapters.threads import Thread
+from reknit.adapters.runtime.threads import Thread
 
 __all__ = ["TailLog", "tail_logfile"]
 

@@ -103,7 +103,7 @@ class RendezvousParameters:
         if isinstance(value, int) and value in (0, 1):
             return bool(value)
         if isinstance(value, str):
-            from reknit.app.readers import truth
+            from reknit.app.input.readers import truth
 
             try:
                 return truth(value)

@@ -17,12 +17,12 @@ from typing import TYPE_CHECKING, Any
 
 from attrs import evolve
 
-from reknit.app.arguments import Parsed
-from reknit.app.options import OPTIONS, UsageError
+from reknit.app.cli.arguments import Parsed
+from reknit.app.cli.options import OPTIONS, UsageError
 from reknit.core.job.entries import RestartPolicy, Terms
 
 if TYPE_CHECKING:
-    from reknit.app.meeting import Met
+    from reknit.app.input.meeting import Met
     from reknit.app.settings import Meeting
 
     from .api import RendezvousInfo, RendezvousParameters
@@ -196,7 +196,7 @@ def _met(params: RendezvousParameters, parsed: Parsed, environ: Mapping[str, str
         raise ValueError(f"{what}, so {params.min_nodes} nodes cannot meet")
     if not is_alone and params.max_nodes > 1 and not params.run_id:
         raise ValueError("run_id is empty: the nodes of a job find each other by its name")
-    from reknit.app.meeting import check_backend, judged
+    from reknit.app.input.meeting import check_backend, judged
 
     try:
         check_backend(parsed)

@@ -11,7 +11,7 @@ from reknit.core.job.job import Gathering, Job
 from reknit.core.job.job import Running as RunningPhase
 
 if TYPE_CHECKING:
-    from reknit.adapters.ports import Link
+    from reknit.adapters.runtime.ports import Link
 
     from .membership import Membership
 

@@ -43,11 +43,12 @@ from torch.distributed.elastic.rendezvous.api import (
     RendezvousTimeoutError,
 )
 
-from reknit.adapters.clock import Clock
-from reknit.adapters.ports import CannotStart
-from reknit.app.launch import Running
+from reknit.adapters.elastic.hooked_workers import HookedWorkers
+from reknit.adapters.runtime.clock import Clock
+from reknit.adapters.runtime.ports import CannotStart
+from reknit.app.python.session import Running
 from reknit.app.settings import Settings
-from reknit.app.wire import Prevented, Wired
+from reknit.app.wiring.wiring import Prevented, Wired
 from reknit.core.agent import reasons as own
 from reknit.core.agent.agent import Agent
 from reknit.core.agent.commands import Command, StopWorkers
@@ -57,9 +58,8 @@ from reknit.core.job import reasons
 from reknit.core.job.job import Gathering
 from reknit.core.job.workers import Assignment, WorkerFailure
 from reknit.core.text.describe import reason_text
+from reknit.elastic.utils.logging import get_logger
 
-from ..agent.server.hooked import HookedWorkers
-from ..utils.logging import get_logger
 from .line import Line
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from inspect import getframeinfo, stack
 from typing import Any
 
-from ..utils.logging import get_logger
+from reknit.elastic.utils.logging import get_logger
 
 __all__ = ["RequestQueue", "TimerClient", "TimerRequest", "TimerServer", "configure", "expires"]
 

@@ -11,9 +11,9 @@ import threading
 import time
 from collections.abc import Callable
 
-from reknit.adapters.clock import is_writable
+from reknit.adapters.runtime.clock import is_writable
+from reknit.elastic.utils.logging import get_logger
 
-from ..utils.logging import get_logger
 from .api import TimerClient, TimerRequest
 
 __all__ = ["FileTimerClient", "FileTimerRequest", "FileTimerServer"]
@@ -264,7 +264,9 @@ class FileTimerServer:
 
 
 def _request(line: bytes) -> FileTimerRequest | None:
-    from reknit.adapters.keeper.timers import request_in  # not for workers, which import this file for the client
+    from reknit.adapters.keeper.watchdog.timers import (
+        request_in,  # not for workers, which import this file for the client
+    )
 
     request = request_in(line)
     if request is None:

@@ -31,16 +31,16 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
-from reknit.adapters.address import full_host_name as _get_fq_hostname  # torch's name, which programs patch
-from reknit.adapters.clock import Clock
+from reknit.adapters.host.address import full_host_name as _get_fq_hostname  # torch's name, which programs patch
 from reknit.adapters.observe.events import worker_event_name
-from reknit.adapters.threads import sheltered
+from reknit.adapters.runtime.clock import Clock
+from reknit.adapters.runtime.threads import sheltered
+from reknit.elastic.events import Event, EventSource, agents
+from reknit.elastic.events.agents import record
+from reknit.elastic.metrics import prof, put_metric
+from reknit.elastic.multiprocessing.signals import SignalException, holding_back
+from reknit.elastic.utils.logging import get_logger
 
-from ...events import Event, EventSource, agents
-from ...events.agents import record
-from ...metrics import prof, put_metric
-from ...multiprocessing.signals import SignalException, holding_back
-from ...utils.logging import get_logger
 from .course import Course, Ended
 from .group import RunResult, Worker, WorkerGroup, WorkerSpec, WorkerState, _RoleInstanceInfo
 from .hooks import called, started

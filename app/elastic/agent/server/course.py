@@ -18,24 +18,24 @@ from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
-from reknit.adapters.clock import Clock
-from reknit.app.launch import Running
-from reknit.app.readers import HEALTH_CHECK_PORT
+from reknit.adapters.elastic.foreign_rendezvous import ForeignRendezvous
+from reknit.adapters.elastic.hooked_workers import HookedWorkers
+from reknit.adapters.runtime.clock import Clock
+from reknit.app.input.readers import HEALTH_CHECK_PORT
+from reknit.app.python.session import Running
 from reknit.app.settings import Meeting, Settings
-from reknit.app.wire import Wired
+from reknit.app.wiring.wiring import Wired
 from reknit.core.agent.commands import Result, StopWorkers
 from reknit.core.agent.ending import sequel
 from reknit.core.agent.workers import StartWorkers
 from reknit.core.job.entries import RestartPolicy, Terms
 from reknit.core.job.restart import Sequel
 from reknit.core.job.workers import Assignment, WorkerFailure
+from reknit.elastic.events.agents import rendezvous_observers
+from reknit.elastic.multiprocessing.signals import holding_back
+from reknit.elastic.utils.logging import get_logger
 
-from ...events.agents import rendezvous_observers
-from ...multiprocessing.signals import holding_back
-from ...rendezvous.foreign import ForeignRendezvous
-from ...utils.logging import get_logger
 from .group import RunResult, WorkerGroup, WorkerSpec
-from .hooked import HookedWorkers
 from .ranks import Place, assignment_of, place_at, place_of
 from .results import is_graceful_exit
 
@@ -83,7 +83,7 @@ class MeetingHandler(Protocol):
 def settings_of(spec: WorkerSpec, grace_s: float) -> Settings:
     """What the core needs of a spec. `grace_s`: the time that workers get to end. Raises `ValueError` for nonsense.
 
-    An agent with a handler of torch is alone in a private journal: see `foreign.py` of the rendezvous package."""
+    An agent with a handler of torch is alone in a private journal: see `foreign_rendezvous.py` of the rendezvous package."""
     handler = spec.rdzv_handler
     common: dict[str, Any] = {
         "command": (spec.get_entrypoint_name() or "worker",),
@@ -192,7 +192,7 @@ class Course:
         if self._foreign is not None:
             self._foreign.rewire(wired)
         if os.environ.get(HEALTH_CHECK_PORT):
-            from reknit.app.health import TIMEOUT_S, observe
+            from reknit.app.wiring.health import TIMEOUT_S, observe
 
             self.pages, self.round_trips = observe(wired, TIMEOUT_S, self.run_id, self._held)
 

@@ -13,10 +13,10 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING, Any
 
-from reknit.app.fielddocs import with_fields
+from reknit.app.python.fielddocs import with_fields
 
 if TYPE_CHECKING:
-    from ...multiprocessing.errors import ProcessFailure
+    from reknit.elastic.multiprocessing.errors import ProcessFailure
 
 
 class InvalidSpec(ValueError, AssertionError):

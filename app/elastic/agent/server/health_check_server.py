@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
-from ...utils.logging import get_logger
+from reknit.elastic.utils.logging import get_logger
 
 if TYPE_CHECKING:
     from reknit.adapters.observe.http import Answer, Page, Server
@@ -52,7 +52,7 @@ class HealthCheckServer:
     def start(self) -> None:
         """Serve, in a thread. If the server cannot listen, the log says why, and nothing is raised. Does nothing if it
         serves already."""
-        from reknit.app.health import listen
+        from reknit.app.wiring.health import listen
 
         if self._server is not None:
             return

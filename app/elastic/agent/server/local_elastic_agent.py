@@ -15,23 +15,23 @@ from collections.abc import Callable
 from string import Template
 from typing import Any
 
-from reknit.adapters.children import stat_of
-from reknit.adapters.clock import Clock
-from reknit.adapters.keeper.calling import METHODS
-from reknit.adapters.keeper.environment import device, environment
-from reknit.app.options import LEAST_HANG_S, LONGEST_S
-from reknit.app.readers import ENABLE_FILE_TIMER, HEALTH_CHECK_PORT, optional, seconds_from, timer_file
+from reknit.adapters.host.children import stat_of
+from reknit.adapters.keeper.client.calling import METHODS
+from reknit.adapters.keeper.common.environment import device, environment
+from reknit.adapters.runtime.clock import Clock
+from reknit.app.cli.options import LEAST_HANG_S, LONGEST_S
+from reknit.app.input.readers import ENABLE_FILE_TIMER, HEALTH_CHECK_PORT, optional, seconds_from, timer_file
+from reknit.elastic.events import EventSource
+from reknit.elastic.events.agents import record
+from reknit.elastic.metrics import prof
+from reknit.elastic.multiprocessing import DefaultLogsSpecs, LogsSpecs, PContext, ProcessFailure, start_processes
+from reknit.elastic.multiprocessing.api import take_signals
+from reknit.elastic.multiprocessing.shared import SharedKeeper
+from reknit.elastic.multiprocessing.signals import VARIABLE, holding_back, put_back
+from reknit.elastic.timer.file_based_local_timer import FileTimerRequest
+from reknit.elastic.utils import macros
+from reknit.elastic.utils.logging import get_logger
 
-from ...events import EventSource
-from ...events.agents import record
-from ...metrics import prof
-from ...multiprocessing import DefaultLogsSpecs, LogsSpecs, PContext, ProcessFailure, start_processes
-from ...multiprocessing.api import take_signals
-from ...multiprocessing.shared import SharedKeeper
-from ...multiprocessing.signals import VARIABLE, holding_back, put_back
-from ...timer.file_based_local_timer import FileTimerRequest
-from ...utils import macros
-from ...utils.logging import get_logger
 from .api import DEFAULT_ROLE, RunResult, SimpleElasticAgent, WorkerGroup, WorkerSpec, WorkerState
 from .health_check_server import HealthCheckServer, create_healthcheck_server
 from .ranks import assignment_of
@@ -114,7 +114,9 @@ class LocalElasticAgent(SimpleElasticAgent):
     def run(self, role: str = DEFAULT_ROLE) -> RunResult:
         """See `SimpleElasticAgent.run`."""
         if not isinstance(self._worker_group.spec.entrypoint, str):
-            from reknit.adapters.keeper.functions import end_import  # slow to import, and not needed for programs
+            from reknit.adapters.keeper.client.functions import (
+                end_import,  # slow to import, and not needed for programs
+            )
 
             end_import(self._start_method)
         signals: list[signal.Signals] = []
@@ -314,7 +316,7 @@ class LocalElasticAgent(SimpleElasticAgent):
         text = os.environ.get(TORCHELASTIC_HEALTH_CHECK_PORT)
         if not text or self._health_check_server is not None or text == self._refused_port:
             return
-        from reknit.app.health import health_check
+        from reknit.app.wiring.health import health_check
 
         try:
             wanted = health_check(text)

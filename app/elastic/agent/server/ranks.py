@@ -10,7 +10,7 @@ from typing import Any
 
 from attrs import frozen
 
-from reknit.adapters.keeper.bootstrap import Reservation
+from reknit.adapters.keeper.common.bootstrap import Reservation
 from reknit.core.job.workers import Assignment
 
 from .group import Worker, WorkerGroup, WorkerSpec, _RoleInstanceInfo

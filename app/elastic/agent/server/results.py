@@ -8,15 +8,15 @@ import sys
 import time
 from typing import Any
 
-from reknit.adapters.keeper.errors import explain, write_document
+from reknit.adapters.keeper.failures.error_files import explain, write_document
 from reknit.core.agent import reasons as own
 from reknit.core.agent.commands import Result
 from reknit.core.agent.states import WorkerState as CoreState
 from reknit.core.job import reasons
 from reknit.core.job.workers import WorkerFailure
 from reknit.core.text.describe import how_text, reason_text
+from reknit.elastic.multiprocessing.errors import ProcessFailure
 
-from ...multiprocessing.errors import ProcessFailure
 from .group import RunResult, WorkerGroup, WorkerState
 
 _TORCHS_ERRORS = "torch.distributed.elastic.rendezvous.api"

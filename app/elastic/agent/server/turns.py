@@ -11,10 +11,10 @@ from reknit.core.agent.commands import StopWorkers
 from reknit.core.agent.workers import StartWorkers
 from reknit.core.job.restart import Sequel
 from reknit.core.job.workers import WorkerFailure
+from reknit.elastic.events import EventSource
+from reknit.elastic.events.agents import record
+from reknit.elastic.utils.logging import get_logger
 
-from ...events import EventSource
-from ...events.agents import record
-from ...utils.logging import get_logger
 from .course import Course
 from .group import WorkerGroup, WorkerState
 from .hooks import called, monitored

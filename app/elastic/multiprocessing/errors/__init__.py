@@ -16,7 +16,7 @@ from functools import wraps
 from logging import getLogger
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, overload
 
-from reknit.adapters.keeper.errors import document
+from reknit.adapters.keeper.failures.error_files import document
 
 from .error_handler import ErrorHandler
 from .handlers import get_error_handler

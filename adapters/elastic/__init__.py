@@ -1,0 +1,1 @@
+"""Ports for torchelastic's Python API: workers that a program starts itself, and a rendezvous handler of torch."""

@@ -1,0 +1,1 @@
+"""The side of the agent: the port `Workers`, carried out by a keeper."""

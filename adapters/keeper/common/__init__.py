@@ -1,0 +1,1 @@
+"""What starting and signalling one process needs."""

@@ -1,0 +1,58 @@
+"""Why a worker of this keeper failed, from all that is known when it has ended."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from reknit.core.job.workers import WorkerFailure
+
+from .error_files import explain, shorten_stacks
+
+if TYPE_CHECKING:
+    from reknit.adapters.keeper.common.leaders import Leader
+    from reknit.adapters.keeper.watchdog.watchdog import Hung
+
+_LAST_LINES = 20
+"""Number of a worker's last lines that the report of its failure holds."""
+
+
+def failure_of(leader: Leader, lines: Sequence[str], hung: Hung | None = None) -> WorkerFailure | None:
+    """How this worker failed. None: it has ended with status 0, by itself.
+
+    `lines`: the end of its stderr. `hung`: set if reknit has ended it because it was hung.
+    """
+    exitcode = leader.exitcode or 0
+    if hung is None and exitcode == 0:
+        return None
+    # A worker that was killed by a signal did not die of an exception that it has printed. (A shell whose command was
+    # killed by signal n ends with 128 + n.)
+    has_raised = hung is None and 0 < exitcode < 128
+    message, traceback = explain(leader.error_file, lines if has_raised else ())
+    if hung is not None:
+        message, traceback, lines = _of_hung(hung, message, lines)
+        # A worker that has ended with 0 because of the signal has failed all the same: its work is not done.
+        exitcode = exitcode or -(signal.SIGKILL if leader.exitcode is None else hung.signum)
+    return WorkerFailure(
+        local_rank=leader.local_rank,
+        rank=leader.rank,
+        exitcode=exitcode,
+        pid=leader.pid if leader.exitcode is not None else 0,
+        message=message,
+        traceback=traceback,
+        stderr=tuple(lines[-_LAST_LINES:]),
+        log=next((os.path.dirname(path) for path in leader.streams.files.values()), ""),
+        cause=None if hung is None else hung.cause,
+    )
+
+
+def _of_hung(hung: Hung, message: str, lines: Sequence[str]) -> tuple[str, str, Sequence[str]]:
+    """Message, stacks and last lines of a worker that was hung. `message`: from its error file."""
+    from reknit.adapters.keeper.watchdog.stacks import split_dump
+
+    dumped, before = split_dump(lines)
+    survives = "it survives SIGKILL" if hung.leader.exitcode is None else ""
+    message = ", ".join(text for text in (survives, hung.remark) if text) or message
+    return message, shorten_stacks(hung.stacks or dumped or hung.state), before

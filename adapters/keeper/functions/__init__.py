@@ -1,0 +1,1 @@
+"""Functions as workers: what runs in their processes, and the process that forks them."""

@@ -1,0 +1,1 @@
+"""The way of the workers' output: pipes, the relay, consoles and files."""

@@ -1,0 +1,188 @@
+"""Starting one worker: from a command of the agent to a `Process`, and from a `Process` to its leader.
+
+There is one way to start. A worker of `StartWorkers` is first turned into the same value that `StartProcesses` brings.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from attrs import evolve
+
+from reknit.adapters.host.orphans import MARK, carry
+from reknit.adapters.keeper.common.environment import arguments, given_by, whole
+from reknit.adapters.keeper.common.guard import Guard
+from reknit.adapters.keeper.common.leaders import Leader, spawn, spawn_exitcode
+from reknit.adapters.keeper.common.run_folder import worker_folder
+from reknit.adapters.keeper.functions.forkserver import ForkServer
+from reknit.adapters.keeper.output.streams import STDERR, STDIN, STDOUT, Streams, file_with
+from reknit.adapters.keeper.protocol.wire import Process, StartProcesses, variables
+from reknit.core.agent.workers import StartWorkers
+from reknit.core.job.workers import WorkerFailure, WorkerRanks
+
+if TYPE_CHECKING:
+    from reknit.adapters.keeper.client.forking import Forks
+    from reknit.adapters.keeper.watchdog.watchdog import Watchdog
+    from reknit.adapters.runtime.ports import Clock
+
+
+class Launcher:
+    """Starts the workers of one keeper. The arguments are those of `Processes`."""
+
+    def __init__(
+        self,
+        clock: Clock,
+        streams: Streams,
+        *,
+        argv: Sequence[str],
+        env: Mapping[str, str],
+        run_id: str,
+        log_dir: str,
+        given_back: Collection[signal.Signals],
+        stdin: bytes | None,
+        virtual_local_rank: bool,
+        forks: Forks | None,
+        is_abandoned: Callable[[], bool],
+        watchdog: Watchdog | None,
+    ) -> None:
+        self._clock = clock
+        self._streams = streams
+        self._argv = tuple(argv)
+        self._env = dict(env)
+        self._run_id = run_id
+        self._log_dir = log_dir
+        self._given_back = given_back
+        self._stdin = stdin
+        self._virtual_local_rank = virtual_local_rank
+        self._forks = forks
+        self._is_abandoned = is_abandoned
+        self._watchdog = watchdog
+        self._server: ForkServer | None = None
+        self._guard: Guard | None = None
+
+    def start(
+        self, command: StartWorkers | StartProcesses, worker: WorkerRanks | Process, descriptors: Sequence[int] = ()
+    ) -> Leader:
+        """Start one of the workers of the command. `descriptors`: the open files that came with the command.
+        Raises `OSError` and `ValueError`."""
+        process = self._process(command, worker)
+        given = dict(process.env)
+        ranks = {"local_rank": process.local_rank, "rank": process.rank}
+        streams = self._streams.open(
+            **ranks,
+            role=given.get("ROLE_NAME", ""),
+            folder=os.path.dirname(process.error_file),
+            paths={STDOUT: process.stdout, STDERR: process.stderr},
+        )
+        try:
+            if self._guard is None:
+                self._guard = Guard()
+                if MARK in self._env:
+                    carry(self._env[MARK])  # not before: what an earlier agent has left carries the same mark
+            if self._stdin is not None:
+                streams.ends[STDIN] = file_with(self._stdin)
+            env = whole(self._env, given, process.error_file)
+            if self._watchdog is not None:
+                env |= self._watchdog.variables(process.local_rank, env)
+            ends = {**streams.ends, **_files(process, descriptors)}
+            if process.argv:
+                pid = spawn([*process.argv], env, ends, guard=self._guard, given_back=self._given_back)
+            elif self._forks is not None:
+                which = process.local_rank
+                pid = self._forks.start(which, env, ends, guard=self._guard, given_back=self._given_back)
+            else:
+                pid = self._fork(command, descriptors, env, ends, self._guard)
+        except (OSError, ValueError):
+            streams.spawned()
+            self._streams.release(streams)
+            raise
+        streams.spawned()
+        return Leader(pid, self._clock, **ranks, streams=streams, error_file=process.error_file)
+
+    def _fork(
+        self,
+        command: StartWorkers | StartProcesses,
+        descriptors: Sequence[int],
+        env: Mapping[str, str],
+        ends: Mapping[int, int],
+        guard: Guard,
+    ) -> int:
+        """Let the fork server start a worker. Returns its pid. Raises `OSError`."""
+        process = command.fork_server if isinstance(command, StartProcesses) else None
+        if self._server is None or not self._server.is_alive():
+            if process is None:
+                raise ValueError("a process without a program needs a fork server")
+            if self._server is not None:
+                self._server.close()
+            self._server = ForkServer(
+                process.argv,
+                whole(self._env, dict(process.env), ""),
+                _files(process, descriptors),
+                guard=guard,
+                given_back=self._given_back,
+                is_abandoned=self._is_abandoned,
+            )
+        try:
+            return self._server.start(env, ends, guard=guard)
+        except OSError:
+            self._server.close()  # an answer that comes late would be taken for that of the next request
+            self._server = None
+            raise
+
+    @property
+    def spared(self) -> Collection[int]:
+        """Children of this process that are no strays."""
+        return () if self._server is None else (self._server.pid,)
+
+    def _process(self, command: StartWorkers | StartProcesses, worker: WorkerRanks | Process) -> Process:
+        if isinstance(worker, WorkerRanks):
+            argv = tuple(arguments(self._argv, worker.local_rank))
+            worker = Process(worker.local_rank, worker.rank, argv)
+        assignment, local_rank = command.assignment, worker.local_rank
+        if assignment is None:
+            return worker
+        ranks = next(ranks for ranks in assignment.workers if ranks.local_rank == local_rank)
+        given = given_by(self._env, assignment, ranks, run_id=self._run_id, virtual_local_rank=self._virtual_local_rank)
+        folder = worker_folder(self._log_dir, command.round, local_rank, must=self._streams.has_files)
+        error_file = os.path.join(folder, "error.json") if folder else ""
+        return evolve(worker, env=variables({**given, **dict(worker.env)}), error_file=error_file)
+
+    def failure(self, worker: WorkerRanks | Process, error: OSError | ValueError) -> WorkerFailure:
+        """Why this worker could not be started."""
+        argv = worker.argv if isinstance(worker, Process) else self._argv
+        program = argv[0] if argv else "the function"
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+        # posix_spawn gives the program as the file name. Any other file is one for the worker's output.
+        file = error.filename if isinstance(error, OSError) and error.filename != program else None
+        what = f"cannot write to {file}" if file else f"cannot start {program}"
+        return WorkerFailure(
+            local_rank=worker.local_rank,
+            rank=worker.rank,
+            exitcode=spawn_exitcode(error),
+            message=f"{what}: {reason}",
+        )
+
+    def release(self) -> None:
+        """All workers of the round were started."""
+        if self._forks is not None:
+            self._forks.release()
+
+    def close(self) -> None:
+        """Close the guard pipe, and end the fork server. May be repeated."""
+        if self._server is not None:
+            self._server.close()
+            self._server = None
+        if self._guard is not None:
+            self._guard.close()
+            self._guard = None
+
+
+def _files(process: Process, descriptors: Sequence[int]) -> dict[int, int]:
+    """By number in the worker: the open files that the worker gets. Raises `OSError` if one did not arrive."""
+    if any(which >= len(descriptors) for _, which in process.descriptors):
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))  # the keeper had no descriptor free for it
+    return {number: descriptors[which] for number, which in process.descriptors}

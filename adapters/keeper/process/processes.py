@@ -1,0 +1,399 @@
+"""The workers of this node as operating-system processes.
+
+1. No call waits, except `end_all` and `flush`. `stop` sends a signal and returns. The rest of a stop happens in
+   `events`, which the keeper calls whenever the clock wakes up, and at `wakes_at` at the latest.
+2. A stop has four stages. (1) Every group gets the signal. (2) When the grace is over, every group gets SIGKILL. (3)
+   When the leaders are dead, the strays are ended. (4) Everything is closed. One `WorkersStopped` answers the stop.
+   A stop waits for hung workers to be looked at and ended first (`watchdog.py`), unless it sends SIGKILL at once.
+3. An exit is reported if the worker ended by itself, that is, if it was found dead before the stop's signal was sent.
+4. A process that survives SIGKILL for `STUCK_AFTER_S` seconds is reported as stuck. Nothing waits for it any more.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from reknit.adapters.host.children import reap
+from reknit.adapters.keeper.common.bootstrap import BootstrapPorts
+from reknit.adapters.keeper.common.leaders import Leader
+from reknit.adapters.keeper.failures.failing import failure_of
+from reknit.adapters.keeper.output.streams import Streams, StreamSettings
+from reknit.adapters.keeper.protocol.wire import Happened, StartProcesses, Stop, workers_of
+from reknit.core.agent.workers import (
+    PortReserved,
+    StartWorkers,
+    WorkerExit,
+    WorkersExited,
+    WorkersStarted,
+    WorkersStopped,
+)
+
+from .launcher import Launcher
+from .pauses import Pauses
+from .strays import STUCK_AFTER_S, Strays
+
+if TYPE_CHECKING:
+    from reknit.adapters.keeper.client.forking import Forks
+    from reknit.adapters.keeper.watchdog.watchdog import Hung, Watchdog
+    from reknit.adapters.runtime.ports import Clock
+
+_AT_ONCE = 0.0
+_MOMENT_S = 0.05
+"""Seconds between a fence and the kill. An agent that runs has stopped the workers by then, and knows why."""
+_CLOSE_S = 5.0
+"""Seconds that `end_all` waits for the end of the processes that it has killed."""
+
+
+class _Round:
+    """The workers of the present round."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.leaders: list[Leader] = []
+        self.announced = False
+        """`WorkersStarted` was reported."""
+        self.exits: list[WorkerExit] = []
+        """Exits that were not reported yet."""
+        self.late_stop: Stop | None = None
+        """A stop that waits for hung workers to be ended. None: there is none."""
+        self.stopping = False
+        self.kill_at = 0.0
+        """When SIGKILL is due, on the clock's time. It counts only while `stopping`."""
+        self.killed_at: float | None = None
+        """When SIGKILL was sent. None: it was not sent."""
+
+    @property
+    def pids(self) -> set[int]:
+        return {leader.pid for leader in self.leaders}
+
+    def signal(self, signum: int) -> None:
+        for leader in self.leaders:
+            leader.signal(signum)
+
+
+class Processes:
+    """The processes of this node's workers, inside the keeper."""
+
+    def __init__(
+        self,
+        *,
+        clock: Clock,
+        argv: Sequence[str],
+        env: Mapping[str, str],
+        run_id: str,
+        log_dir: str = "",
+        streams: StreamSettings | None = None,
+        own_children: bool = False,
+        given_back: Collection[signal.Signals] = (),
+        is_abandoned: Callable[[], bool] = lambda: False,
+        used_ports: Collection[int] = (),
+        port: int = 0,
+        stdin: bytes | None = None,
+        stdout: int = 1,
+        stderr: int = 2,
+        relays: bool = False,
+        master_port: int = 0,
+        virtual_local_rank: bool = False,
+        forks: Forks | None = None,
+        watchdog: Watchdog | None = None,
+    ) -> None:
+        """`log_dir`: a worker's files are in `<log_dir>/round_<round>/<local_rank>/`. Empty: there are no files.
+        `own_children`: True if every child of this process belongs to the job. Then strays are ended as well.
+        `given_back`: signals that this process ignores and its workers do not.
+        `is_abandoned`: asked between the starts of two workers. If it returns True, no further worker is started.
+        `used_ports`, `port`, `master_port`: see `BootstrapPorts`.
+        `stdin`: what each worker reads from its standard input. None: workers inherit that of this process.
+        `stdout`, `stderr`: the descriptors of the console. `relays`: see `Streams`.
+        `virtual_local_rank`: see `environment`. `watchdog`: ends hung workers. None: nobody looks for them.
+        `forks`: the workers without a program, which are forked from this process. None: there are none.
+        """
+        self._clock = clock
+        self._streams = Streams(streams or StreamSettings(), env=env, stdout=stdout, stderr=stderr, relays=relays)
+        self._launcher = Launcher(
+            clock,
+            self._streams,
+            argv=argv,
+            env=env,
+            run_id=run_id,
+            log_dir=log_dir,
+            given_back=given_back,
+            stdin=stdin,
+            virtual_local_rank=virtual_local_rank,
+            forks=forks,
+            is_abandoned=is_abandoned,
+            watchdog=watchdog,
+        )
+        self._is_abandoned = is_abandoned
+        self._watchdog = watchdog
+        if watchdog is not None:
+            watchdog.say = self.say
+        self._spare = os.open(os.devnull, os.O_RDONLY)
+        """A descriptor in reserve. When no descriptor is left, it is closed, because the report of that failure needs
+        one. -1: the reserve was used."""
+        self._strays = Strays(clock, self._spared) if own_children else None
+        self._pauses = Pauses(self.say)
+        self._round: _Round | None = None
+        self.exitcodes: tuple[int, dict[int, int]] = (-1, {})
+        """The last round that was stopped, and how its workers have ended, by local rank."""
+        self._unknown_stops: list[int] = []
+        self._ports = BootstrapPorts(used_ports, port, master_port)
+        self._owes_port = False
+        self._wakes_at: float | None = None
+        self._fenced_at: float | None = None
+
+    # ---- the port ----
+
+    def reserve_port(self) -> int:
+        """The bootstrap port on this host, which stays reserved until the next round has ended. 0: no port is free.
+        Raises `OSError` as `BootstrapPorts.present` does."""
+        return self._ports.present()
+
+    def renew_port(self) -> None:
+        self._owes_port, self._wakes_at = True, _AT_ONCE
+
+    # ---- starting ----
+
+    def start(self, command: StartWorkers | StartProcesses, descriptors: Sequence[int] = ()) -> None:
+        """`descriptors`: the open files that came with the command. They are closed here."""
+        try:
+            self._start(command, descriptors)
+        finally:
+            for fd in descriptors:
+                os.close(fd)
+            self._launcher.release()
+
+    def _start(self, command: StartWorkers | StartProcesses, descriptors: Sequence[int]) -> None:
+        if self._round is not None:
+            self.end_all()  # the agent never asks for this. Two rounds at the same time would do more harm
+        self._round = _Round(command.round)
+        self._wakes_at = _AT_ONCE
+        if self._watchdog is not None:
+            self._watchdog.begin()
+        for worker in workers_of(command):
+            if self._is_abandoned():
+                return
+            try:
+                leader = self._launcher.start(command, worker, descriptors)
+            except (OSError, ValueError) as error:
+                self._use_spare()
+                # The round fails because of this worker, so the others are not started.
+                self._round.exits.append(WorkerExit(worker.local_rank, self._launcher.failure(worker, error)))
+                return
+            self._round.leaders.append(leader)
+            if self._watchdog is not None:
+                self._watchdog.watch(leader)
+
+    @property
+    def pids(self) -> dict[int, int]:
+        """The processes of the round that runs, by local rank. Empty: none runs."""
+        return {} if self._round is None else {leader.local_rank: leader.pid for leader in self._round.leaders}
+
+    def _spared(self) -> Collection[int]:
+        """Children of this process that are no strays."""
+        return (*self._launcher.spared, *(() if self._watchdog is None else self._watchdog.children))
+
+    def _use_spare(self) -> None:
+        if self._spare >= 0:
+            os.close(self._spare)
+            self._spare = -1
+
+    # ---- stopping ----
+
+    def stop(self, command: Stop) -> None:
+        self._wakes_at = _AT_ONCE
+        round_ = self._round
+        if round_ is None or round_.number != command.round:
+            self._unknown_stops.append(command.round)  # no process of this round is alive, so the answer comes at once
+            return
+        now = self._clock.now()
+        kill_at = now if command.signal == signal.SIGKILL else now + max(0.0, command.grace_s)
+        if round_.stopping:
+            round_.kill_at = min(round_.kill_at, kill_at)
+            return
+        if self._watchdog is not None and kill_at > now and round_.late_stop is None:
+            self._look(round_, now)
+            self._watchdog.find_last(now)
+            if self._watchdog.is_ending:
+                round_.late_stop = command
+                return
+        self._look(round_, now, is_last=True)
+        round_.stopping, round_.kill_at = True, kill_at
+        round_.signal(command.signal)
+        if command.signal != signal.SIGKILL:
+            round_.signal(signal.SIGCONT)  # a stopped process cannot obey
+
+    def fence(self, at: float | None) -> None:
+        """Kill the workers at this time on the clock if no stop has killed them before. None: there is no such time."""
+        self._fenced_at = None if at is None else at + _MOMENT_S
+
+    def _keep_fence(self, round_: _Round, now: float) -> None:
+        # Every message that has come is obeyed by now. A keeper that was suspended alone finds old fences among them.
+        if self._fenced_at is None or now < self._fenced_at or (round_.stopping and round_.kill_at <= now):
+            return
+        self.stop(Stop(round_.number, signal.SIGKILL, 0.0))
+        self.say("reknit: the agent has not renewed the fence (--fence-after); its keeper kills this node's workers")
+
+    def _advance(self, round_: _Round, now: float) -> WorkersStopped | None:
+        for leader in round_.leaders:
+            leader.look()
+        alive = {leader.pid for leader in round_.leaders if leader.exitcode is None}
+        if alive and round_.killed_at is None and now >= round_.kill_at:
+            round_.killed_at = now
+            round_.signal(signal.SIGKILL)
+        strays = self._press_strays(round_, now, bool(alive))
+        if alive and (round_.killed_at is None or now < round_.killed_at + STUCK_AFTER_S):
+            return None
+        if strays and self._strays is not None and not (alive or self._strays.stuck(strays, now)):
+            return None
+        return self._let_go(round_, now, (*sorted(alive), *strays))
+
+    def _press_strays(self, round_: _Round, now: float, leaders_live: bool) -> list[int]:
+        if self._strays is None:
+            return []
+        strays = self._strays.alive(round_.pids)
+        if not leaders_live or round_.killed_at is not None:  # a worker that is still in its grace may need them
+            self._strays.press(strays, now, round_.kill_at, round_.pids)
+        return strays
+
+    def _let_go(self, round_: _Round, now: float, stuck: tuple[int, ...]) -> WorkersStopped:
+        # On a system where strays cannot be seen, this ends those that have stayed in the group of their worker.
+        round_.signal(signal.SIGKILL)
+        for leader in round_.leaders:
+            leader.reap()
+            self._streams.release(leader.streams)
+        exitcodes = {leader.local_rank: leader.exitcode for leader in round_.leaders if leader.exitcode is not None}
+        self.exitcodes, self._round = (round_.number, exitcodes), None
+        if self._strays is not None and stuck:
+            self._strays.give_up(stuck)
+        return WorkersStopped(now, round_.number, self._ports.another(), stuck)
+
+    # ---- looking ----
+
+    def events(self, now: float) -> list[Happened]:
+        found: list[Happened] = [WorkersStopped(now, number, self.reserve_port()) for number in self._unknown_stops]
+        self._unknown_stops = []
+        if self._owes_port:
+            self._owes_port = False
+            found.append(PortReserved(now, self._ports.another()))
+        round_ = self._round
+        if self._watchdog is not None:
+            is_over = round_ is None or round_.stopping or round_.late_stop is not None
+            self._watchdog.hear(() if round_ is None or is_over else round_.leaders, now)
+        if round_ is not None:
+            found += self._round_events(round_, now)
+        elif self._strays is not None:
+            self._strays.alive(())
+        self._wakes_at = self._next_deadline()
+        return found
+
+    def _round_events(self, round_: _Round, now: float) -> list[Happened]:
+        found: list[Happened] = []
+        if not round_.announced:
+            round_.announced = True
+            found.append(WorkersStarted(now, round_.number))
+        self._keep_fence(round_, now)
+        if not round_.stopping:
+            self._look(round_, now)
+            if round_.late_stop is not None and (self._watchdog is None or not self._watchdog.is_ending):
+                self.stop(round_.late_stop)
+            if self._strays is not None:
+                self._strays.alive(round_.pids)
+        if round_.exits:
+            found.append(WorkersExited(now, round_.number, tuple(round_.exits)))
+            round_.exits = []
+        if round_.stopping and (stopped := self._advance(round_, now)):
+            found.append(stopped)
+        return found
+
+    def _look(self, round_: _Round, now: float, *, is_last: bool = False) -> None:
+        ended = [leader for leader in round_.leaders if leader.look()]
+        if self._watchdog is not None:
+            if not is_last:
+                self._watchdog.look(now)
+            ended = self._watchdog.reportable(ended, is_last=is_last)
+        round_.exits += map(self._exit, ended)
+        self._pauses.look([leader for leader in round_.leaders if self._hung(leader) is None], now)
+        if is_last:
+            self._forget()
+
+    def _forget(self) -> None:
+        """The round is being stopped: no worker is watched any more."""
+        self._pauses.forget()
+        if self._watchdog is not None:
+            self._watchdog.forget()
+
+    def _hung(self, leader: Leader) -> Hung | None:
+        return None if self._watchdog is None else self._watchdog.hung(leader)
+
+    def _exit(self, leader: Leader) -> WorkerExit:
+        hung = self._hung(leader)
+        lines = self._streams.tail(leader.streams, 10_000) if hung is not None or leader.exitcode else ()
+        failure = failure_of(leader, lines, hung)
+        if self._watchdog is not None and hung is not None and failure is not None and not hung.stacks:
+            # faulthandler's stacks are among the worker's own output, and do not say which worker it is.
+            self._watchdog.show(hung, failure.traceback)
+        return WorkerExit(leader.local_rank, failure)
+
+    @property
+    def wakes_at(self) -> float | None:
+        """When `events` must be called at the latest, on the clock's time. After a command: at once. During a stop:
+        when SIGKILL is due, or when its survivors are given up. Otherwise: when a worker may be hung, or the end of a
+        hung worker goes on. None: there is no such time."""
+        times = (self._wakes_at, None if self._watchdog is None else self._watchdog.hears_at)
+        return min((at for at in times if at is not None), default=None)
+
+    def _next_deadline(self) -> float | None:
+        if (round_ := self._round) is None:
+            return None
+        watched_at = None if self._watchdog is None else self._watchdog.wakes_at
+        if not round_.stopping:
+            deadlines = [self._fenced_at, self._pauses.wakes_at, watched_at]
+        else:
+            deadlines = [] if self._strays is None else [self._strays.wakes_at]
+            if any(leader.exitcode is None for leader in round_.leaders):
+                killed_at = round_.killed_at
+                deadlines += [round_.kill_at, self._fenced_at] if killed_at is None else [killed_at + STUCK_AFTER_S]
+        return min((at for at in deadlines if at is not None), default=None)
+
+    def say(self, line: str) -> None:
+        """Show a line on the console, in order with the workers' output. Never waits."""
+        self._streams.say(line)
+
+    def resized(self) -> None:
+        """Give the workers' terminals the size of the console's terminal, which has changed."""
+        if self._streams.resized() and self._round is not None:
+            self._round.signal(signal.SIGWINCH)
+
+    def flush(self, deadline_s: float) -> bool:
+        """Wait until everything that was said or read is written. False if that takes longer than `deadline_s`."""
+        return self._streams.flush(deadline_s)
+
+    # ---- the end ----
+
+    def close(self) -> None:
+        """Remove what would outlive this process. Everything else is closed with it."""
+        if self._watchdog is not None:
+            self._watchdog.close()
+
+    def end_all(self) -> tuple[int, tuple[int, ...]]:
+        """SIGKILL everything at once, in whatever state it is, and read what the workers wrote. May be repeated.
+
+        Returns how many processes ended, and the pids of those that survive.
+        """
+        leaders, self._round = () if self._round is None else self._round.leaders, None
+        self._forget()
+        for leader in leaders:
+            leader.signal(signal.SIGKILL)
+        if self._strays is not None:
+            ended, stuck = self._strays.end_all(_CLOSE_S)
+        else:
+            reap([leader.pid for leader in leaders], _CLOSE_S)
+            ended, stuck = len(leaders), ()
+        for leader in leaders:
+            leader.reap()
+            self._streams.release(leader.streams)
+        self._wakes_at = None
+        return ended, stuck

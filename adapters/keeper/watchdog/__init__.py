@@ -1,0 +1,1 @@
+"""Workers that hang: how they are found, looked at and ended."""

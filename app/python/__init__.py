@@ -1,0 +1,1 @@
+"""The functions for programs: `launch`, and agents that a program runs itself."""

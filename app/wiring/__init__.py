@@ -1,0 +1,1 @@
+"""From `Settings` to the adapters of one agent."""

@@ -1,0 +1,300 @@
+"""What an agent of a job with several nodes needs: a name, an address and a shared journal. Imported only for such
+jobs.
+
+1. The order of the start: (1) take the lock of this node on this host, (2) end the processes that an earlier agent has
+   left, (3) do what other nodes can see.
+2. The order of the end is the opposite: (1) the workers, (2) the journal, (3) the store, (4) the lock.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from functools import partial
+from math import ceil
+from typing import TYPE_CHECKING, Protocol, TypeVar
+
+from attrs import evolve
+
+from reknit.adapters.host.address import is_here, own_address
+from reknit.adapters.host.lock import HostLock, Taken, take, take_free
+from reknit.adapters.host.orphans import MARK
+from reknit.adapters.journals.envelope import Envelope
+from reknit.adapters.link import ThreadedLink
+from reknit.adapters.runtime.loop import Ports
+from reknit.adapters.runtime.ports import Batch, CannotStart, Journal, Refused, Remembers, Unavailable
+from reknit.app.input.meeting import SILENCE
+from reknit.app.limits import limit_text
+from reknit.app.settings import Meeting, Settings
+from reknit.core.agent.reasons import JournalRefused, Replaced
+from reknit.core.job.entries import Entry, Node, NodeId, Terms
+from reknit.core.job.founding import Life
+from reknit.core.job.job import Job
+from reknit.core.job.reasons import Refusal
+
+from .wiring import Prevented, Wired, World, end_left, ended_text, open_workers, spec_of
+
+if TYPE_CHECKING:
+    from reknit.adapters.journals.etcd.gateway import Cluster
+
+T = TypeVar("T")
+_HOSTS = "hosts the store"
+"""The note in the lock of an agent that hosts the job's store."""
+_FEWEST_ROUND_TRIPS, _ROUND_TRIPS = 3, 4
+"""A healthy node may be silent for so many round trips to the store: (1) it beats and waits for the answer, (2) it
+reads, (3) it beats again. The second number leaves a reserve."""
+_ETCD_S = 5.0
+"""Least bound of a call of etcd, for all of its servers together. Seconds."""
+_SERVERS = 3
+"""How many servers of the store an agent starts at most, if none of them ever serves."""
+_OPENS_AFTER_S = 3.0
+"""How long an agent leaves it to the host of the store to say `Opened`. So if terms differ, those of the host hold:
+without the host there is no job. Seconds."""
+
+
+class Host(Protocol):
+    """A store that this agent hosts."""
+
+    @property
+    def pid(self) -> int: ...
+
+    @property
+    def cannot_serve(self) -> bool:
+        """What `failure` has told last holds for any store that would be started here."""
+        ...
+
+    def failure(self) -> str | None:
+        """Why the store does not serve any more. None: it serves."""
+        ...
+
+    def restart(self) -> None:
+        """Serve again, with an empty store, if the store does not serve any more. Raises `OSError`."""
+        ...
+
+    def close(self) -> None: ...
+
+
+def wire_several(settings: Settings, meeting: Meeting, world: World, nonce: str) -> Wired:
+    """An agent of a job that may have several nodes. Raises `Prevented` and `CannotStart`."""
+    try:
+        with ExitStack() as stack:
+            address = settings.address or own_address(meeting.endpoints)
+            lock = _locked(settings, _lock_place(meeting), address)
+            stack.callback(lock.release)
+            workers = open_workers(settings, world, nonce, mark=f"{lock.mark}/workers")
+            stack.callback(workers.close)
+            notes = end_left()
+            if ended := lock.end_orphans():
+                notes.append(ended_text(ended))
+            # The store's server carries a mark as well. An old server that is still ending would be taken for a store
+            # that serves.
+            host = _hosted(meeting, {**world.environ, MARK: f"{lock.mark}/store"})
+            if host is not None:
+                stack.callback(host.close)
+                world.children.add(host.pid)
+                lock.note(_HOSTS)
+            notes += _complaints(meeting, settings.run_id)
+            journal = open_journal(
+                meeting,
+                settings.run_id,
+                founds=host is not None or meeting.is_host is False,
+                has_elders=lock.left_note == _HOSTS,
+                silence_s=settings.terms.silence_s,
+                on_slow=partial(_tell_if_slow, settings.terms, world.say),
+                on_doubt=partial(_tell, world.say),
+            )
+            asked = journal if host is None else HostedJournal(journal, host, world.children.add)
+            link = ThreadedLink(asked, world.clock, nonce)
+            stack.callback(link.close)
+            stack.callback(workers.close)  # a second time, so that the workers are ended before the journal is closed
+            whose = "" if host is None else "; this node hosts the job's store"
+            notes.append(f'node {lock.node} ({address}) joins job "{settings.run_id}" at {meeting.place}{whose}')
+            spec = evolve(
+                spec_of(settings, world, lock.node, address),
+                hosts_journal=host is not None,
+                opens_after_s=_OPENS_AFTER_S if meeting.backend == "c10d" and host is None else 0.0,
+            )
+            ports = Ports(world.clock, link, workers, world.requests)
+            return Wired(spec, ports, stack.pop_all().close, notes)
+    except Taken as e:
+        raise Prevented(str(e), Replaced(Node(NodeId(settings.node_id or os.uname().nodename)))) from None
+    except Refused as e:
+        raise Prevented(str(e), JournalRefused(e.refusal, str(e))) from None
+
+
+def _locked(settings: Settings, place: str, address: str) -> HostLock:
+    """Raises `Taken`, `Refused`, and `CannotStart` for a limit of the machine, for example a full disk."""
+    try:
+        if settings.node_id:
+            try:
+                return take(settings.run_id, place, settings.node_id)
+            except Taken as e:
+                raise Taken(f"{e}; give this one another --node-id, or end that one") from None
+        name = os.uname().nodename
+        return take_free(settings.run_id, place, address if name in ("", "localhost") else name)
+    except Refused as e:
+        if limit := limit_text(e):
+            raise CannotStart(f"no lock for this node: {limit}") from None
+        raise
+
+
+def _lock_place(meeting: Meeting) -> str:
+    """The same text for all agents on this host that name this store, in whichever order and by whichever name. The
+    lock on this host is named by it."""
+    endpoints = sorted(("localhost" if is_here(host, port) else host, port) for host, port in meeting.endpoints)
+    return evolve(meeting, endpoints=tuple(endpoints), folder=meeting.folder and os.path.realpath(meeting.folder)).place
+
+
+def _hosted(meeting: Meeting, env: Mapping[str, str]) -> Host | None:
+    """The store of `c10d` that this agent is to host. None: it is to host none. `env`: the environment of the server's
+    process."""
+    if meeting.backend != "c10d":
+        return None
+    from reknit.adapters.journals.tcpstore.host import host_store
+
+    return host_store(*meeting.endpoints[0], must=meeting.is_host, env=env)
+
+
+def _tell(say: Callable[[str], None], line: str) -> None:
+    from reknit.app.report import PREFIX  # only now: it is slow to import
+
+    say(f"{PREFIX}{line}")
+
+
+def _complaints(meeting: Meeting, job: str) -> list[str]:
+    """What the operator should know about a place that was made before."""
+    if meeting.backend != "file":
+        return []
+    from reknit.adapters.journals.file.folder import complaint
+
+    return [line for line in [complaint(meeting.folder, job, meeting.group)] if line]
+
+
+def _tell_if_slow(terms: Terms, say: Callable[[str], None], took_s: float) -> None:
+    """One line for the operator if nodes will be taken for dead because the store is far away."""
+    if took_s * _FEWEST_ROUND_TRIPS <= terms.silence_s:
+        return
+    limit, heartbeat_s = f"{terms.silence_s:.1f} s", ceil(took_s * _ROUND_TRIPS / SILENCE)
+    from reknit.app.report import PREFIX  # only now: it is slow to import
+
+    say(
+        f"{PREFIX}the store answers after {took_s:.1f} s, and a node that is silent for {limit} counts as lost: "
+        f"give --rdzv-conf=heartbeat={heartbeat_s} on all nodes"
+    )
+
+
+def open_journal(
+    meeting: Meeting,
+    job: str,
+    *,
+    founds: bool = True,
+    has_elders: bool = False,
+    silence_s: float = 0.0,
+    on_slow: Callable[[float], None] = lambda _: None,
+    on_doubt: Callable[[str], None] = lambda _: None,
+) -> Journal:
+    """The journal of the job. The store is not asked for anything yet. Raises `Refused`.
+
+    `founds`: with c10d, this agent begins the journal if there is none. Usually only the host of the store does so.
+    Otherwise an agent with a wrong secret might be first. If no agent hosts the store (is_host=false), each agent may
+    begin the journal.
+
+    `has_elders`: with c10d, an earlier agent of this node hosted the store and has not ended in order. Other agents may
+    remember the journal. So this agent waits some seconds for them before it begins another one.
+
+    `on_slow`: with c10d, called with the seconds that the store took for an answer, when these are many.
+
+    `on_doubt`: with etcd, called with a line about an etcd that may lose writes, or that its history will fill.
+    """
+    envelope = Envelope(job, meeting.secret)
+    if meeting.backend == "file":
+        from reknit.adapters.journals.file.journal import FileJournal
+
+        return FileJournal(meeting.folder, envelope, group=meeting.group)
+    if meeting.backend == "etcd":
+        from reknit.adapters.journals.etcd.doubts import Doubts
+        from reknit.adapters.journals.etcd.journal import EtcdJournal
+
+        # Half of the silence limit for each server: a node with a later beat is taken for dead anyway.
+        timeout_s = max(_ETCD_S, len(meeting.endpoints) * silence_s / 2)
+        look = Doubts(on_doubt, silence_s / SILENCE).look
+        return EtcdJournal(cluster_of(meeting), envelope, timeout_s=timeout_s, on_slow=on_slow, on_read=look)
+    from reknit.adapters.journals.tcpstore.journal import TCPStoreJournal
+
+    return TCPStoreJournal(*meeting.endpoints[0], envelope, founds=founds, has_elders=has_elders, on_slow=on_slow)
+
+
+def cluster_of(meeting: Meeting) -> Cluster:
+    """The etcd cluster of the meeting, and how it is spoken to."""
+    from reknit.adapters.journals.etcd.gateway import Cluster
+
+    files = meeting.ca_cert, meeting.ssl_cert, meeting.ssl_cert_key
+    user = meeting.user, meeting.password, meeting.password_file
+    return Cluster(meeting.endpoints, meeting.protocol, *files, *user)
+
+
+class HostedJournal:
+    """Implements `ports.Journal` and `ports.Remembers` over a journal whose store this agent hosts. When the store
+    fails, it knows why.
+
+    1. If the server ends while this agent lives, another one is started at the same port. The agents that remember the
+       journal found it again there.
+    2. A store that has never served, and says that it cannot (for example because torch is missing), will never serve.
+       So the journal is refused at once, and the agent does not wait for the end of an outage. The same holds if
+       `_SERVERS` servers have ended and none of them has served.
+    """
+
+    def __init__(self, journal: Journal, host: Host, on_start: Callable[[int], object] = lambda _: None) -> None:
+        """`on_start`: called with the pid of each further server."""
+        self._journal = journal
+        self._host = host
+        self._on_start = on_start
+        self._has_served = False
+        self._servers = 1
+        """How many were started."""
+        self._judging = threading.Lock()
+
+    def append(self, token: str, entry: Entry, life: Life = Life()) -> bool:
+        return self._asked(lambda: self._journal.append(token, entry, life))
+
+    def read(self, after: int, wait_s: float, least: int = 1) -> Batch:
+        return self._asked(lambda: self._journal.read(after, wait_s, least))
+
+    def beat(self, node: Node, count: int, watch: Sequence[Node]) -> Mapping[Node, int]:
+        return self._asked(lambda: self._journal.beat(node, count, watch))
+
+    def remember(self, position: int, job: Job) -> None:
+        if isinstance(self._journal, Remembers):
+            self._journal.remember(position, job)
+
+    def take_back(self) -> None:
+        if isinstance(self._journal, Remembers):
+            self._journal.take_back()
+
+    def close(self) -> None:
+        self._journal.close()
+
+    def _asked(self, call: Callable[[], T]) -> T:
+        try:
+            answer = call()
+        except Unavailable as e:
+            with self._judging:
+                why = self._host.failure()
+                if why is None:
+                    raise
+                if not self._has_served and (self._host.cannot_serve or self._servers >= _SERVERS):
+                    raise Refused(Refusal.SETUP, why) from None
+                raise Unavailable(f"{e}; {why}; {self._restarted()}") from None
+        self._has_served = True
+        return answer
+
+    def _restarted(self) -> str:
+        try:
+            self._host.restart()
+        except OSError as error:
+            return f"no other server can be started: {(error.strerror or str(error)).lower()}"
+        self._servers += 1
+        self._on_start(self._host.pid)
+        return "another server was started"
