@@ -28,11 +28,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from tests import command
-from tests.etcd_hosts import SCRIPT, Members
-from tests.netns import Network
-from tests.nodes import GOOD, NodeRun, Nodes, Up, ended
-from tests.waiting import PATIENCE_S, until
+from tests.support import command
+from tests.support.etcd_hosts import SCRIPT, Members
+from tests.support.netns import Network
+from tests.support.nodes import GOOD, NodeRun, Nodes, Up, ended
+from tests.support.waiting import PATIENCE_S, until
 
 CLIENT = """
 import sys, threading, time

@@ -18,13 +18,13 @@ from hypothesis import HealthCheck, settings
 
 from reknit.adapters.keeper.process.processes import Processes
 from reknit.adapters.runtime.clock import Clock
-from tests import places
-from tests.alone import ROOT
-from tests.etcd import Etcd
-from tests.keepers import Kept
-from tests.processes import Make, let_go
-from tests.stores import JobStore, hosted
-from tests.streams import Console
+from tests.support import places
+from tests.support.alone import ROOT
+from tests.support.etcd import Etcd
+from tests.support.keepers import Kept
+from tests.support.processes import Make, let_go
+from tests.support.stores import JobStore, hosted
+from tests.support.streams import Console
 
 # A module of tests takes long to compile, because of its assertions. PYTHONDONTWRITEBYTECODE would have each process of
 # each run do that.

@@ -5,7 +5,7 @@
     values = launch(train, (0.1,), nproc=4, max_restarts=3)
     launch("train.py", ("--lr", 0.1), nproc=4)
 
-1. Workers, restarts and the meeting of several nodes are those of `reknit run`. The rules at the top of app/python/session.py
+1. Workers, restarts and the meeting of several nodes are those of `reknit run`. The rules at the top of `session.py`
    hold: no signal is taken, and `os.environ` is not written.
 2. A job that does not succeed raises `JobFailed`. The text of this error is the report that `reknit run` prints.
 3. Whatever raises an error here, for example KeyboardInterrupt or a cancelled task, first ends the workers.

@@ -13,7 +13,7 @@ from typing import Any
 
 from reknit.elastic.agent.server.api import RunResult, SimpleElasticAgent, WorkerGroup, WorkerSpec, WorkerState
 from reknit.elastic.multiprocessing.errors import ProcessFailure
-from tests.waiting import PATIENCE_S
+from tests.support.waiting import PATIENCE_S
 
 
 class PlainAgent(SimpleElasticAgent):

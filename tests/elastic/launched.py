@@ -11,7 +11,7 @@ from typing import Any
 
 from attrs import frozen
 
-from tests.waiting import PATIENCE_S
+from tests.support.waiting import PATIENCE_S
 
 _SCRIPT = """
 import importlib, json, logging, sys

@@ -12,7 +12,7 @@ import pytest
 
 from reknit.elastic.multiprocessing import DefaultLogsSpecs, PContext, start_processes
 from reknit.elastic.multiprocessing.api import RunProcsResult
-from tests.leaks import nothing_left
+from tests.support.leaks import nothing_left
 
 SH = "/bin/sh"
 WAITS = 'echo $$ >> "$0"; sleep 1000 & wait'

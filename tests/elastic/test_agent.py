@@ -18,8 +18,8 @@ from reknit.elastic.agent.server import api
 from reknit.elastic.agent.server.api import RunResult, Worker, WorkerGroup, WorkerState
 from reknit.elastic.multiprocessing.signals import SignalException
 from tests.elastic.agents import PlainAgent, spec
-from tests.leaks import nothing_left
-from tests.waiting import read_pids, until
+from tests.support.leaks import nothing_left
+from tests.support.waiting import read_pids, until
 
 FAILS_UNTIL_RESTARTED = "import os; raise SystemExit(int(os.environ['RESTARTS_LEFT']))"
 WAITS = "import os, signal, sys; open(sys.argv[1] + '/pids', 'a').write(f'{os.getpid()}\\n'); signal.pause()"

@@ -12,8 +12,8 @@ from reknit.elastic.agent.server.api import RunResult, WorkerGroup, WorkerState
 from reknit.elastic.rendezvous import RendezvousParameters
 from reknit.elastic.rendezvous.handler import ReknitRendezvousHandler
 from tests.elastic.agents import PlainAgent, spec
-from tests.leaks import nothing_left
-from tests.waiting import read_pids
+from tests.support.leaks import nothing_left
+from tests.support.waiting import read_pids
 
 WAITS = """
     import os, signal, sys

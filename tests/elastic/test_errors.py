@@ -20,7 +20,7 @@ from reknit.elastic.multiprocessing.errors import (
     get_error_handler,
     record,
 )
-from tests.alone import run_alone
+from tests.support.alone import run_alone
 
 VARIABLE = "TORCHELASTIC_ERROR_FILE"
 

@@ -25,8 +25,8 @@ from reknit.elastic.launcher.api import LaunchConfig, launch_agent
 from reknit.elastic.multiprocessing import SignalException
 from tests.elastic.agents import PlainAgent, spec
 from tests.elastic.launched import Job, launched
-from tests.handlers import Failing, Hung, Kept
-from tests.leaks import nothing_left
+from tests.support.handlers import Failing, Hung, Kept
+from tests.support.leaks import nothing_left
 
 ROUND = [("AGENT", "RENDEZVOUS"), ("AGENT", "ASSIGN_WORKER_RANKS"), ("WORKER", "START")]
 

@@ -22,10 +22,10 @@ from reknit.elastic.agent.server.api import RunResult, WorkerSpec, WorkerState
 from reknit.elastic.agent.server.health_check_server import HealthCheckServer, create_healthcheck_server
 from reknit.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 from reknit.elastic.launcher.api import LaunchConfig, elastic_launch
-from tests.asking import get, listening, metrics, served, state
-from tests.leaks import nothing_left
-from tests.stores import free_port
-from tests.waiting import PATIENCE_S, read_pids, until
+from tests.support.asking import get, listening, metrics, served, state
+from tests.support.leaks import nothing_left
+from tests.support.stores import free_port
+from tests.support.waiting import PATIENCE_S, read_pids, until
 
 VARIABLE = "TORCHELASTIC_HEALTH_CHECK_PORT"
 WAITS = """

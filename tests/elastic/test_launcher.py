@@ -16,7 +16,7 @@ from reknit.elastic import run as elastic_run
 from reknit.elastic.launcher import LaunchConfig
 from reknit.elastic.launcher.api import _get_addr_and_port, _get_entrypoint_name
 from reknit.elastic.rendezvous.api import RendezvousParameters
-from tests.waiting import PATIENCE_S
+from tests.support.waiting import PATIENCE_S
 
 WAIT_S = 120
 HEAD = """

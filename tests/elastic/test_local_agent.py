@@ -29,10 +29,10 @@ from reknit.elastic.multiprocessing import DefaultLogsSpecs, RunProcsResult, Sig
 from reknit.elastic.multiprocessing.errors import ProcessFailure
 from reknit.elastic.rendezvous import RendezvousParameters
 from reknit.elastic.rendezvous.handler import ReknitRendezvousHandler
-from tests.interrupts import interrupted_after
-from tests.leaks import children, nothing_left
-from tests.stores import free_port
-from tests.waiting import is_alive, read_pids, until
+from tests.support.interrupts import interrupted_after
+from tests.support.leaks import children, nothing_left
+from tests.support.stores import free_port
+from tests.support.waiting import is_alive, read_pids, until
 
 WAITS = "import os, signal, sys; open(sys.argv[1], 'a').write(f'{os.getpid()}\\n'); signal.pause()"
 

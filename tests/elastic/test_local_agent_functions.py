@@ -18,8 +18,8 @@ from reknit.elastic.agent.server.api import RunResult, WorkerSpec, WorkerState
 from reknit.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 from reknit.elastic.rendezvous import RendezvousParameters
 from reknit.elastic.rendezvous.handler import ReknitRendezvousHandler
-from tests import hanging
-from tests.leaks import nothing_left
+from tests.support import hanging
+from tests.support.leaks import nothing_left
 
 METHODS = ("spawn", "fork", "forkserver")
 

@@ -16,9 +16,9 @@ import pytest
 from reknit.elastic.multiprocessing import DefaultLogsSpecs, LogsDest, LogsSpecs, Std, start_processes
 from reknit.elastic.multiprocessing.api import RunProcsResult, SubprocessContext
 from reknit.elastic.multiprocessing.errors import ChildFailedError
-from tests.alone import run_alone
 from tests.elastic.shells import SH, WAITS, leaving_nothing, result_of, shell
-from tests.waiting import read_pids
+from tests.support.alone import run_alone
+from tests.support.waiting import read_pids
 
 
 @pytest.fixture(autouse=True)

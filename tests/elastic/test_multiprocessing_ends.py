@@ -19,11 +19,11 @@ from reknit.adapters.keeper.client.start import Keeping
 from reknit.elastic.multiprocessing import DefaultLogsSpecs, Std
 from reknit.elastic.multiprocessing.api import RunProcsResult, SignalException
 from reknit.elastic.multiprocessing.shared import SharedKeeper
-from tests.alone import run_alone
 from tests.elastic.shells import IGNORES, WAITS, leaving_nothing, result_of, shell
-from tests.keepers import killed_at_once
-from tests.leaks import children
-from tests.waiting import is_alive, read_pids, until
+from tests.support.alone import run_alone
+from tests.support.keepers import killed_at_once
+from tests.support.leaks import children
+from tests.support.waiting import is_alive, read_pids, until
 
 
 @pytest.fixture(autouse=True)
@@ -111,7 +111,7 @@ def test_a_program_that_is_killed_leaves_no_process(tmp_path: Path) -> None:
         signal.pause()
         '''
         import textwrap
-        from tests.waiting import is_alive, read_pids, until
+        from tests.support.waiting import is_alive, read_pids, until
         host = subprocess.Popen([sys.executable, "-c", textwrap.dedent(script), *sys.argv[1:]], start_new_session=True)
         one, other = read_pids(sys.argv[2], 2)
         host.kill()

@@ -21,10 +21,10 @@ import pytest
 from reknit.elastic.multiprocessing import DefaultLogsSpecs, PContext, Std, start_processes
 from reknit.elastic.multiprocessing.api import MultiprocessContext, SignalException
 from reknit.elastic.multiprocessing.shared import SharedKeeper
-from tests.alone import ENV, ROOT, run_alone
 from tests.elastic import worked
 from tests.elastic.shells import leaving_nothing, result_of
-from tests.waiting import is_alive, read_pids
+from tests.support.alone import ENV, ROOT, run_alone
+from tests.support.waiting import is_alive, read_pids
 
 METHODS = ["spawn", "fork", "forkserver"]
 

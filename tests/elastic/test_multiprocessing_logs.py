@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from reknit.elastic.multiprocessing.logs import DefaultLogsSpecs, LogsDest, Std, to_map
-from tests.alone import run_alone
-from tests.leaks import nothing_left
+from tests.support.alone import run_alone
+from tests.support.leaks import nothing_left
 
 VARIABLE = "TORCHELASTIC_ERROR_FILE"
 

@@ -11,7 +11,7 @@ import pytest
 
 from reknit.elastic.multiprocessing import api, signals
 from reknit.elastic.multiprocessing.signals import VARIABLE, SignalException, holding_back, put_back
-from tests.leaks import nothing_left
+from tests.support.leaks import nothing_left
 
 
 @pytest.fixture(autouse=True)

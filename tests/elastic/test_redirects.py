@@ -9,8 +9,8 @@ import pytest
 
 from reknit.elastic.multiprocessing.api import get_std_cm
 from reknit.elastic.multiprocessing.redirects import redirect, redirect_stderr, redirect_stdout
-from tests.alone import run_alone
-from tests.leaks import nothing_left
+from tests.support.alone import run_alone
+from tests.support.leaks import nothing_left
 
 
 @pytest.mark.parametrize("module", ["reknit.elastic", "torch.distributed.elastic"])

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from tests.elastic.torchruns import BAD, GOOD, NodeRun, torchrun
-from tests.stores import free_port
-from tests.waiting import until
+from tests.support.stores import free_port
+from tests.support.waiting import until
 
 AGENT = """
     import json, sys

@@ -17,8 +17,8 @@ from reknit.core.agent.states import WorkerState
 from reknit.core.job.entries import Joined
 from reknit.core.job.job import Running as RunningPhase
 from reknit.core.job.reasons import BudgetSpent, NodesAdmitted
-from tests.alone import run_alone
-from tests.waiting import PATIENCE_S, until
+from tests.support.alone import run_alone
+from tests.support.waiting import PATIENCE_S, until
 
 WAITS = "import signal; signal.sigwait({signal.SIGTERM})"
 

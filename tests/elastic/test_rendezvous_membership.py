@@ -30,8 +30,8 @@ from reknit.core.agent.alive import is_stop_late
 from reknit.elastic.rendezvous import RendezvousParameters
 from reknit.elastic.rendezvous.handler import ReknitRendezvousHandler
 from reknit.elastic.rendezvous.membership import Membership
-from tests.stores import free_port
-from tests.waiting import PATIENCE_S, descriptors, until
+from tests.support.stores import free_port
+from tests.support.waiting import PATIENCE_S, descriptors, until
 
 CONF = {"heartbeat": 3.0, "last_call_timeout": 0.1, "settle": 0.0}
 

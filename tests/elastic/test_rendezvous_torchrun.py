@@ -13,8 +13,8 @@ import psutil
 import pytest
 
 from tests.elastic.torchruns import BAD, GOOD, NodeRun, torchrun
-from tests.stores import free_port
-from tests.waiting import until
+from tests.support.stores import free_port
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.skipif(
     not entry_points(group="torchrun.handlers", name="reknit"), reason="this installation is older than the entry point"

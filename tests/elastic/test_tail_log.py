@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from reknit.elastic.multiprocessing.tail_log import TailLog, tail_logfile
-from tests.leaks import nothing_left
-from tests.waiting import until
+from tests.support.leaks import nothing_left
+from tests.support.waiting import until
 
 
 def torchs(lines: dict[int, str], folder: Path) -> list[str]:

@@ -18,7 +18,7 @@ import pytest
 from reknit.adapters.host.children import stat_of
 from reknit.elastic import timer
 from reknit.elastic.timer import api, file_based_local_timer
-from tests.waiting import until
+from tests.support.waiting import until
 
 WAIT_S = 30
 

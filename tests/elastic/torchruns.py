@@ -11,8 +11,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import NamedTuple
 
-from tests.command import Run
-from tests.waiting import PATIENCE_S, until
+from tests.support.command import Run
+from tests.support.waiting import PATIENCE_S, until
 
 WORKER = """
     import os, signal, sys

@@ -39,7 +39,7 @@ def main() -> None:
     from reknit.adapters.keeper.protocol.stream import Stream
     from reknit.adapters.keeper.protocol.wire import ToKeeper
 
-    from reknit.adapters.keeper.process.keeper import keep
+    from .keeper import keep
 
     keep(Stream(source, sink, ToKeeper), int(agent), has_console=wire != "-", parcels=parcels_fd)
 

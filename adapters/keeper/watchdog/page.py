@@ -1,4 +1,4 @@
-"""The memory in which workers say that they make progress (`adapters/keeper/watchdog/progress.py`), as the keeper sees it.
+"""The memory in which workers say that they make progress (`progress.py`), as the keeper sees it.
 
 On Linux it is a file without a name. Workers open it by way of the keeper's descriptor, `/proc/<keeper>/fd/<number>`.
 So nothing is left behind, whichever process dies. Elsewhere it is a file in the folder of this run.

@@ -83,7 +83,7 @@ class MeetingHandler(Protocol):
 def settings_of(spec: WorkerSpec, grace_s: float) -> Settings:
     """What the core needs of a spec. `grace_s`: the time that workers get to end. Raises `ValueError` for nonsense.
 
-    An agent with a handler of torch is alone in a private journal: see `foreign_rendezvous.py` of the rendezvous package."""
+    An agent with a handler of torch is alone in a private journal: see `foreign_rendezvous.py`."""
     handler = spec.rdzv_handler
     common: dict[str, Any] = {
         "command": (spec.get_entrypoint_name() or "worker",),

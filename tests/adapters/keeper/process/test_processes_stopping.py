@@ -1,0 +1,286 @@
+"""How real worker processes are stopped: each stop is answered once, in time, and nothing is left of them."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from reknit.adapters.keeper.output.streams import StreamSettings
+from reknit.adapters.runtime.clock import Clock
+from reknit.core.agent.workers import WorkersExited, WorkersStopped
+from tests.support.alone import STUBBORN, run_alone
+from tests.support.processes import FOR_EVER, Make, drive, failures, start, stop, stopped
+from tests.support.waiting import PATIENCE_S, is_alive, read_pids, until
+
+# ---- stopping ----
+
+
+def test_a_stop_ends_workers_and_answers_once(make: Make, clock: Clock, tmp_path: Path) -> None:
+    """`WorkersStopped` is what lets the next round start: exactly one, and when nothing is left."""
+    pids = tmp_path / "pids"
+    workers = make(sys.executable, STUBBORN, str(pids))
+    start(workers, 2)
+    alive = read_pids(pids, 2)
+    stop(workers)
+    seen = drive(workers, clock, WorkersStopped)
+    assert not any(map(is_alive, alive))
+    assert failures(seen) == [], "who was told to end has not failed"
+    assert workers.events(clock.now()) == []
+    assert workers.wakes_at is None
+
+
+def test_a_worker_that_ignores_the_signal_is_killed_after_the_grace(make: Make, clock: Clock, tmp_path: Path) -> None:
+    """Training code often catches SIGTERM for ever."""
+    pids = tmp_path / "pids"
+    workers = make(sys.executable, STUBBORN, str(pids), "ignore")
+    start(workers)
+    read_pids(pids, 1)
+    before = clock.now()
+    stop(workers, 0.2)
+    workers.events(clock.now())
+    assert workers.wakes_at is not None
+    assert workers.wakes_at >= before + 0.2
+    drive(workers, clock, WorkersStopped)
+    assert clock.now() >= before + 0.2
+
+
+MOVES = """
+    import os, signal, sys, time
+    child = os.fork()
+    if child:
+        # Into the group of the process that holds the workers, as a shell with job control does with its jobs.
+        os.setpgid(0, os.getpgid(os.getppid()))
+    else:
+        os.setpgid(0, 0)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN if sys.argv[2] == "ignore" else signal.SIG_DFL)
+    open(sys.argv[1], "a").write(f"{os.getpid()}\\n")
+    while True: signal.pause()
+"""
+
+
+@pytest.mark.parametrize("wish", ["obey", "ignore"])
+def test_a_worker_that_leaves_its_group_is_ended_too(make: Make, clock: Clock, tmp_path: Path, wish: str) -> None:
+    """Its old group is empty: SIGTERM and SIGKILL must reach the worker itself, and what descends from it."""
+    workers = make(sys.executable, "-c", textwrap.dedent(MOVES), str(tmp_path / "pids"), wish)
+    start(workers)
+    pids = read_pids(tmp_path / "pids", 2)
+    stop(workers, 0.0 if wish == "ignore" else FOR_EVER)
+    assert stopped(drive(workers, clock, WorkersStopped)).stuck == ()
+    until(lambda: not any(map(is_alive, pids)), "their end")
+
+
+def test_a_second_stop_only_shortens_the_grace(make: Make, clock: Clock, tmp_path: Path) -> None:
+    """Whoever presses Ctrl-C again wants it faster; a later, longer grace must not undo that."""
+    pids = tmp_path / "pids"
+    workers = make(sys.executable, STUBBORN, str(pids), "ignore")
+    start(workers)
+    read_pids(pids, 1)
+    stop(workers, FOR_EVER)
+    workers.events(clock.now())
+    assert workers.wakes_at is not None
+    assert workers.wakes_at > clock.now() + FOR_EVER / 2
+    stop(workers, 0.0)
+    stop(workers, FOR_EVER)
+    drive(workers, clock, WorkersStopped)
+
+
+def test_a_stopped_process_is_continued(make: Make, clock: Clock, tmp_path: Path) -> None:
+    """A worker under SIGSTOP cannot obey SIGTERM: it would cost the whole grace."""
+    pids = tmp_path / "pids"
+    workers = make(sys.executable, STUBBORN, str(pids))
+    start(workers)
+    (pid,) = read_pids(pids, 1)
+    os.kill(pid, signal.SIGSTOP)
+    stop(workers)
+    drive(workers, clock, WorkersStopped)
+
+
+def test_the_group_is_signalled_although_its_leader_is_dead(make: Make, clock: Clock, tmp_path: Path) -> None:
+    """torchelastic skips these, so that the data loaders of a crashed worker keep its memory."""
+    pids = tmp_path / "pids"
+    script = f"{sys.executable} {STUBBORN} {pids} & while ! test -s {pids}; do sleep 0.01; done; exit 3"
+    workers = make("sh", "-c", script)
+    start(workers)
+    (failure,) = failures(drive(workers, clock, WorkersExited))
+    (helper,) = read_pids(pids, 1)
+    assert failure.exitcode == 3
+    assert is_alive(helper)
+    stop(workers)
+    until(lambda: not is_alive(helper))
+    drive(workers, clock, WorkersStopped)
+
+
+def test_a_stop_with_nothing_alive_is_answered(make: Make, clock: Clock) -> None:
+    """The agent waits for that answer before it joins again."""
+    workers = make("true")
+    port = workers.reserve_port()
+    stop(workers, round_=3)
+    assert workers.wakes_at == 0.0
+    (event,) = workers.events(clock.now())
+    assert event == WorkersStopped(event.at, 3, port)
+
+
+def test_rounds_follow_each_other_and_leak_nothing(make: Make, clock: Clock, tmp_path: Path) -> None:
+    """A job may restart a thousand times."""
+    workers = make("sh", "-c", "exit 1", streams=StreamSettings(tee=1, redirects=0))
+    counts = []
+    for round_ in range(12):
+        start(workers, 2, round_)
+        drive(workers, clock, WorkersExited)
+        stop(workers, round_=round_)
+        assert stopped(drive(workers, clock, WorkersStopped)).round == round_
+        assert workers._streams.flush(PATIENCE_S)
+        counts.append(len(os.listdir("/proc/self/fd")))
+    assert counts[-1] == counts[3]
+    assert sorted(os.listdir(tmp_path / "logs")) == sorted(f"round_{i}" for i in range(12)), "logs are kept"
+
+
+STRAYS = """
+    import sys
+    from tests.support.processes import *
+    from reknit.adapters.host.children import become_subreaper, children
+    assert become_subreaper()
+    clock = Clock()
+    pids, wishes, grace = sys.argv[1], sys.argv[2].split(), float(sys.argv[3])
+    workers = Processes(clock=clock, argv=[sys.executable, STUBBORN, pids, *wishes], env=dict(os.environ), run_id="job",
+                        own_children=True)
+    start(workers, 2)
+    everybody = read_pids(pids, 4)
+    if "die" in wishes or "exit0" in wishes:
+        drive_exits(workers, clock, 2)
+    stop(workers, grace)
+    event = stopped(drive(workers, clock, WorkersStopped))
+    assert event.stuck == () and children() == [] and not any(map(is_alive, everybody))
+    print("clean")
+    workers.end_all()
+"""
+
+
+@pytest.mark.parametrize(
+    ("wishes", "grace"),
+    [
+        *((wishes, "0.0") for wishes in ("grandchild", "grandchild die", "grandchild exit0", "grandchild ignore")),
+        *((wishes, "0.3") for wishes in ("grandchild die", "grandchild ignore")),
+        *((wishes, "1000") for wishes in ("grandchild", "grandchild exit0")),
+    ],
+)
+def test_daemons_of_workers_do_not_outlive_their_round(tmp_path: Path, wishes: str, grace: str) -> None:
+    """S2: no process of a round lives when the next begins, however well it hid; and success ends with a sweep, too."""
+    assert run_alone(STRAYS, str(tmp_path / "pids"), wishes, grace) == "clean\n"
+
+
+@pytest.mark.parametrize("way", ["stop", "close"])
+def test_daemons_are_found_without_a_free_descriptor(tmp_path: Path, way: str) -> None:
+    """The list of children is a file. A keeper that cannot open it would die, and leave the daemons to others."""
+    script = """
+        from tests.support.processes import *
+        from reknit.adapters.host.children import become_subreaper, children
+        assert become_subreaper()
+        resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
+        clock = Clock()
+        workers = Processes(clock=clock, argv=[sys.executable, STUBBORN, sys.argv[1], "grandchild", "ignore"],
+                            env=dict(os.environ), run_id="job", own_children=True)
+        start(workers)
+        everybody = read_pids(sys.argv[1], 2)
+        taken = []
+        while True:
+            try: taken.append(os.open(os.devnull, os.O_RDONLY))
+            except OSError: break
+        if sys.argv[2] == "stop":
+            stop(workers, 0.0)
+            assert stopped(drive(workers, clock, WorkersStopped)).stuck == ()
+        else:
+            workers.end_all()
+        for fd in taken: os.close(fd)
+        assert children() == [] and not any(map(is_alive, everybody))
+        workers.end_all()
+        print("clean")
+    """
+    assert run_alone(script, str(tmp_path / "pids"), way) == "clean\n"
+
+
+def test_adopted_processes_that_end_are_reaped_while_the_round_runs(tmp_path: Path) -> None:
+    """Zombies would pile up for days: a worker that calls a daemonising tool each step makes thousands."""
+    script = """
+        from tests.support.processes import *
+        from reknit.adapters.host.children import become_subreaper, children
+        assert become_subreaper()
+        clock = Clock()
+        script = "for i in 1 2 3 4 5; do (true &) ; done; echo x >> $0; exec sleep 600"
+        workers = Processes(clock=clock, argv=["sh", "-c", script, sys.argv[1]], env=dict(os.environ), run_id="job",
+                            own_children=True)
+        start(workers)
+        until(lambda: os.path.exists(sys.argv[1]))
+        until(lambda: workers.events(clock.now()) is not None and len(children()) == 1)
+        print("reaped")
+        workers.end_all()
+    """
+    assert run_alone(script, str(tmp_path / "file")) == "reaped\n"
+
+
+@pytest.mark.parametrize("own_children", [False, True])
+def test_what_survives_sigkill_is_reported_and_left(tmp_path: Path, own_children: bool) -> None:
+    """A process that hangs in the kernel must not hang the agent, nor the next round."""
+    script = """
+        from tests.support.processes import *
+        from reknit.adapters.host.children import become_subreaper
+        from reknit.adapters.keeper import leaders, processes, strays
+        from reknit.adapters.keeper.protocol.wire import Process, StartProcesses
+        become_subreaper()
+        clock = Clock()
+        pids, own_children = sys.argv[1], sys.argv[2] == "True"
+        processes.STUCK_AFTER_S = strays.STUCK_AFTER_S = 0.2
+        leaders.signal_group = strays.signal_process = lambda pid, signum: None  # as if no signal did anything
+        workers = Processes(clock=clock, argv=[sys.executable, STUBBORN, pids, "grandchild"], env=dict(os.environ),
+                            run_id="job", own_children=own_children)
+        start(workers)
+        grandchild, worker = read_pids(pids, 2)
+        stop(workers, 0.1)
+        event = stopped(drive(workers, clock, WorkersStopped))
+        assert event.stuck == ((worker, grandchild) if own_children else (worker,)), event
+        workers.start(StartProcesses(1, (Process(0, 0, ("true",)),)))
+        drive(workers, clock, WorkersExited)
+        stop(workers, 0.1, 1)
+        assert stopped(drive(workers, clock, WorkersStopped)).stuck == (), "not again"
+        for pid in (grandchild, worker):
+            os.kill(pid, 9)
+        print("left")
+    """
+    assert run_alone(script, str(tmp_path / "pids"), str(own_children)) == "left\n"
+
+
+# ---- the end ----
+
+
+@pytest.mark.parametrize("state", ["new", "running", "stopping", "stopped"])
+@pytest.mark.parametrize("own_children", [False, True])
+def test_the_end_leaves_nothing_whatever_the_state(tmp_path: Path, state: str, own_children: bool) -> None:
+    """The agent's crash path: there is no time and no event loop any more."""
+    script = """
+        from tests.support.processes import *
+        from reknit.adapters.host.children import become_subreaper, children
+        become_subreaper()
+        clock = Clock()
+        pids, state, own_children = sys.argv[1], sys.argv[2], sys.argv[3] == "True"
+        wishes = ["ignore", *(["grandchild"] if own_children else [])]
+        workers = Processes(clock=clock, argv=[sys.executable, STUBBORN, pids, *wishes], env=dict(os.environ),
+                            run_id="job", own_children=own_children)
+        if state != "new":
+            start(workers, 2)
+            read_pids(pids, 2 * len(wishes))
+        if state in ("stopping", "stopped"):
+            stop(workers, FOR_EVER if state == "stopping" else 0.0)
+            workers.events(clock.now())
+        if state == "stopped":
+            drive(workers, clock, WorkersStopped)
+        workers.end_all()
+        workers.end_all()
+        assert children() == [], children()
+        print("ended")
+    """
+    assert run_alone(script, str(tmp_path / "pids"), state, str(own_children)) == "ended\n"

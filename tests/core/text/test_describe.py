@@ -1,0 +1,456 @@
+"""Sentences for people: each reason has one, and the lines of a whole run tell an operator what happens."""
+
+from __future__ import annotations
+
+from typing import Any, get_args
+
+import pytest
+from attrs import evolve
+
+from reknit.core.agent import reasons as own
+from reknit.core.agent.agent import Agent, Spec
+from reknit.core.agent.commands import Append, Beat, Command, Finish, Result, StopWorkers
+from reknit.core.agent.states import WorkerState
+from reknit.core.agent.step import step
+from reknit.core.agent.workers import ReservePort, StartWorkers
+from reknit.core.job import reasons
+from reknit.core.job.entries import Filler, Leaving, Left, Lost, NodeId, Opened, RestartPolicy, Terms
+from reknit.core.job.workers import Assignment, NoProgress, TimerExpired, WorkerFailure, WorkerRanks
+from reknit.core.text.describe import (
+    cause_text,
+    decisions,
+    exit_text,
+    failure_text,
+    reason_text,
+    sealed_text,
+    signal_name,
+)
+from reknit.core.text.doing import command_text, entry_text
+from tests.support.playbook import (
+    Builder,
+    Playbook,
+    ack,
+    after,
+    ask_to_leave,
+    cut_off,
+    echo,
+    exits,
+    failed,
+    failure,
+    joined,
+    lost,
+    node,
+    read,
+    running,
+    start,
+    stopped,
+    up,
+)
+
+# ---- the lines of a run ----
+
+
+def agent(least: int = 1, most: int = 1, restarts: int = 0) -> Agent:
+    terms = Terms(min_nodes=least, max_nodes=most, restarts=RestartPolicy(max_restarts=restarts))
+    return Agent(Spec(NodeId("n0"), "n0", terms, shares_journal=most > 1))
+
+
+def told(agent: Agent, *builders: Builder) -> list[str]:
+    """What an operator reads while these things happen."""
+    play, lines = Playbook(agent), []
+    for build in builders:
+        event = build(play)
+        play.at = max(play.at, event.at)
+        result = step(play.agent, event)
+        lines += decisions(play.agent, result.agent, result.commands)
+        play.agent = result.agent
+        play.appended += [c.entry for c in result.commands if isinstance(c, Append)]
+    return lines
+
+
+ALONE = (start(), read(), echo(), echo(), up())
+WITH_N1 = (start(), read(), echo(), ack(), echo(), ack(), echo(joined("n1")), ack(), up())
+FIRST_ALONE = "round 0: 1 node, 1 worker, master n0:29500"
+FIRST_WITH_N1 = "round 0: 2 nodes, 2 workers, master n0:29500"
+WAITING = "waiting for nodes: 1 of 2 joined, for at most 600 s"
+STOPPING = "stopping this node's workers (SIGTERM, SIGKILL after 30 s)"
+
+
+def test_a_run_in_which_nothing_happens() -> None:
+    """One line, and the rest is the workers'. The end is the caller's to tell, once."""
+    assert told(agent(), *ALONE, exits(0), stopped(), echo(), echo()) == [FIRST_ALONE]
+
+
+def test_a_run_whose_ranks_another_rendezvous_decides() -> None:
+    """The ranks of the journal are told first, and these are not what the workers see."""
+    made = Assignment(0, 1, 2, 8, "default", 8, "elsewhere", 7, (WorkerRanks(0, 6, 6), WorkerRanks(1, 7, 7)))
+    assert told(agent(), *ALONE[:-1], up(assignment=made)) == [
+        FIRST_ALONE,
+        "round 0, by another rendezvous: 2 nodes, 8 workers, ranks 6 to 7 here, master elsewhere:7",
+    ]
+    alone = evolve(made, workers=made.workers[:1])
+    assert told(agent(), *ALONE[:-1], up(assignment=alone))[1].split(", ")[3] == "rank 6 here"
+
+
+def test_a_run_that_is_knit_together_again() -> None:
+    """Why it stopped, what it does, how many restarts are left."""
+    again = (after(2), exits(failure(0, 7)), echo(), stopped(), echo(), up(), exits(0), stopped(), echo(), echo())
+    assert told(agent(restarts=2), *ALONE, *again) == [
+        FIRST_ALONE,
+        "rank 0 on node n0 failed: exit code 7",
+        "round 1 (restart 1 of 2): 1 node, 1 worker, master n0:29501",
+    ]
+
+
+def test_a_run_whose_budget_is_spent() -> None:
+    """The last failure is told like the others; that it was the last is the report's business."""
+    once = (after(2), exits(failure(0, 7)), echo(), stopped(), echo(), up())
+    last = (exits(failure(0, -9, message="x\ny")), echo(), stopped(), echo(), echo(), echo())
+    assert told(agent(restarts=1), *ALONE, *once, *last)[2:] == [
+        "round 1 (restart 1 of 1): 1 node, 1 worker, master n0:29501",
+        "rank 0 on node n0 failed: killed by SIGKILL, x",
+    ]
+
+
+def test_a_run_whose_workers_die_at_once() -> None:
+    """Ten instant failures would else spend the whole budget in a tenth of a second. The line says why nothing runs."""
+    once = (exits(failure(0, 7)), echo(), stopped(), after(0.2), echo(), up())
+    again = (exits(failure(0, 7)), echo(), stopped())
+    assert told(agent(restarts=3), *ALONE, *once, *again) == [
+        FIRST_ALONE,
+        "rank 0 on node n0 failed: exit code 7",
+        "the workers failed within 1 s of their start: this node joins again in 0.2 s",
+        "round 1 (restart 1 of 3): 1 node, 1 worker, master n0:29501",
+        "rank 0 on node n0 failed: exit code 7",
+        "the workers failed within 1 s of their start: this node joins again in 0.4 s",
+    ]
+
+
+def test_a_run_that_is_stopped() -> None:
+    """Each signal has its effect on a line of its own; and who leaves waits for nobody."""
+    asked = (ask_to_leave(), echo(), after(1), ask_to_leave(), after(1), ask_to_leave(), stopped(), echo())
+    assert told(agent(), *ALONE, *asked) == [
+        FIRST_ALONE,
+        f"SIGTERM received; {STOPPING}",
+        "asked again to stop: the workers get SIGKILL in 5 s",
+        "asked again to stop: the workers get SIGKILL now",
+    ]
+
+
+def test_a_run_that_loses_a_node() -> None:
+    """Which node, how, who says so."""
+    gone = (echo(Lost(node("n1"), node("n0"))), stopped(), echo(), ack(), after(31), echo(), ack(), up())
+    assert told(agent(1, 2), *WITH_N1, *gone) == [
+        "waiting for nodes: 1 of 1 to 2 joined, for 30 s more",
+        FIRST_WITH_N1,
+        f"node n1 fell silent, noticed by node n0; {STOPPING}",
+        "round 1 (node n1 fell silent, noticed by node n0): 1 node, 1 worker, master n0:29501",
+    ]
+
+
+def test_a_run_that_waits_for_a_node() -> None:
+    """Why nothing happens now."""
+    gone = (echo(Leaving(node("n1"))), stopped(), echo(Left(node("n1"))), ack())
+    assert told(agent(2, 2), *WITH_N1, *gone) == [
+        WAITING,
+        FIRST_WITH_N1,
+        f"node n1 is leaving; {STOPPING}",
+        "waiting for nodes: 1 of 2 joined, for at most 600 s",
+    ]
+
+
+def test_a_run_that_gathers() -> None:
+    """Each node that comes is counted, and the time that is left."""
+    come = (after(1), echo(joined("n1")), after(2), echo(joined("n2")), echo())
+    assert told(agent(4, 4), start(), read(), echo(), echo(), ack(), *come) == [
+        "waiting for nodes: 1 of 4 joined, for at most 600 s",
+        "waiting for nodes: 2 of 4 joined, for at most 599 s",
+        "waiting for nodes: 3 of 4 joined, for at most 597 s",
+    ]
+
+
+def test_a_long_wait_is_told_in_seconds() -> None:
+    """Not as 1.8e+03."""
+    long = agent(3, 3)
+    long = evolve(long, spec=evolve(long.spec, terms=evolve(long.spec.terms, join_timeout_s=1800.0)))
+    lines = told(long, start(), read(), echo(), echo(), ack(), after(1), echo(joined("n1")))
+    assert [line.rpartition(" for ")[2] for line in lines] == ["at most 1800 s", "at most 1799 s"]
+
+
+def test_a_run_whose_peer_fails() -> None:
+    """The rank that failed and its node, not ours, which was only stopped."""
+    fails = (echo(failed("n1", 0, failure(0, 3, rank=1))), stopped(), echo(), echo(joined("n1", 1)), ack(), up())
+    assert told(agent(2, 2, 2), *WITH_N1, *fails) == [
+        WAITING,
+        FIRST_WITH_N1,
+        f"rank 1 on node n1 failed: exit code 3; {STOPPING}",
+        "round 1 (restart 1 of 2): 2 nodes, 2 workers, master n0:29501",
+    ]
+
+
+def test_a_run_whose_worker_fails_because_a_node_is_lost() -> None:
+    """The worker dies first, and then the silence of its peer is noticed. Too few nodes are left for another round."""
+    fails = (after(2), exits(failure(0, 1)), echo(), stopped(), echo(Lost(node("n1"), node("n0"))), echo(), ack())
+    assert told(agent(2, 2, 2), *WITH_N1, *fails) == [
+        WAITING,
+        FIRST_WITH_N1,
+        "rank 0 on node n0 failed: exit code 1",
+        "node n1 fell silent, noticed by node n0",
+        WAITING,
+    ]
+
+
+def test_a_run_that_a_node_comes_late_to() -> None:
+    """A node that the job has no room for says so as soon as it sees the round, before it has joined."""
+    terms = Terms(min_nodes=2, max_nodes=2)
+    full = read(Opened(terms, "j"), joined("n1"), joined("n2"))
+    assert told(agent(2, 2), start(), full, echo(), ack()) == [
+        "round 0: 2 nodes, 2 workers, master n1:29500; this node stands by"
+    ]
+
+
+def test_a_run_that_goes_on_without_this_node() -> None:
+    """Who has left does not stand by."""
+    left = (ask_to_leave(), echo(), stopped(), echo(joined("n1", 1)), echo(joined("n2", 1)), echo())
+    assert not [line for line in told(agent(1, 2), *WITH_N1, *left) if "stands by" in line]
+
+
+def test_a_run_through_an_outage() -> None:
+    """That the workers go on is what an operator wants to know first."""
+    assert told(agent(2, 2), *WITH_N1, cut_off("refused"), after(1), cut_off("refused"), echo(), ack()) == [
+        WAITING,
+        FIRST_WITH_N1,
+        "the store cannot be reached, workers keep running; reknit tries again for 300 s: refused",
+        "the store can be reached again",
+    ]
+    assert told(agent(2, 2), *WITH_N1, cut_off("refused"), after(301), after(13))[3:] == [
+        f"the store cannot be reached: refused; {STOPPING}"
+    ]
+
+
+def test_an_outage_in_which_the_store_comes_back_without_the_others() -> None:
+    """The operator must learn that the network is not to blame any more."""
+    answered = (cut_off("1 of 3", answers=True), cut_off("1 of 3", answers=True), cut_off("refused"), read())
+    lines = told(agent(), *ALONE, cut_off(), cut_off("timeout"), after(7), *answered)
+    answers, more = "the store answers, but the job cannot use it yet", "reknit tries again for 293 s more: 1 of 3"
+    assert lines[1:] == [
+        "the store cannot be reached, workers keep running; reknit tries again for 300 s: refused",
+        f"{answers}, workers keep running; {more}",
+        "the store can be reached again",
+    ]
+    assert reason_text(own.StoreLost("1 of 3", True)) == f"{answers}: 1 of 3"
+
+
+def test_an_agent_that_is_told_to_leave_in_an_outage_does_not_wait() -> None:
+    """It leaves as soon as its workers are gone."""
+    lines = told(agent(), *ALONE, cut_off(), ask_to_leave(), stopped())
+    assert not any("waits until the store" in line for line in lines)
+
+
+def test_a_run_that_is_taken_over_while_it_waits() -> None:
+    """Otherwise the last line of the new agent is the one about its name, for ten minutes."""
+    lines = told(agent(2, 2), start(), read(Opened(agent(2, 2).spec.terms, "j"), joined("n0")), echo())
+    assert lines == ["node n0 is in the job already: this agent takes its place as n0.1", WAITING]
+
+
+def test_a_node_that_comes_back_says_its_name() -> None:
+    """The lines of the other nodes speak of n0.1."""
+    lines = told(agent(1, 2), *WITH_N1, read(lost("n0", by="n1")), stopped(), ack(), read())
+    assert "this node is n0.1 for the others from now on" in lines
+
+
+def test_an_outage_with_a_fence() -> None:
+    """Nobody is promised that workers run on if the fence is about to kill them."""
+    terms = Terms(min_nodes=2, max_nodes=2, fence_s=2.5, silence_s=6)
+    fenced = Agent(Spec(NodeId("n0"), "n0", terms))
+    said = told(fenced, *WITH_N1, cut_off("refused"))
+    assert said[-1] == (
+        "the store cannot be reached, workers keep running for at most 2.5 s (--fence-after); "
+        "reknit tries again for 300 s: refused"
+    )
+
+
+def test_a_run_with_two_agents_of_one_id() -> None:
+    """The older one says why it ends."""
+    assert told(agent(2, 2), *WITH_N1, echo(joined("n0", 0, 1)), stopped()) == [
+        WAITING,
+        FIRST_WITH_N1,
+        f"another agent has joined with this node's id, as n0.1: each node needs its own --node-id; {STOPPING}",
+    ]
+
+
+def test_a_run_that_takes_another_agents_place() -> None:
+    """Two hosts of one name throw each other out: the newer one must say as well what happens."""
+    terms = Terms(2, 2)
+    lines = told(agent(2, 2), start(), read(Opened(terms, "j"), joined("n0", nonce="other"), joined("n1")))
+    assert lines[0] == "node n0 is in the job already: this agent takes its place as n0.1"
+    assert not [line for line in told(agent(2, 2), *WITH_N1) if "already" in line]
+
+
+def test_a_run_whose_round_ends_when_this_node_is_done() -> None:
+    """No worker of this node is stopped, so no other line says why its work begins anew."""
+    lines = told(agent(2, 2, 2), *WITH_N1, exits(0), echo(), stopped(), echo(failed("n1", 0, failure(0, 3, rank=1))))
+    assert lines[-1] == "round 0 ended: rank 1 on node n1 failed: exit code 3"
+
+
+def test_a_run_whose_workers_start_in_an_outage() -> None:
+    """The beat that was missing is answered, and the journal cannot be read. The workers run."""
+    fenced = Agent(Spec(NodeId("n0"), "n0", Terms(2, 2, fence_s=2.5)))
+    waits = (
+        start(),
+        read(),
+        echo(),
+        ack(),
+        echo(),
+        ack(),
+        after(3),
+        echo(joined("n1")),
+        cut_off("refused"),
+        ack(),
+        up(),
+    )
+    lines = told(fenced, *waits)
+    assert lines[-1] == "the store cannot be reached; reknit tries again for 300 s: refused"
+
+
+def test_a_latecomer_with_other_terms_takes_nobodys_place() -> None:
+    """It ends, and the agent that has its id works on."""
+    lines = told(agent(2, 2), start(), read(Opened(Terms(2, 3), "j"), joined("n0", nonce="other"), joined("n1")))
+    assert not [line for line in lines if "takes its place" in line]
+
+
+@pytest.mark.parametrize(
+    ("asks", "which"), [((ask_to_leave(),), "another"), ((), "a")], ids=["told to leave", "with stuck processes"]
+)
+def test_a_host_says_which_signal_ends_it(asks: tuple[Builder, ...], which: str) -> None:
+    """The first is told how to leave; the second, that it has been told once."""
+    host = Agent(Spec(NodeId("n0"), "n0", Terms(1, 2), hosts_journal=True))
+    ends = (*asks, echo(failed("n1")), stopped(stuck=() if asks else (7,)), echo(joined("n1", 1)))
+    lines = told(host, *WITH_N1, *ends)
+    assert f"ended; {which} signal ends it at once" in "\n".join(lines)
+
+
+def test_a_run_whose_workers_end_in_an_outage() -> None:
+    """Nobody must believe that they run on, as the line before said."""
+    lines = told(agent(2, 2), *WITH_N1, cut_off("refused"), exits(1), stopped())
+    assert lines[-1] == "this node has no workers now; it waits until the store can be reached"
+
+
+# ---- sentences ----
+
+FAILURE = WorkerFailure(1, 5, 3, message="ValueError: no\nmore")
+FAILED = reasons.WorkerFailed(node("n1", 2), FAILURE)
+_FAILED = "rank 5 on node n1.2 failed: exit code 3, ValueError: no"
+SENTENCES = {
+    FAILED: _FAILED,
+    reasons.NodeGone(node("n1"), reasons.Departure.LOST, node("n2")): "node n1 fell silent, noticed by node n2",
+    reasons.NodeGone(node("n1"), reasons.Departure.LEFT): "node n1 left",
+    reasons.NodeGone(node("n1"), reasons.Departure.LEAVING): "node n1 is leaving",
+    reasons.NodeGone(node("n1"), reasons.Departure.REPLACED): "node n1 was started again",
+    reasons.NodesAdmitted((node("n1"),)): "1 node admitted: n1",
+    reasons.NodesAdmitted((node("n1"), node("n2", 1))): "2 nodes admitted: n1, n2.1",
+    reasons.BudgetSpent(0, FAILED): f"{_FAILED}, and no restarts are allowed",
+    reasons.BudgetSpent(2, FAILED): f"{_FAILED}, and all 2 restarts are spent",
+    reasons.Unstable(3): "more than 3 rounds ended without a failure",
+    reasons.LongOver(3): "run 3 of the job has ended long ago, and nothing more is known of it",
+    reasons.TooFewNodes(1, 2): "1 node joined in time, but the job needs at least 2",
+    reasons.AbortedByOperator("enough"): "aborted: enough",
+    reasons.AllSucceeded(): "all workers succeeded",
+    own.SignalReceived(2): "SIGINT received",
+    own.Replaced(node("n1", 3)): (
+        "another agent has joined with this node's id, as n1.3: each node needs its own --node-id"
+    ),
+    own.DeclaredLost(): "the other nodes have declared this node lost",
+    own.CutOff(1.5): "the store has acknowledged no beat of this node for 1.5 s (--fence-after)",
+    own.StoreLost("refused"): "the store cannot be reached: refused",
+    own.JournalRefused(reasons.Refusal.SECRET, "signed with another secret"): "signed with another secret",
+    own.TermsDiffer((("max_nodes", "2", "3"),), node("n1")): (
+        "the job runs on other terms: max_nodes: 2 there, 3 here (node n1 began the job)"
+    ),
+    own.AlreadyFinished(): "the job has already finished",
+    own.CannotStop((7, 8)): "processes of this node survive SIGKILL: 7, 8",
+}
+
+
+@pytest.mark.parametrize("why", SENTENCES, ids=lambda why: type(why).__name__)
+def test_every_reason_has_a_sentence(why: own.Reason) -> None:
+    """One line each, made in one place."""
+    assert reason_text(why) == SENTENCES[why]
+    assert "\n" not in reason_text(why)
+
+
+def test_no_reason_is_forgotten() -> None:
+    """A new kind needs a sentence here."""
+    assert {type(why) for why in SENTENCES} == set(get_args(own.Reason))
+
+
+def test_ends_by_name() -> None:
+    """Nobody knows signal numbers by heart; not all have names."""
+    assert exit_text(-11) == "killed by SIGSEGV"
+    assert exit_text(-40) == "killed by signal 40"
+    assert exit_text(255) == "exit code 255"
+    assert signal_name(999) == "signal 999"
+    assert failure_text(WorkerFailure(0, 0, 1)) == "rank 0 failed: exit code 1"
+
+
+@pytest.mark.parametrize(
+    ("cause", "told"),
+    [
+        (NoProgress(30), "no progress for 30 s"),
+        (NoProgress(30, since_start=True), "no progress for 30 s, and none since its start"),
+        (NoProgress(0.5, step=12), "no progress for 0.5 s after step 12"),
+        (TimerExpired("forward"), "the timer 'forward' ran out"),
+        (TimerExpired(), "a timer ran out"),
+    ],
+)
+def test_a_hung_worker_has_a_cause(cause: NoProgress | TimerExpired, told: str) -> None:
+    """That reknit has killed the worker is not why the worker failed."""
+    assert cause_text(cause) == told
+    assert failure_text(WorkerFailure(0, 3, -6, cause=cause)) == f"rank 3 failed: {told} (killed by SIGABRT)"
+    hung = WorkerFailure(0, 3, -9, cause=cause, message="it survives\nSIGKILL")
+    assert failure_text(hung) == f"rank 3 failed: {told} (killed by SIGKILL, it survives)"
+
+
+def test_rounds() -> None:
+    """Who is in it, and where the master is."""
+    job = running(2)
+    assert sealed_text(job) == "round 0: 2 nodes, 2 workers, master n0:29500"
+
+
+COMMANDS: dict[Any, str] = {
+    Append(Left(node("n1"))): "say Left node=n1",
+    StartWorkers(
+        2, Assignment(2, 0, 1, 4, "r", 4, "a", 1, (WorkerRanks(0, 2, 2), WorkerRanks(1, 3, 3)))
+    ): "start workers of round 2, ranks 2..3 of 4",
+    StopWorkers(1, 15, 3.0, own.SignalReceived(15)): "stop workers of round 1: SIGTERM, 3 s, SIGTERM received",
+    Beat(node("n0"), 7, (node("n1"), node("n2"))): "beat, watch n1, n2",
+    Beat(node("n0"), 7, ()): "beat, watch nobody",
+    ReservePort(): "reserve another port",
+}
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=lambda command: type(command).__name__)
+def test_every_command_has_its_words(command: Command) -> None:
+    """For `-v` and transcripts."""
+    assert command_text(command) == COMMANDS[command]
+    finish = Finish(Result(WorkerState.FAILED, reasons.Unstable(1)))
+    assert command_text(finish) == "finish: FAILED, more than 1 rounds ended without a failure"
+    assert {type(c) for c in COMMANDS} | {Finish} == set(get_args(Command))
+
+
+def test_every_entry_has_its_words() -> None:
+    """Kind first, then what it is about."""
+    assert entry_text(Lost(node("n1", 1), node("n2"))) == "Lost node=n1.1 by=n2"
+    assert entry_text(Filler()) == "Filler"
+    assert entry_text(joined("n1", 3)).startswith("Joined node=n1 round=3")
+
+
+@pytest.mark.parametrize(
+    ("count", "left"), [(1, "the only restart is left again"), (2, "all 2 restarts are left again")]
+)
+def test_restarts_that_are_given_back(count: int, left: str) -> None:
+    """By a round that has lasted."""
+    before = agent(restarts=count)
+    job = evolve(before.job, terms=before.spec.terms)
+    after = evolve(before, job=evolve(job, renewed=1))
+    assert list(decisions(evolve(before, job=job), after, ())) == [f"a round has run for 60 s: {left}"]

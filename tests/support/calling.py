@@ -1,0 +1,26 @@
+"""Functions as workers of a real keeper."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from reknit.adapters.keeper.client.functions import Function
+from reknit.adapters.keeper.protocol.wire import Process, StartProcesses
+from tests.support.keepers import Kept
+from tests.support.processes import drive_exits, failures
+
+
+def begin(kept: Kept, *functions: Function, round_: int = 0, **more: Any) -> None:
+    processes = tuple(Process(i, 10 + i, (), **more) for i in range(len(functions)))
+    kept.keeper.start(StartProcesses(round_, processes), dict(enumerate(functions)))
+
+
+def call(kept: Kept, fn: Callable[..., object], *args: object, **more: Any) -> Any:
+    """Run one function to its end. Returns its failure, or else its value."""
+    begin(kept, Function(fn, args), **more)
+    found = failures(drive_exits(kept.keeper, kept.clock, 1))
+    round_ = more.get("round_", 0)
+    values = kept.keeper.values(round_)
+    assert len(values) + len(found) == 1
+    return found[0] if found else values[0]
