@@ -17,7 +17,7 @@ from reknit.elastic.agent.server import api as agent_api
 from reknit.elastic.agent.server.api import WorkerSpec
 from reknit.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 from reknit.elastic.multiprocessing import DefaultLogsSpecs, api
-from reknit.elastic.multiprocessing.contexts import MultiprocessContext, SubprocessContext
+from reknit.elastic.multiprocessing.api import MultiprocessContext, SubprocessContext
 from reknit.elastic.rendezvous import RendezvousHandlerRegistry, RendezvousParameters, registry
 from tests.elastic.shells import SH, leaving_nothing, result_of, shell
 

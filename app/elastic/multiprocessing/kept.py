@@ -20,7 +20,7 @@ from reknit.core.agent.reasons import SignalReceived
 from reknit.core.agent.workers import WorkersExited, WorkersStarted, WorkersStopped
 from reknit.core.job.workers import WorkerFailure
 
-from . import api
+from .logger import logger
 from .shared import SharedKeeper
 from .signals import holding_back
 
@@ -132,7 +132,7 @@ class KeptProcesses:
             case WorkersStopped(round=number, stuck=stuck) if number == self._round:
                 self._be_stopped()
                 if stuck:
-                    api.logger.error("these processes survive SIGKILL: %s", ", ".join(map(str, stuck)))
+                    logger().error("these processes survive SIGKILL: %s", ", ".join(map(str, stuck)))
 
     def _be_stopped(self) -> None:
         self._is_stopped = True

@@ -18,6 +18,8 @@ from enum import IntFlag
 from reknit.adapters.keeper.common.run_folder import CannotMake, LogFolder
 from reknit.app.input.readers import masks
 
+from .logger import logger
+
 ERROR_FILE = "TORCHELASTIC_ERROR_FILE"
 """The variable that names a worker's error file."""
 
@@ -155,13 +157,11 @@ class DefaultLogsSpecs(LogsSpecs):
         return any(any(masks.values()) if isinstance(masks, dict) else bool(masks) for masks in given)
 
     def _make_log_dir(self, log_dir: str, rdzv_run_id: str) -> str:
-        from . import api  # which imports this module
-
         # A run id may hold any character. It must not lead into another folder.
         name = f"{rdzv_run_id.replace('/', '_')[:100]}_{os.urandom(4).hex()}"
         made = os.path.abspath(os.path.join(log_dir, name))
         os.makedirs(made, mode=0o700)
-        api.logger.info("log directory set to: %s", made)
+        logger().info("log directory set to: %s", made)
         return made
 
     def reify(self, envs: dict[int, dict[str, str]]) -> LogsDest:

@@ -14,7 +14,7 @@ from __future__ import annotations
 import os
 from functools import partial
 from logging import getLogger
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from attrs import frozen
 
@@ -27,9 +27,14 @@ from reknit.adapters.runtime.clock import Clock
 if TYPE_CHECKING:
     from reknit.adapters.host.lock import HostLock
 
-    from .kept import KeptProcesses
-
 _logger = getLogger(__name__)
+
+
+class User(Protocol):
+    """Whose processes run on a keeper."""
+
+    @property
+    def is_running(self) -> bool: ...
 
 
 class SharedKeeper:
@@ -46,7 +51,7 @@ class SharedKeeper:
         self.grace_s = grace_s
         self.timer_file: str | None = None
         """See `Settings.timer_file`. It counts from the next start of workers."""
-        self.user: KeptProcesses | None = None
+        self.user: User | None = None
         """Whose processes run on the keeper, or ran last."""
         self._clock: Clock | None = None
         self._name = name
