@@ -1,17 +1,32 @@
-"""Calling methods that people override."""
+"""Methods that people override, as the run of an agent calls them."""
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
+
+from reknit.elastic.events import Event, EventSource
 
 from .group import RunResult, WorkerGroup, WorkerState
 
-if TYPE_CHECKING:
-    from .api import SimpleElasticAgent
-
 _STATES = tuple(state.value for state in WorkerState)
+
+
+class Hooks(Protocol):
+    """The agent, as far as its run uses it: see `SimpleElasticAgent`."""
+
+    _worker_group: WorkerGroup
+    _least_interval_s: float
+
+    def _initialize_workers(self, worker_group: WorkerGroup) -> None: ...
+    def _restart_workers(self, worker_group: WorkerGroup) -> None: ...
+    def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]: ...
+    def _stop_workers(self, worker_group: WorkerGroup) -> None: ...
+    def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult: ...
+    def _exit_barrier(self) -> None: ...
+    def _record_state(self, state: WorkerState) -> None: ...
+    def _construct_event(self, state: str, source: EventSource) -> Event: ...
 
 
 def called(method: Callable[..., Any], *args: Any, **more: Any) -> Any:
@@ -33,7 +48,7 @@ def called(method: Callable[..., Any], *args: Any, **more: Any) -> Any:
     return method(*args, **more)
 
 
-def started(agent: SimpleElasticAgent, group: WorkerGroup) -> Mapping[int, Any]:
+def started(agent: Hooks, group: WorkerGroup) -> Mapping[int, Any]:
     """What `_start_workers` returns. Raises `TypeError` if that is no mapping."""
     returned: object = agent._start_workers(group)
     if not isinstance(returned, Mapping):
@@ -41,7 +56,7 @@ def started(agent: SimpleElasticAgent, group: WorkerGroup) -> Mapping[int, Any]:
     return returned
 
 
-def monitored(agent: SimpleElasticAgent, group: WorkerGroup) -> RunResult:
+def monitored(agent: Hooks, group: WorkerGroup) -> RunResult:
     """What `_monitor_workers` returns, which may be of torch's class. Raises `TypeError` if that is no result."""
     returned: Any = agent._monitor_workers(group)
     maps = (getattr(returned, name, None) for name in ("return_values", "failures"))
@@ -51,5 +66,5 @@ def monitored(agent: SimpleElasticAgent, group: WorkerGroup) -> RunResult:
     return result
 
 
-def _wrong(agent: SimpleElasticAgent, method: str, returned: object, wanted: str) -> TypeError:
+def _wrong(agent: Hooks, method: str, returned: object, wanted: str) -> TypeError:
     return TypeError(f"{type(agent).__qualname__}.{method} has returned {returned!r}, and not {wanted}")

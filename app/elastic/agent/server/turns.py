@@ -4,7 +4,7 @@ and tells the core what they have found."""
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, NoReturn
+from typing import NoReturn
 
 from reknit.adapters.observe.events import hang_events
 from reknit.core.agent.commands import StopWorkers
@@ -17,11 +17,8 @@ from reknit.elastic.utils.logging import get_logger
 
 from .course import Course
 from .group import WorkerGroup, WorkerState
-from .hooks import called, monitored
+from .hooks import Hooks, called, monitored
 from .results import BAD, failed_result, failures_of
-
-if TYPE_CHECKING:
-    from .api import SimpleElasticAgent
 
 _logger = get_logger(__name__)
 
@@ -29,7 +26,7 @@ _logger = get_logger(__name__)
 class Turns:
     """One run of an agent, turn by turn."""
 
-    def __init__(self, agent: SimpleElasticAgent, course: Course) -> None:
+    def __init__(self, agent: Hooks, course: Course) -> None:
         self._agent = agent
         self._course = course
         self._group = agent._worker_group
