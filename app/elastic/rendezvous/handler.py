@@ -22,11 +22,13 @@ from reknit.app.cli.options import OPTIONS, UsageError
 from reknit.core.job.entries import RestartPolicy, Terms
 
 if TYPE_CHECKING:
+    from torch.distributed.elastic.rendezvous.api import RendezvousInfo
+
     from reknit.app.input.meeting import Met
     from reknit.app.settings import Meeting
 
-    from .api import RendezvousInfo, RendezvousParameters
     from .membership import Membership
+    from .parameters import RendezvousParameters
 
 _OPTION_KEYS = ("node_id", "store_timeout", "admission", "fence_after")
 """Settings of the backend that `reknit run` has as options of their own, and not in --rdzv-conf."""
@@ -103,13 +105,13 @@ class ReknitRendezvousHandler:
     def next_rendezvous(self) -> RendezvousInfo:
         """Wait for the next round. Raises torch's errors."""
         if self._is_shut_down:
-            from .api import RendezvousClosedError
+            from torch.distributed.elastic.rendezvous.api import RendezvousClosedError
 
             raise RendezvousClosedError("this handler was shut down")
         if self._member is None:
             from .membership import Membership
 
-            self._member = Membership(self)
+            self._member = Membership(self, self.notices)
         return self._member.next_rendezvous()
 
     def num_nodes_waiting(self) -> int:

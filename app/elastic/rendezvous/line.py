@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from reknit.core.agent.events import Event
 from reknit.core.job.entries import Aborted, Entry, Joined, Node
@@ -13,16 +13,27 @@ from reknit.core.job.job import Running as RunningPhase
 if TYPE_CHECKING:
     from reknit.adapters.runtime.ports import Link
 
-    from .membership import Membership
+
+class Caller(Protocol):
+    """The torchrun that starts the workers of this node, as its calls show it."""
+
+    @property
+    def has_succeeded(self) -> bool:
+        """Its workers have succeeded. It asks for no further round."""
+        ...
+
+    def is_silent(self) -> bool:
+        """It does not call any more."""
+        ...
 
 
 class Line:
     """Implements `ports.Link` over a link: beats only while torchrun lives, joins only if torchrun would start workers,
     and can say that the job ends."""
 
-    def __init__(self, link: Link, membership: Membership, wake: Callable[[], None]) -> None:
+    def __init__(self, link: Link, caller: Caller, wake: Callable[[], None]) -> None:
         self._link = link
-        self._membership = membership
+        self._caller = caller
         self._wake = wake
         self._why = ""
         """Why the job is to end. Empty: it is not."""
@@ -34,11 +45,11 @@ class Line:
         self._wake()
 
     def append(self, entry: Entry) -> None:
-        if not (isinstance(entry, Joined) and self._membership.has_succeeded):
+        if not (isinstance(entry, Joined) and self._caller.has_succeeded):
             self._link.append(entry)
 
     def beat(self, node: Node, count: int, watch: Sequence[Node]) -> None:
-        if not self._membership.is_silent():
+        if not self._caller.is_silent():
             self._link.beat(node, count, watch)
 
     def events(self, now: float) -> list[Event]:

@@ -28,7 +28,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from signal import SIGKILL, SIGTERM
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from attrs import evolve
 from torch.distributed import PrefixStore, TCPStore
@@ -61,9 +61,7 @@ from reknit.core.text.describe import reason_text
 from reknit.elastic.utils.logging import get_logger
 
 from .line import Line
-
-if TYPE_CHECKING:
-    from .handler import ReknitRendezvousHandler
+from .meeting_handler import MeetingHandler
 
 _MANY = 10**9
 """Restarts of the job. torchrun has a budget for each node, and the job has none."""
@@ -86,8 +84,10 @@ logger = get_logger("torch.distributed.elastic.rendezvous.reknit")
 class Membership:
     """This node in the job. Its methods are torch's, and are for the thread that runs torchrun's agent."""
 
-    def __init__(self, handler: ReknitRendezvousHandler) -> None:
-        """Joins the job. May wait some seconds for the store. Raises `RendezvousConnectionError`."""
+    def __init__(self, handler: MeetingHandler, notices: Sequence[str]) -> None:
+        """Joins the job. May wait some seconds for the store. Raises `RendezvousConnectionError`.
+
+        `notices`: lines that the user should see once."""
         self._owner = os.getpid()
         self._changed = threading.Event()
         self._round: StartWorkers | None = None
@@ -103,7 +103,7 @@ class Membership:
         self._hooked: HookedWorkers
         self._line: Line
         self._store: Any = None
-        for notice in handler.notices:
+        for notice in notices:
             logger.warning("%s", notice)
         try:
             self._running = Running(
@@ -332,7 +332,7 @@ def _told(line: str) -> str:
     return re.sub(r"\brank (\d+) on (node \S+) failed: exit code 1, ", r"\2 (group rank \1): ", line)
 
 
-def _settings(handler: ReknitRendezvousHandler) -> Settings:
+def _settings(handler: MeetingHandler) -> Settings:
     terms = handler.terms(_MANY)
     if terms.fence_s is not None:
         raise ValueError("fence_after: torchrun holds the workers, so reknit cannot kill them")

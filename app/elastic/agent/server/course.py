@@ -16,14 +16,14 @@ import signal
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any
 
 from reknit.adapters.elastic.foreign_rendezvous import ForeignRendezvous
 from reknit.adapters.elastic.hooked_workers import HookedWorkers
 from reknit.adapters.runtime.clock import Clock
 from reknit.app.input.readers import HEALTH_CHECK_PORT
 from reknit.app.python.session import Running
-from reknit.app.settings import Meeting, Settings
+from reknit.app.settings import Settings
 from reknit.app.wiring.wiring import Wired
 from reknit.core.agent.commands import Result, StopWorkers
 from reknit.core.agent.ending import sequel
@@ -33,6 +33,7 @@ from reknit.core.job.restart import Sequel
 from reknit.core.job.workers import Assignment, WorkerFailure
 from reknit.elastic.events.agents import rendezvous_observers
 from reknit.elastic.multiprocessing.signals import holding_back
+from reknit.elastic.rendezvous.meeting_handler import MeetingHandler
 from reknit.elastic.utils.logging import get_logger
 
 from .group import RunResult, WorkerGroup, WorkerSpec
@@ -61,23 +62,6 @@ def _none() -> tuple[int, Mapping[int, int]]:
 
 class Ended(BaseException):
     """No round follows on this node. It is raised through methods that people override, so it is no `Exception`."""
-
-
-@runtime_checkable
-class MeetingHandler(Protocol):
-    """A rendezvous handler of reknit's own: it knows where the nodes meet, and on which terms."""
-
-    @property
-    def node_id(self) -> str: ...
-    @property
-    def address(self) -> str: ...
-    @property
-    def rank_hint(self) -> int | None: ...
-    @property
-    def store_timeout_s(self) -> float: ...
-    def meeting(self) -> Meeting | None: ...
-    def terms(self, max_restarts: int = 0) -> Terms: ...
-    def get_run_id(self) -> str: ...
 
 
 def settings_of(spec: WorkerSpec, grace_s: float) -> Settings:
