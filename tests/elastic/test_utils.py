@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import sys
 
 import pytest
 
@@ -43,12 +42,3 @@ def test_a_logger_has_the_level_of_the_variable(monkeypatch: pytest.MonkeyPatch)
     for text, level in (("DEBUG", logging.DEBUG), ("debug", logging.DEBUG), ("loud", logging.WARNING)):
         monkeypatch.setenv("LOGLEVEL", text)
         assert get_logger("reknit.test.a").level == level
-
-
-def test_modules_of_torch_are_the_very_modules() -> None:
-    """A copy of their names would not see what a test patches in torch's."""
-    import torch.distributed.elastic.utils.data as theirs
-
-    import reknit.elastic.utils.data  # noqa: F401  # imported for what it puts into sys.modules
-
-    assert sys.modules["reknit.elastic.utils.data"] is theirs

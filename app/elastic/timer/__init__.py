@@ -34,7 +34,7 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     if name in ("LocalTimerClient", "LocalTimerServer"):  # torch's own classes, so torch is imported for them alone
-        from . import local_timer
+        from torch.distributed.elastic.timer import local_timer
 
         return getattr(local_timer, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
