@@ -24,8 +24,8 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
 
 from attrs import evolve
 
@@ -49,8 +49,9 @@ from reknit.core.job.fold import fold
 from reknit.core.job.job import Closed, Job, Running
 
 if TYPE_CHECKING:
+    from reknit.adapters.runtime.loop import Ports
     from reknit.adapters.runtime.ports import Clock, Link
-    from reknit.app.wiring.wiring import Wired
+    from reknit.core.agent.agent import Spec
 
 _FOR_EVER = 10**9
 """Seconds, or rounds. The handler has limits of its own."""
@@ -58,6 +59,14 @@ _OTHERS = NodeId("another node")
 """The name under which the nodes that wait at the handler are admitted."""
 _CLOSE_S = 1.0
 """How long `close` waits for a call to the handler to return. Seconds."""
+
+
+class Wiring(Protocol):
+    """The wiring of an agent that has not begun yet: what of it is changed here."""
+
+    spec: Spec
+    ports: Ports
+    close: Callable[[], None]
 
 
 def private_terms(max_restarts: int) -> Terms:
@@ -115,18 +124,18 @@ class ForeignRendezvous:
         """How many nodes were admitted so far."""
         self._thread = Thread(self._serve, name="reknit rendezvous")
 
-    def rewire(self, wired: Wired) -> None:
+    def rewire(self, wiring: Wiring) -> None:
         """Put this in the place of the link, and start. To be called once, before the agent begins."""
-        self._clock, self._link = wired.ports.clock, wired.ports.link
-        wired.spec = evolve(wired.spec, terms=self._terms)
-        wired.ports = evolve(wired.ports, link=self)
-        close = wired.close
+        self._clock, self._link = wiring.ports.clock, wiring.ports.link
+        wiring.spec = evolve(wiring.spec, terms=self._terms)
+        wiring.ports = evolve(wiring.ports, link=self)
+        close = wiring.close
 
         def close_all() -> None:
             close()
             self.close()
 
-        wired.close = close_all
+        wiring.close = close_all
         self._thread.start()
 
     def be_started(self) -> None:
