@@ -1,6 +1,6 @@
 """A folder for locks that belongs to a test, or to all tests of one process.
 
-No variable moves the folder of the locks. So it is changed in this process, and in others by `tests/placed`.
+No variable moves the folder of the locks. So it is changed in this process, and in others by `tests/support/placed`.
 """
 
 from __future__ import annotations
