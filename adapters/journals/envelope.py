@@ -32,9 +32,9 @@ from copy import copy
 from functools import lru_cache
 from typing import Any, NamedTuple
 
-from attrs import asdict, frozen
+from attrs import asdict
 
-from reknit.adapters.runtime.ports import Refused
+from reknit.adapters.runtime.ports import Record, Refused
 from reknit.core.job.entries import FORMAT, Entry, Filler
 from reknit.core.job.founding import Life, Line, Offer, Origin
 from reknit.core.job.job import Job
@@ -49,18 +49,6 @@ _OF_ALL = ("header", "offer")
 """Places of records that are read before it is known which journal counts. Their `mac` covers no journal."""
 
 _DAMAGED = "has a damaged header: another program has written there; use another --rdzv-id"
-
-
-@frozen
-class Record:
-    """What a record says. The fields are described at the top of this file."""
-
-    entry: Entry
-    token: str = ""
-    by: str = ""
-    at: float | None = None
-    """None: the record does not say it."""
-    seen: str = ""
 
 
 class Envelope:

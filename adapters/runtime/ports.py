@@ -11,7 +11,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Protocol, runtime_checkable
+from typing import Protocol, runtime_checkable
 
 from attrs import frozen
 
@@ -22,9 +22,6 @@ from reknit.core.job.entries import Entry, Node
 from reknit.core.job.founding import Life
 from reknit.core.job.job import Job, Verdict
 from reknit.core.job.reasons import Refusal
-
-if TYPE_CHECKING:
-    from reknit.adapters.journals.envelope import Record
 
 
 class Unavailable(Exception):
@@ -113,6 +110,18 @@ class Journal(Protocol):
     def close(self) -> None:
         """Let go of everything. Calls that wait in another thread end soon, or raise `Unavailable`. May be repeated."""
         ...
+
+
+@frozen
+class Record:
+    """What a record of a journal says: an entry, and what the store needs (docs/protocol.md#format-records)."""
+
+    entry: Entry
+    token: str = ""
+    by: str = ""
+    at: float | None = None
+    """None: the record does not say it."""
+    seen: str = ""
 
 
 class Readable(Protocol):

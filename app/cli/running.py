@@ -21,7 +21,8 @@ from reknit.adapters.runtime.clock import Clock
 from reknit.adapters.runtime.loop import Loop, Observer
 from reknit.app.report import PREFIX, Reporter, exit_status, final_lines
 from reknit.app.settings import NO_EVENTS, Settings
-from reknit.app.wiring.wiring import Wired, World, wire
+from reknit.app.wiring.wiring import wire
+from reknit.app.wiring.world import Wired, World
 from reknit.core.agent.agent import Agent
 from reknit.core.agent.commands import Command, Result
 from reknit.core.agent.events import Event, Started

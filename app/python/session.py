@@ -39,7 +39,8 @@ from reknit.adapters.runtime.ports import CannotStart, Workers
 from reknit.adapters.runtime.threads import sheltered
 from reknit.app.report import PREFIX, Reporter
 from reknit.app.settings import NO_EVENTS, Settings
-from reknit.app.wiring.wiring import Wired, World, wire
+from reknit.app.wiring.wiring import wire
+from reknit.app.wiring.world import Wired, World
 from reknit.core.agent.agent import Agent
 from reknit.core.agent.commands import Result
 

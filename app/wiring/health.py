@@ -18,7 +18,7 @@ from reknit.app.input.readers import whole
 from reknit.app.settings import HealthCheck
 from reknit.core.agent.agent import Agent
 
-from .wiring import Wired
+from .world import Wired
 
 TIMEOUT_S = 60.0
 

@@ -22,7 +22,7 @@ from reknit.core.agent.agent import Agent
 from reknit.core.agent.commands import Command
 from reknit.core.agent.events import Event
 
-from .wiring import Wired
+from .world import Wired
 
 _FLUSH_S = 5.0
 """How long the end of an agent waits for a slow handler. Seconds."""

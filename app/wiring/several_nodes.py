@@ -9,12 +9,11 @@ jobs.
 from __future__ import annotations
 
 import os
-import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from functools import partial
 from math import ceil
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from typing import TYPE_CHECKING
 
 from attrs import evolve
 
@@ -22,24 +21,21 @@ from reknit.adapters.host.address import is_here, own_address
 from reknit.adapters.host.lock import HostLock, Taken, take, take_free
 from reknit.adapters.host.orphans import MARK
 from reknit.adapters.journals.envelope import Envelope
+from reknit.adapters.journals.tcpstore.hosted import Host, HostedJournal
 from reknit.adapters.link import ThreadedLink
 from reknit.adapters.runtime.loop import Ports
-from reknit.adapters.runtime.ports import Batch, CannotStart, Journal, Refused, Remembers, Unavailable
+from reknit.adapters.runtime.ports import CannotStart, Journal, Refused
 from reknit.app.input.meeting import SILENCE
 from reknit.app.limits import limit_text
 from reknit.app.settings import Meeting, Settings
 from reknit.core.agent.reasons import JournalRefused, Replaced
-from reknit.core.job.entries import Entry, Node, NodeId, Terms
-from reknit.core.job.founding import Life
-from reknit.core.job.job import Job
-from reknit.core.job.reasons import Refusal
+from reknit.core.job.entries import Node, NodeId, Terms
 
-from .wiring import Prevented, Wired, World, end_left, ended_text, open_workers, spec_of
+from .world import Prevented, Wired, World, end_left, ended_text, open_workers, spec_of
 
 if TYPE_CHECKING:
     from reknit.adapters.journals.etcd.gateway import Cluster
 
-T = TypeVar("T")
 _HOSTS = "hosts the store"
 """The note in the lock of an agent that hosts the job's store."""
 _FEWEST_ROUND_TRIPS, _ROUND_TRIPS = 3, 4
@@ -47,33 +43,9 @@ _FEWEST_ROUND_TRIPS, _ROUND_TRIPS = 3, 4
 reads, (3) it beats again. The second number leaves a reserve."""
 _ETCD_S = 5.0
 """Least bound of a call of etcd, for all of its servers together. Seconds."""
-_SERVERS = 3
-"""How many servers of the store an agent starts at most, if none of them ever serves."""
 _OPENS_AFTER_S = 3.0
 """How long an agent leaves it to the host of the store to say `Opened`. So if terms differ, those of the host hold:
 without the host there is no job. Seconds."""
-
-
-class Host(Protocol):
-    """A store that this agent hosts."""
-
-    @property
-    def pid(self) -> int: ...
-
-    @property
-    def cannot_serve(self) -> bool:
-        """What `failure` has told last holds for any store that would be started here."""
-        ...
-
-    def failure(self) -> str | None:
-        """Why the store does not serve any more. None: it serves."""
-        ...
-
-    def restart(self) -> None:
-        """Serve again, with an empty store, if the store does not serve any more. Raises `OSError`."""
-        ...
-
-    def close(self) -> None: ...
 
 
 def wire_several(settings: Settings, meeting: Meeting, world: World, nonce: str) -> Wired:
@@ -233,68 +205,3 @@ def cluster_of(meeting: Meeting) -> Cluster:
     files = meeting.ca_cert, meeting.ssl_cert, meeting.ssl_cert_key
     user = meeting.user, meeting.password, meeting.password_file
     return Cluster(meeting.endpoints, meeting.protocol, *files, *user)
-
-
-class HostedJournal:
-    """Implements `ports.Journal` and `ports.Remembers` over a journal whose store this agent hosts. When the store
-    fails, it knows why.
-
-    1. If the server ends while this agent lives, another one is started at the same port. The agents that remember the
-       journal found it again there.
-    2. A store that has never served, and says that it cannot (for example because torch is missing), will never serve.
-       So the journal is refused at once, and the agent does not wait for the end of an outage. The same holds if
-       `_SERVERS` servers have ended and none of them has served.
-    """
-
-    def __init__(self, journal: Journal, host: Host, on_start: Callable[[int], object] = lambda _: None) -> None:
-        """`on_start`: called with the pid of each further server."""
-        self._journal = journal
-        self._host = host
-        self._on_start = on_start
-        self._has_served = False
-        self._servers = 1
-        """How many were started."""
-        self._judging = threading.Lock()
-
-    def append(self, token: str, entry: Entry, life: Life = Life()) -> bool:
-        return self._asked(lambda: self._journal.append(token, entry, life))
-
-    def read(self, after: int, wait_s: float, least: int = 1) -> Batch:
-        return self._asked(lambda: self._journal.read(after, wait_s, least))
-
-    def beat(self, node: Node, count: int, watch: Sequence[Node]) -> Mapping[Node, int]:
-        return self._asked(lambda: self._journal.beat(node, count, watch))
-
-    def remember(self, position: int, job: Job) -> None:
-        if isinstance(self._journal, Remembers):
-            self._journal.remember(position, job)
-
-    def take_back(self) -> None:
-        if isinstance(self._journal, Remembers):
-            self._journal.take_back()
-
-    def close(self) -> None:
-        self._journal.close()
-
-    def _asked(self, call: Callable[[], T]) -> T:
-        try:
-            answer = call()
-        except Unavailable as e:
-            with self._judging:
-                why = self._host.failure()
-                if why is None:
-                    raise
-                if not self._has_served and (self._host.cannot_serve or self._servers >= _SERVERS):
-                    raise Refused(Refusal.SETUP, why) from None
-                raise Unavailable(f"{e}; {why}; {self._restarted()}") from None
-        self._has_served = True
-        return answer
-
-    def _restarted(self) -> str:
-        try:
-            self._host.restart()
-        except OSError as error:
-            return f"no other server can be started: {(error.strerror or str(error)).lower()}"
-        self._servers += 1
-        self._on_start(self._host.pid)
-        return "another server was started"

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from .app.python.launch import JobFailed, launch, launch_async, report_lines
     from .app.python.session import Running, run, run_async, start
     from .app.settings import HealthCheck, Meeting, Settings
-    from .app.wiring.wiring import Prevented
+    from .app.wiring.world import Prevented
     from .core.agent.agent import Agent, Spec
     from .core.agent.commands import Result
     from .core.agent.step import Step, step
@@ -76,7 +76,7 @@ _HOME = {
     "HealthCheck": "app.settings",
     "Meeting": "app.settings",
     "Ports": "adapters.runtime.loop",
-    "Prevented": "app.wiring.wiring",
+    "Prevented": "app.wiring.world",
     "RestartPolicy": "core.job.entries",
     "Result": "core.agent.commands",
     "Running": "app.python.session",

@@ -15,12 +15,13 @@ import pytest
 
 from reknit.adapters.host.orphans import MARK
 from reknit.adapters.journals.memory import MemoryJournal
+from reknit.adapters.journals.tcpstore.hosted import HostedJournal
 from reknit.adapters.runtime.ports import Refused, Unavailable
 from reknit.app.cli.arguments import parse
 from reknit.app.cli.parsing import asked
 from reknit.app.settings import Meeting
-from reknit.app.wiring.several_nodes import HostedJournal, _lock_place, open_journal
-from reknit.app.wiring.wiring import SECRETS
+from reknit.app.wiring.several_nodes import _lock_place, open_journal
+from reknit.app.wiring.world import SECRETS
 from reknit.core.job.entries import Entry, Filler, Node, NodeId
 from reknit.core.job.founding import Life
 from reknit.core.job.job import Job

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from reknit.adapters.journals.envelope import Record, glimpsed, is_of_this_format
-from reknit.adapters.runtime.ports import Refused, Stored
+from reknit.adapters.journals.envelope import glimpsed, is_of_this_format
+from reknit.adapters.runtime.ports import Record, Refused, Stored
 from reknit.core.job.fold import fold_all
 from reknit.core.job.job import Job
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from reknit.adapters.journals.envelope import Record
-from reknit.adapters.runtime.ports import Refused
+from reknit.adapters.runtime.ports import Record, Refused
 from reknit.core.job.entries import Filler
 from reknit.core.job.reasons import Refusal
 

@@ -49,7 +49,8 @@ from .lines import Mark
 from .turn import Turn, note_in
 
 if TYPE_CHECKING:
-    from reknit.adapters.journals.envelope import Envelope, Record
+    from reknit.adapters.journals.envelope import Envelope
+    from reknit.adapters.runtime.ports import Record
     from reknit.core.job.entries import Entry, Node
     from reknit.core.job.job import Job
 

@@ -20,8 +20,9 @@ from typing import TYPE_CHECKING
 
 from attrs import frozen
 
-from reknit.adapters.journals.envelope import Envelope, Record
+from reknit.adapters.journals.envelope import Envelope
 from reknit.adapters.journals.history import chained
+from reknit.adapters.runtime.ports import Record
 from reknit.core.job.entries import Filler
 
 if TYPE_CHECKING:

@@ -19,8 +19,8 @@ import time
 from collections.abc import Mapping, Sequence
 from urllib.parse import unquote
 
-from reknit.adapters.journals.envelope import Envelope, Record
-from reknit.adapters.runtime.ports import Refused, Stored, Unavailable
+from reknit.adapters.journals.envelope import Envelope
+from reknit.adapters.runtime.ports import Record, Refused, Stored, Unavailable
 from reknit.core.job.fold import fold_all
 from reknit.core.job.job import Job
 from reknit.core.job.reasons import Refusal

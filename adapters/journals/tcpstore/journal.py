@@ -22,10 +22,10 @@ from collections.abc import Callable, Mapping, Sequence
 
 from attrs import evolve
 
-from reknit.adapters.journals.envelope import Envelope, Record, number
+from reknit.adapters.journals.envelope import Envelope, number
 from reknit.adapters.journals.folds import MANY, Unpublished
 from reknit.adapters.journals.history import Prefix
-from reknit.adapters.runtime.ports import Batch, Refused
+from reknit.adapters.runtime.ports import Batch, Record, Refused
 from reknit.core.job.entries import Entry, Filler, Node
 from reknit.core.job.founding import Life
 from reknit.core.job.job import Job

@@ -135,7 +135,7 @@ class SharedKeeper:
         self._lock = take_alone(self._mark)
         ended, stuck = end_left()
         if ended or stuck:
-            from reknit.app.wiring.wiring import left_lines  # slow to import, and rarely needed
+            from reknit.app.wiring.world import left_lines  # slow to import, and rarely needed
 
             for line in left_lines(ended, stuck):
                 _logger.warning("%s", line)

@@ -48,7 +48,7 @@ from reknit.adapters.runtime.clock import Clock
 from reknit.adapters.runtime.ports import CannotStart
 from reknit.app.python.session import Running
 from reknit.app.settings import Settings
-from reknit.app.wiring.wiring import Prevented, Wired
+from reknit.app.wiring.world import Prevented, Wired
 from reknit.core.agent import reasons as own
 from reknit.core.agent.agent import Agent
 from reknit.core.agent.commands import Command, StopWorkers

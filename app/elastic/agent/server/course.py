@@ -24,7 +24,7 @@ from reknit.adapters.runtime.clock import Clock
 from reknit.app.input.readers import HEALTH_CHECK_PORT
 from reknit.app.python.session import Running
 from reknit.app.settings import Settings
-from reknit.app.wiring.wiring import Wired
+from reknit.app.wiring.world import Wired
 from reknit.core.agent.commands import Result, StopWorkers
 from reknit.core.agent.ending import sequel
 from reknit.core.agent.workers import StartWorkers

@@ -1,6 +1,6 @@
 """`examples/etcd_member.py`: three members of etcd on three hosts, and a job that outlives each of these hosts.
 
-    REKNIT_ETCD_KILLS=100 pytest -n0 -s -o faulthandler_timeout=0 tests/adapters/journals/etcd/test_etcd_member.py -k every_host
+    REKNIT_ETCD_KILLS=100 pytest -n0 -s -o faulthandler_timeout=0 tests/adapters/journals/etcd -k every_host
 
 kills a host so many times, and prints how long the other two needed until their next round.
 """

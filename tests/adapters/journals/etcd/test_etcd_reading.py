@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from reknit.adapters.journals.envelope import Envelope, Record
+from reknit.adapters.journals.envelope import Envelope
 from reknit.adapters.journals.etcd.gateway import Cluster, put
 from reknit.adapters.journals.etcd.journal import EtcdJournal
 from reknit.adapters.journals.etcd.reading import EtcdRecords
-from reknit.adapters.runtime.ports import Readable, Refused, Unavailable
+from reknit.adapters.runtime.ports import Readable, Record, Refused, Unavailable
 from reknit.core.job.entries import Aborted, Filler
 from reknit.core.job.reasons import Refusal
 from tests.support.etcd import Etcd, change
