@@ -21,13 +21,13 @@ if TYPE_CHECKING:
     from reknit.core.job.job import Job
 
     from .hosts import Inputs, Proc
-    from .world import World
+    from .scene import Scene
 
 
 class SimulatedClock:
     """Implements `ports.Clock`. Time passes only in `World.run_for`, so `wait` raises."""
 
-    def __init__(self, world: World, proc: Proc) -> None:
+    def __init__(self, world: Scene, proc: Proc) -> None:
         self._world = world
         self._proc = proc
 
@@ -53,7 +53,7 @@ class SimulatedClock:
 class SimulatedLink:
     """Implements `ports.Link` with the machine that `ThreadedLink` has. The simulated store answers its calls."""
 
-    def __init__(self, world: World, proc: Proc) -> None:
+    def __init__(self, world: Scene, proc: Proc) -> None:
         self._world = world
         self._proc = proc
 
@@ -78,7 +78,7 @@ class SimulatedWorkers:
 
     wakes_at = None
 
-    def __init__(self, world: World, proc: Proc) -> None:
+    def __init__(self, world: Scene, proc: Proc) -> None:
         self._world = world
         self._proc = proc
         self._inputs = proc.inputs

@@ -56,7 +56,7 @@ from reknit.core.job.reasons import Refusal
 
 if TYPE_CHECKING:
     from .hosts import Proc
-    from .world import World
+    from .scene import Scene
 
 RETURN_S = 8.0
 """Upper bound, in seconds, on the time after an outage in which a node cannot reach the store. After a shorter outage
@@ -71,21 +71,21 @@ _LOOKS_S = 0.05
 """Seconds between two looks of a process that offers to found the journal again."""
 
 
-def is_unreachable(world: World, proc: Proc) -> bool:
+def is_unreachable(world: Scene, proc: Proc) -> bool:
     return proc.cut or proc.refused or world.outage or world.store_dead or world.now < proc.returns_at
 
 
 # ---- the store and the network ----
 
 
-def kill(world: World) -> None:
+def kill(world: Scene) -> None:
     """The store is gone for ever, with everything in it."""
     world.store_dead = True
     for proc in world.procs:
         hang_up(world, proc)
 
 
-def wipe(world: World) -> None:
+def wipe(world: Scene) -> None:
     """The store loses everything, and answers on."""
     if world.origin is None or world.store_dead:
         return
@@ -95,20 +95,20 @@ def wipe(world: World) -> None:
         hang_up(world, proc)
 
 
-def refuse(world: World, proc: Proc) -> None:
+def refuse(world: Scene, proc: Proc) -> None:
     """The link of this process finds that trying again does not help."""
     proc.refused = True
-    world.after(0.0, partial(world.answer, proc, Forbidden(Refusal.IDENTITY, "another journal than before")))
+    world.after(0.0, partial(answer, world, proc, Forbidden(Refusal.IDENTITY, "another journal than before")))
 
 
-def hang_up(world: World, proc: Proc) -> None:
+def hang_up(world: Scene, proc: Proc) -> None:
     """The connection on which this process waits for news is gone."""
     call, proc.parked = proc.parked, None
     if call is not None:
         _fail(world, proc, call)
 
 
-def restore(world: World, most_s: float = RETURN_S) -> None:
+def restore(world: Scene, most_s: float = RETURN_S) -> None:
     """The outage is over. What was on its way to the store arrives. The nodes can reach it one after another, the last
     one `most_s` seconds later at most."""
     world.outage = False
@@ -123,7 +123,7 @@ def restore(world: World, most_s: float = RETURN_S) -> None:
         proc.returns_at = world.now + most_s / 4 * world.luck("return", 5)
 
 
-def outlive(world: World, proc: Proc) -> None:
+def outlive(world: Scene, proc: Proc) -> None:
     """The process has died with appends in its link. A proxy or a kernel still carries them, and they land late."""
     if "outlive" in world.troubles and not world.calm:
         for call in proc.link.saying.queue:
@@ -131,7 +131,7 @@ def outlive(world: World, proc: Proc) -> None:
                 world.after(8.0 + 9.0 * world.luck("outlive", 4), partial(land, world, call.entry, call.life))
 
 
-def land(world: World, entry: Entry, life: Life | None = None) -> None:
+def land(world: Scene, entry: Entry, life: Life | None = None) -> None:
     """`life`: of the journal in which it was said. None: that which is there now."""
     if world.store_dead or world.origin is None or life not in (None, world.origin.life):
         return
@@ -152,7 +152,7 @@ def land(world: World, entry: Entry, life: Life | None = None) -> None:
 # ---- calls ----
 
 
-def feed(world: World, proc: Proc, happened: Input) -> None:
+def feed(world: Scene, proc: Proc, happened: Input) -> None:
     """The link of this process makes a step, and its calls are made."""
     if isinstance(happened, Found):
         happened = _given(proc, happened)
@@ -162,6 +162,21 @@ def feed(world: World, proc: Proc, happened: Input) -> None:
     if isinstance(happened, Found) and not proc.link.reading.is_told and proc.given is not None:
         proc.given, proc.held = None, proc.held and evolve(proc.held, has_unfolded=False)  # the link has dropped it
     make(world, proc, calls)
+
+
+def answer(world: Scene, proc: Proc, outcome: Input, then: Callable[[], None] | None = None) -> None:
+    """Tell the link of this process what has become of a call, now or when the process is no longer suspended.
+    `then`: called before the agent is told."""
+    if not proc.up:
+        return
+    if proc.suspended:
+        proc.inbox.append(partial(answer, world, proc, outcome, then))
+        return
+    feed(world, proc, outcome)
+    if then is not None:
+        then()
+    if proc.link.news:
+        world.turn(proc, proc.clock(world.now))
 
 
 def _given(proc: Proc, found: Found) -> Input:
@@ -175,7 +190,7 @@ def _given(proc: Proc, found: Found) -> Input:
     return found
 
 
-def make(world: World, proc: Proc, calls: Iterable[Call]) -> None:
+def make(world: Scene, proc: Proc, calls: Iterable[Call]) -> None:
     for call in calls:
         if call.pause_s:
             world.after(call.pause_s, partial(_send, world, proc, call))
@@ -183,7 +198,7 @@ def make(world: World, proc: Proc, calls: Iterable[Call]) -> None:
             _send(world, proc, call)
 
 
-def _send(world: World, proc: Proc, call: Call) -> None:
+def _send(world: Scene, proc: Proc, call: Call) -> None:
     if not proc.up:
         return
     if proc.suspended:
@@ -201,7 +216,7 @@ def _send(world: World, proc: Proc, call: Call) -> None:
 
 
 def _reply(
-    world: World, proc: Proc, call: Call, outcome: Input, delay: float, then: Callable[[], None] | None = None
+    world: Scene, proc: Proc, call: Call, outcome: Input, delay: float, then: Callable[[], None] | None = None
 ) -> None:
     """The answer is on its way. `then`: called when the process has it."""
 
@@ -209,21 +224,21 @@ def _reply(
         if is_unreachable(world, proc) or proc.host in world.deaf:
             _fail(world, proc, call)
         else:
-            world.answer(proc, outcome, then)
+            answer(world, proc, outcome, then)
 
     world.after(delay, arrive)
 
 
-def _fail(world: World, proc: Proc, call: Call) -> None:
+def _fail(world: Scene, proc: Proc, call: Call) -> None:
     if world.stalls and world.outage and not proc.cut:
         # The stall is over before the call is given up. A read has waited for its time then.
         late = call._replace(wait_s=0.0) if isinstance(call, Read) else call
         world.waiting.append(partial(_send, world, proc, late))
         return
-    world.after(_FAILS_S, partial(world.answer, proc, Failed(LANES[type(call)], "unreachable")))
+    world.after(_FAILS_S, partial(answer, world, proc, Failed(LANES[type(call)], "unreachable")))
 
 
-def _say(world: World, proc: Proc, call: Say) -> None:
+def _say(world: Scene, proc: Proc, call: Say) -> None:
     token, entry = call.token, call.entry
     world.excess += proc.host in world.blind  # it says again what it does not read
     if is_unreachable(world, proc) or proc.full:
@@ -255,7 +270,7 @@ def _say(world: World, proc: Proc, call: Say) -> None:
     _reply(world, proc, call, Appended(), delay + 0.01)
 
 
-def _fault(world: World, proc: Proc) -> str | None:
+def _fault(world: Scene, proc: Proc) -> str | None:
     """What goes wrong with this append: lose, lag or again. None: nothing."""
     if proc.faults and not world.calm:
         return proc.faults.pop(0)
@@ -265,7 +280,7 @@ def _fault(world: World, proc: Proc) -> str | None:
     return trouble if ("double" if trouble == "again" else trouble) in world.troubles else None
 
 
-def _beat(world: World, proc: Proc, call: SendBeat) -> None:
+def _beat(world: Scene, proc: Proc, call: SendBeat) -> None:
     # A full disk may have no room for a counter either.
     if is_unreachable(world, proc) or (proc.full and proc.link.saying.failures and world.luck("behind", 2)):
         _fail(world, proc, call)
@@ -289,7 +304,7 @@ def _beat(world: World, proc: Proc, call: SendBeat) -> None:
     _reply(world, proc, call, Beaten(counts), 0.02 + 0.1 * world.luck("counts", 4), note)
 
 
-def _look(world: World, proc: Proc, call: Read, until: float) -> None:
+def _look(world: Scene, proc: Proc, call: Read, until: float) -> None:
     if is_unreachable(world, proc):
         _fail(world, proc, call)
         return
@@ -326,7 +341,7 @@ def _life(proc: Proc) -> Life:
     return Life() if proc.origin is None else proc.origin.life
 
 
-def _enters(world: World, proc: Proc, call: Call) -> bool:
+def _enters(world: Scene, proc: Proc, call: Call) -> bool:
     """The process takes part in the journal that is in the store. Otherwise the call fails, or is made again later."""
     found = world.origin
     if found is not None and _life(proc) == found.life:
@@ -351,11 +366,11 @@ def _enters(world: World, proc: Proc, call: Call) -> bool:
             _fail(world, proc, call)
         case _:
             proc.refused = True
-            world.after(0.0, partial(world.answer, proc, Forbidden(Refusal.LEFT_BEHIND, "left behind")))
+            world.after(0.0, partial(answer, world, proc, Forbidden(Refusal.LEFT_BEHIND, "left behind")))
     return False
 
 
-def _offer(world: World, proc: Proc, call: Call) -> None:
+def _offer(world: Scene, proc: Proc, call: Call) -> None:
     candidate, held = proc.candidate, proc.held
     if not proc.up or proc.suspended or is_unreachable(world, proc) or world.origin is not None:
         proc.candidate = None
@@ -371,14 +386,14 @@ def _offer(world: World, proc: Proc, call: Call) -> None:
     world.after(_LOOKS_S, partial(_offer, world, proc, call))
 
 
-def _found(world: World, held: Held, candidate: Candidate) -> None:
+def _found(world: Scene, held: Held, candidate: Candidate) -> None:
     """The journal goes on from what this agent has folded."""
     _, entries, jobs = world.lives[held.origin.life]
     at = held.position
     world.live_on(next_life(held, candidate.offer.name), entries[:at], [*jobs[:at], moved(held.job)])
 
 
-def _give_up(world: World, proc: Proc, call: Read) -> None:
+def _give_up(world: Scene, proc: Proc, call: Read) -> None:
     """Nothing has come for as long as the read was to wait."""
     if proc.parked is call:
         proc.parked = None

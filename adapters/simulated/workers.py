@@ -24,7 +24,7 @@ from reknit.core.job.workers import NoProgress, WorkerFailure
 from .hosts import Group, Proc
 
 if TYPE_CHECKING:
-    from .world import World
+    from .scene import Scene
 
 ECHO = "RuntimeError: Connection closed by peer [10.0.0.2]:4242"
 """The message of a worker that fails because a peer has died."""
@@ -36,7 +36,7 @@ STUCK_S = 5.0
 """Seconds after SIGKILL after which a keeper reports processes that survive it."""
 
 
-def start(world: World, proc: Proc, command: StartWorkers) -> None:
+def start(world: Scene, proc: Proc, command: StartWorkers) -> None:
     ranks = {w.local_rank for w in command.assignment.workers}
     group = Group(proc.agent.job.epoch, proc.agent.me, command, ranks)
     proc.group = group
@@ -47,7 +47,7 @@ def start(world: World, proc: Proc, command: StartWorkers) -> None:
         world.after(delay + 1.0, lambda: succeed(world, proc, group))
 
 
-def fail(world: World, proc: Proc) -> None:
+def fail(world: Scene, proc: Proc) -> None:
     """One worker raises an exception. No other worker is the cause."""
     group = proc.group
     if group is None or not group.running or group.gone_at is not None:
@@ -57,7 +57,7 @@ def fail(world: World, proc: Proc) -> None:
     _die(world, proc, group, [group.failure(local, 1, OWN)])
 
 
-def freeze(world: World, proc: Proc) -> None:
+def freeze(world: Scene, proc: Proc) -> None:
     """All workers of this round, on all nodes, hang. Each node ends its own, one node a little after the other."""
     frozen = proc.group
     for other in world.procs:
@@ -66,7 +66,7 @@ def freeze(world: World, proc: Proc) -> None:
             world.after(0.2 * world.luck("freeze", 4), partial(_hang, world, other, group))
 
 
-def _hang(world: World, proc: Proc, group: Group) -> None:
+def _hang(world: Scene, proc: Proc, group: Group) -> None:
     if not group.running or group.gone_at is not None or group.is_stuck or proc.dead:
         return
     world.blows.append(group)
@@ -75,7 +75,7 @@ def _hang(world: World, proc: Proc, group: Group) -> None:
     _die(world, proc, group, hung)
 
 
-def succeed(world: World, proc: Proc, group: Group | None, most: int | None = None) -> None:
+def succeed(world: Scene, proc: Proc, group: Group | None, most: int | None = None) -> None:
     """Workers exit with 0. `most`: how many of them at most. None: all."""
     if group is None or not group.running or group.gone_at is not None:
         return
@@ -87,7 +87,7 @@ def succeed(world: World, proc: Proc, group: Group | None, most: int | None = No
     world.tell(proc, LOOK_S + 0.1 * world.luck("look", 3), lambda at: WorkersExited(at, round, exits))
 
 
-def die(world: World, proc: Proc) -> None:
+def die(world: Scene, proc: Proc) -> None:
     """The agent is gone, so nothing can be reported. Its workers end too, unless they survive SIGKILL."""
     group = proc.group
     if group is not None and group.running and proc.host not in world.stuck:
@@ -95,7 +95,7 @@ def die(world: World, proc: Proc) -> None:
         _drag(world, group)
 
 
-def _die(world: World, proc: Proc, group: Group, failures: list[WorkerFailure]) -> None:
+def _die(world: Scene, proc: Proc, group: Group, failures: list[WorkerFailure]) -> None:
     group.running -= {failure.local_rank for failure in failures}
     exits = tuple(WorkerExit(failure.local_rank, failure) for failure in failures)
     round = group.command.round
@@ -108,7 +108,7 @@ def _die(world: World, proc: Proc, group: Group, failures: list[WorkerFailure]) 
     _drag(world, group)
 
 
-def _drag(world: World, dead: Group) -> None:
+def _drag(world: Scene, dead: Group) -> None:
     """The peers of a dead worker crash, one node after another."""
     if not world.echo:
         return
@@ -119,12 +119,12 @@ def _drag(world: World, dead: Group) -> None:
             world.after(delay, partial(_echo, world, proc, group))
 
 
-def _echo(world: World, proc: Proc, group: Group) -> None:
+def _echo(world: Scene, proc: Proc, group: Group) -> None:
     if group.running and not group.is_stuck and not proc.dead:
         _die(world, proc, group, [group.failure(i, 1, ECHO) for i in sorted(group.running)])
 
 
-def stop(world: World, proc: Proc, command: StopWorkers) -> None:
+def stop(world: Scene, proc: Proc, command: StopWorkers) -> None:
     group = proc.group
     if group is None or group.command.round != command.round:
         return
@@ -142,7 +142,7 @@ def stop(world: World, proc: Proc, command: StopWorkers) -> None:
     world.after(at - world.now, lambda: _gone(world, proc, group, at))
 
 
-def _gone(world: World, proc: Proc, group: Group, at: float) -> None:
+def _gone(world: Scene, proc: Proc, group: Group, at: float) -> None:
     if group.gone_at != at or not proc.up:
         return
     if proc.suspended and proc.host in world.slow and group.running:
@@ -165,6 +165,6 @@ def _gone(world: World, proc: Proc, group: Group, at: float) -> None:
     world.tell(proc, 0.01, lambda at: WorkersStopped(at, round, port, stuck))
 
 
-def renew_port(world: World, proc: Proc) -> None:
+def renew_port(world: Scene, proc: Proc) -> None:
     port = world.free_port()
     world.tell(proc, 0.01, lambda at: PortReserved(at, port))

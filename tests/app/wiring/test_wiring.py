@@ -64,7 +64,8 @@ def test_a_single_node_loads_nothing_that_only_several_need(tmp_path: Path) -> N
     assert "reknit.app.wiring.wiring" in loaded
     several = {"reknit.app.wiring.several_nodes", "reknit.app.input.meeting", "reknit.core.text.snapshot"}
     several |= {
-        f"reknit.adapters.{name}" for name in ("link", "hostlock", "address", "journals.envelope", "journals.tcpstore")
+        f"reknit.adapters.{name}"
+        for name in ("link", "host.lock", "host.address", "journals.envelope", "journals.tcpstore")
     }
     heavy = {"asyncio", "hashlib", "logging", "multiprocessing", "psutil", "shutil", "subprocess", "torch"}
     assert not loaded & (several | heavy)
