@@ -1,7 +1,7 @@
 """What can go wrong in a simulated world: one function for each fault, and one for its end.
 
 A fault that is there already does not begin again, and one that is not there does not end. To make a fault happen
-later: `world.after(5.0, partial(faults.cut, world, proc))`.
+later: `Scene.after`, as in `after(5.0, partial(faults.cut, world, proc))`.
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class SimulatedClock:
-    """Implements `ports.Clock`. Time passes only in `World.run_for`, so `wait` raises."""
+    """Implements `ports.Clock`. Time passes only in `Scene.run_for`, so `wait` raises."""
 
     def __init__(self, world: Scene, proc: Proc) -> None:
         self._world = world
@@ -35,7 +35,7 @@ class SimulatedClock:
         return self._proc.clock(self._world.now)
 
     def wait(self, until: float | None) -> None:
-        raise RuntimeError("nothing waits in a simulated world: `World.run_for` lets its time pass")
+        raise RuntimeError("nothing waits in a simulated world: `Scene.run_for` lets its time pass")
 
     def wake(self) -> None:
         """Does nothing: the world turns a loop whenever it has news for it."""

@@ -217,7 +217,7 @@ class Scene:
         """Call `do` when the present step was made and the watchers have seen it."""
         self._todo.append(do)
 
-    def stepped(self, proc: Proc, before: Agent, event: Event, after: Agent, commands: Sequence[Command]) -> None:
+    def _stepped(self, proc: Proc, before: Agent, event: Event, after: Agent, commands: Sequence[Command]) -> None:
         proc.agent = after
         for watcher in self.watchers:
             watcher.stepped(proc, before, event, commands)

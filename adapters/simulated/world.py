@@ -18,7 +18,7 @@ from reknit.adapters.runtime.loop import Loop, Ports
 from reknit.core.agent.agent import Agent
 from reknit.core.agent.events import Started
 
-from . import store
+from . import store, workers
 from .hosts import Proc
 from .ports import SimulatedClock, SimulatedLink, SimulatedRequests, SimulatedWorkers
 from .scene import Scene, Watcher
@@ -39,7 +39,7 @@ class World(Scene):
         )
         proc.started_at = self.now
         proc.agent = Agent(proc.spec)
-        proc.loop = Loop(proc.agent, ports, [partial(self.stepped, proc)])
+        proc.loop = Loop(proc.agent, ports, [partial(self._stepped, proc)])
         self.procs.append(proc)
         port, nonce = self.free_port(), f"n{proc.number}"
         proc.link, calls = begun(nonce, store.LOOK_S)
