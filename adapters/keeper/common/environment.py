@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from reknit.adapters.host.orphans import MARK
@@ -15,20 +15,20 @@ TIMER_FILE = "TORCHELASTIC_TIMER_FILE"
 """The variable that tells workers the path of the pipe for timers (`timerpipe.py`)."""
 
 
-def handed_down(own: Mapping[str, str], wanted: Configure, timer_file: str = "") -> dict[str, str]:
+def handed_down(
+    own: Mapping[str, str], wanted: Configure, timer_file: str, is_read: Callable[[str], bool]
+) -> dict[str, str]:
     """The variables with which the environment of every worker begins.
 
     `own`: those of the keeper. `timer_file`: the path of the keeper's pipe for timers. Empty: it has none. If then no
-    other process reads the pipe that the variable names, it is left out: a client would find nobody, and fail.
+    other process reads the pipe that the variable names (`is_read`), it is left out: a client would find nobody, and
+    fail.
     """
     env = {name: value for name, value in own.items() if name not in wanted.withheld}
     if timer_file:
         env[TIMER_FILE] = timer_file
-    elif TIMER_FILE in env:
-        from reknit.adapters.keeper.watchdog.timerpipe import is_read  # needed by few jobs
-
-        if not is_read(env[TIMER_FILE]):
-            del env[TIMER_FILE]
+    elif TIMER_FILE in env and not is_read(env[TIMER_FILE]):
+        del env[TIMER_FILE]
     return {**env, **dict(wanted.env), **({MARK: wanted.mark} if wanted.mark else {})}
 
 

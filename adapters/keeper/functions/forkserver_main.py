@@ -15,8 +15,7 @@ from collections.abc import Collection, Sequence
 from multiprocessing import spawn
 from typing import Any, NoReturn
 
-from reknit.adapters.keeper.client.forking import settle
-
+from .forks import settle
 from .forkserver import LENGTH, SOCKET
 from .function_main import Started
 

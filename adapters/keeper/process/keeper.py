@@ -60,7 +60,7 @@ from reknit.core.agent.workers import ReservePort, StartWorkers, WorkersStarted,
 from .processes import Processes
 
 if TYPE_CHECKING:
-    from reknit.adapters.keeper.client.forking import Forks
+    from reknit.adapters.keeper.functions.forks import Forks
     from reknit.adapters.keeper.watchdog.watchdog import Watchdog
 
 _IGNORED = (
@@ -120,6 +120,12 @@ def keep(
         _show(error)
         status = _BUG
     os._exit(status)  # without waiting for a thread that writes to a console which nobody reads
+
+
+def _is_read(path: str) -> bool:
+    from reknit.adapters.keeper.watchdog.timerpipe import is_read  # needed by few jobs
+
+    return is_read(path)
 
 
 def _show(error: BaseException) -> None:
@@ -261,7 +267,7 @@ class Keeper:
         self._workers = Processes(
             clock=self._clock,
             argv=wanted.argv,
-            env=handed_down(os.environ, wanted, "" if watchdog is None else watchdog.timer_file),
+            env=handed_down(os.environ, wanted, "" if watchdog is None else watchdog.timer_file, _is_read),
             run_id=wanted.run_id,
             log_dir=self._folder.path,
             streams=wanted.streams,

@@ -25,7 +25,7 @@ from reknit.core.agent.workers import StartWorkers
 from reknit.core.job.workers import WorkerFailure, WorkerRanks
 
 if TYPE_CHECKING:
-    from reknit.adapters.keeper.client.forking import Forks
+    from reknit.adapters.keeper.functions.forks import Forks
     from reknit.adapters.keeper.watchdog.watchdog import Watchdog
     from reknit.adapters.runtime.ports import Clock
 

@@ -36,7 +36,7 @@ from .pauses import Pauses
 from .strays import STUCK_AFTER_S, Strays
 
 if TYPE_CHECKING:
-    from reknit.adapters.keeper.client.forking import Forks
+    from reknit.adapters.keeper.functions.forks import Forks
     from reknit.adapters.keeper.watchdog.watchdog import Hung, Watchdog
     from reknit.adapters.runtime.ports import Clock
 

@@ -10,6 +10,7 @@ from typing import Any
 from reknit.adapters.host.orphans import MARK
 from reknit.adapters.keeper.common.environment import handed_down
 from reknit.adapters.keeper.protocol.wire import Configure
+from reknit.adapters.keeper.watchdog.timerpipe import is_read
 from tests.support.command import run
 
 WRITES = """
@@ -153,10 +154,10 @@ def test_the_path_of_the_pipe_for_timers_is_that_of_the_keeper(tmp_path: Path) -
     own = {"TORCHELASTIC_TIMER_FILE": str(pipe), "HOME": "/", "SECRET": "x"}
     wanted = Configure(argv=(), run_id="job", withheld=("SECRET",), env=(("A", "b"),), mark="m")
     rest = {"HOME": "/", "A": "b", MARK: "m"}
-    assert handed_down(own, wanted) == rest
+    assert handed_down(own, wanted, "", is_read) == rest
     os.mkfifo(pipe)
-    assert handed_down(own, wanted) == rest
+    assert handed_down(own, wanted, "", is_read) == rest
     fd = os.open(pipe, os.O_RDWR)  # another program serves timers here
-    assert handed_down(own, wanted) == {**rest, "TORCHELASTIC_TIMER_FILE": str(pipe)}
+    assert handed_down(own, wanted, "", is_read) == {**rest, "TORCHELASTIC_TIMER_FILE": str(pipe)}
     os.close(fd)
-    assert handed_down(own, wanted, "/p") == {**rest, "TORCHELASTIC_TIMER_FILE": "/p"}
+    assert handed_down(own, wanted, "/p", is_read) == {**rest, "TORCHELASTIC_TIMER_FILE": "/p"}
