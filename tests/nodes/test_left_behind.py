@@ -24,13 +24,13 @@ HOSTS = {
     "launch": """
         import sys
         from reknit import launch
-        from tests import called
+        from tests.support import called
         launch(called.daemonize_and_pause, (sys.argv[2],), start_method=sys.argv[1])
     """,
     "start_processes": """
         import sys
         from reknit.elastic.multiprocessing import DefaultLogsSpecs, start_processes
-        from tests import called
+        from tests.support import called
         args, specs = {0: (sys.argv[2],)}, DefaultLogsSpecs("/dev/null")
         start_processes("t", called.daemonize_and_pause, args, {0: {}}, specs, start_method=sys.argv[1]).wait()
     """,
@@ -38,7 +38,7 @@ HOSTS = {
         import sys
         from reknit.elastic.agent.server.api import WorkerSpec
         from reknit.elastic.agent.server.local_elastic_agent import LocalElasticAgent
-        from tests import called
+        from tests.support import called
         spec = WorkerSpec("trainer", 1, entrypoint=called.daemonize_and_pause, args=(sys.argv[2],), max_restarts=0)
         LocalElasticAgent(spec, sys.argv[1]).run()
     """,

@@ -95,7 +95,7 @@ def test_sweep_reports_what_would_not_die() -> None:
     out = run_alone(
         """
         import os, subprocess
-        from reknit.adapters import children
+        from reknit.adapters.host import children
         child = subprocess.Popen(["sleep", "600"])
         children.signal_process = lambda pid, signum: None  # as if SIGKILL did nothing
         print(children.sweep(0.05) == (child.pid,))

@@ -162,7 +162,7 @@ def test_what_was_printed_before_is_printed_once(tmp_path: Path) -> None:
     script = """
         import sys, tempfile
         from pathlib import Path
-        from tests import called
+        from tests.support import called
         from tests.support.calling import call
         from tests.support.keepers import Kept
         print("once")
@@ -249,7 +249,7 @@ def test_whoever_is_killed_no_forked_worker_is_left(tmp_path: Path, who: str) ->
         from pathlib import Path
         from reknit.adapters.keeper.client.functions import Function
         from reknit.core.agent.workers import WorkersStarted
-        from tests import called
+        from tests.support import called
         from tests.support.calling import begin
         from tests.support.keepers import Kept
         kept = Kept(Path(sys.argv[1]), "unused", start_method="fork")
@@ -315,7 +315,7 @@ def test_a_daemonic_process_may_be_the_host(tmp_path: Path) -> None:
     script = """
         import multiprocessing, sys
         from pathlib import Path
-        from tests import called
+        from tests.support import called
         from tests.support.calling import call
         from tests.support.keepers import Kept
         def host(folder):

@@ -276,7 +276,7 @@ def test_a_daemonic_process_may_be_the_host(tmp_path: Path) -> None:
     script = """
 import multiprocessing, sys
 from pathlib import Path
-from tests import called
+from tests.support import called
 from tests.support.calling import begin, call
 from tests.support.keepers import Kept
 from tests.support.calling import call

@@ -146,7 +146,7 @@ def test_silence_ends_both_sides(keep: Keep, tmp_path: Path, monkeypatch: pytest
     hasty = tmp_path / "hasty.py"
     hasty.write_text(
         "import sys; sys.path += sys.argv[1].split(':')\n"
-        "from reknit.adapters.keeper import boot, process\n"
+        "from reknit.adapters.keeper.process import boot, keeper as process\n"
         "process.SILENCE_S = process.PING_S = 1.0\nboot.main()\n"
     )
     started: list[Keeping] = []

@@ -9,7 +9,7 @@ def test_a_server_that_cannot_fork_says_why_and_goes_on() -> None:
     """A limit on processes fails the round, and not the server."""
     script = """
         import errno, json, os, socket, threading
-        from reknit.adapters.keeper import forkserver_main
+        from reknit.adapters.keeper.functions import forkserver_main
         from reknit.adapters.keeper.functions.forkserver import LENGTH, SOCKET
         def refuse(): raise OSError(errno.EAGAIN, "")
         os.fork = refuse

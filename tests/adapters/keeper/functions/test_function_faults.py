@@ -117,7 +117,7 @@ KILLED = """
     from pathlib import Path
     from reknit.adapters.host.children import become_subreaper
     from reknit.adapters.keeper.client.functions import Function
-    from tests import called
+    from tests.support import called
     from tests.support.calling import begin
     from tests.support.keepers import Kept
     from tests.support.processes import drive_exits

@@ -313,7 +313,7 @@ def test_without_processes_the_reason_is_given() -> None:
         from pathlib import Path
         from tests.support.processes import *
         from tests.support.keepers import *
-        from reknit.adapters.keeper import process
+        from reknit.adapters.keeper.process import keeper as process
         from reknit.adapters.runtime.ports import CannotStart
         folder = Path(tempfile.mkdtemp(dir="/tmp")); folder.chmod(0o777); os.environ["TMPDIR"] = str(folder)
         limit = int(sys.argv[1])
@@ -345,7 +345,9 @@ def test_a_keeper_collects_its_garbage(how: str) -> None:
     """The collector is off while modules are imported. A keeper that left it off would grow with its job."""
     script = """
         import gc, os, sys
-        from reknit.adapters.keeper import boot, process, start
+        from reknit.adapters.keeper.process import boot
+        from reknit.adapters.keeper.process import keeper as process
+        from reknit.adapters.keeper.client import start
         class Told:
             def __init__(self, *args): pass
             def serve(self): os.write(1, b"collects" if gc.isenabled() else b"does not collect")

@@ -229,7 +229,9 @@ def test_what_survives_sigkill_is_reported_and_left(tmp_path: Path, own_children
     script = """
         from tests.support.processes import *
         from reknit.adapters.host.children import become_subreaper
-        from reknit.adapters.keeper import leaders, processes, strays
+        from reknit.adapters.keeper.common import leaders
+        from reknit.adapters.keeper.process import processes
+        from reknit.adapters.keeper.process import strays
         from reknit.adapters.keeper.protocol.wire import Process, StartProcesses
         become_subreaper()
         clock = Clock()

@@ -39,7 +39,7 @@ class Hanging:
     def __init__(self, make: Make, clock: Clock, folder: Path, how: str, argv: tuple[str, ...] = ()) -> None:
         self.clock = clock
         self.watchdog = Watchdog(clock)
-        call = f"from tests import hanging; hanging.{how}({str(folder)!r})"
+        call = f"from tests.support import hanging; hanging.{how}({str(folder)!r})"
         command = argv or (sys.executable, "-c", call)
         self.workers: Processes = make(*command, env=ENV, watchdog=self.watchdog, own_children=False)
         start(self.workers)
@@ -115,7 +115,7 @@ def test_the_children_of_a_hung_worker_are_ended_by_the_stop(make: Make, clock: 
 @ways
 def test_a_shell_that_runs_python(make: Make, clock: Clock, tmp_path: Path, has_py_spy: bool) -> None:
     """The stacks are those of the Python, which the shell waits for."""
-    call = shlex.join([sys.executable, "-c", f"from tests import hanging; hanging.waits({str(tmp_path)!r})"])
+    call = shlex.join([sys.executable, "-c", f"from tests.support import hanging; hanging.waits({str(tmp_path)!r})"])
     failure = Hanging(make, clock, tmp_path, "waits", ("sh", "-c", f"{call}; exit $?")).expire()
     assert "waits" in failure.traceback
     assert failure.exitcode == 128 + (signal.SIGKILL if has_py_spy else signal.SIGABRT)
@@ -169,7 +169,7 @@ def test_a_py_spy_that_hangs_holds_up_nobody(
 
 def test_only_the_worker_that_reports_nothing_is_ended(make: Make, clock: Clock, tmp_path: Path) -> None:
     """The cause names its last step. The other one runs on until the round is stopped."""
-    call = f"from tests import hanging; hanging.second_reports({str(tmp_path)!r})"
+    call = f"from tests.support import hanging; hanging.second_reports({str(tmp_path)!r})"
     env = {**ENV, "TORCHELASTIC_RESTART_COUNT": "0"}
     watchdog = Watchdog(clock, hang_after_s=4.0)
     prelude = "import os; os.environ.update(RANK=os.environ['LOCAL_RANK'], TORCHELASTIC_RESTART_COUNT='0')\n"
