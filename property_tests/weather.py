@@ -24,7 +24,6 @@ KINDS: tuple[tuple[str, ...], ...] = (
     ("outage", "restore"),
     ("wipe",),
     ("wipe", "crash", "start"),
-    ("cut", "wipe", "mend"),
     ("full", "empty", "succeed"),
     ("refuse", "start"),
     ("stop", "start", "fail"),
