@@ -47,8 +47,14 @@ def note_out(world: World, proc: Proc) -> None:
     is_out = is_faulty(world, proc) or proc.cut or proc.full or proc.refused
     if proc.host in world.hung:
         proc.hung_at = world.now
-    if is_out or world.outage or world.stalls or world.store_dead:
+    if is_out or world.outage or world.stalls or world.store_dead or _is_awaited(world):
         proc.out_at = world.now
+
+
+def _is_awaited(world: World) -> bool:
+    """There is no journal, and a process that remembers one cannot found it again now. Nobody begins another one."""
+    rememberers = (p for p in world.procs if p.up and p.held is not None and p.held.position)
+    return world.origin is None and any(p.suspended or p.cut or p.refused or is_faulty(world, p) for p in rememberers)
 
 
 def endure(world: World) -> None:

@@ -21,6 +21,7 @@ KINDS: tuple[tuple[str, ...], ...] = (
     ("succeed", "start"),
     ("suspend", "resume"),
     ("cut", "mend"),
+    ("cut", "wipe", "mend"),
     ("outage", "restore"),
     ("wipe",),
     ("wipe", "crash", "start"),

@@ -170,7 +170,8 @@ def _identified(agent: Agent) -> Agent:
 
 
 def _lacks_its_port(agent: Agent, joined: Joined) -> bool:
-    """This node is ready for a round, or a standby, and has given up the port with which it has joined.
+    """This node has given up the port with which it has joined. It is a standby, or waits for the seal, or is a member
+    of a sealed round and has started no workers in it.
 
     (1) b has read the seal of a round with d, and its workers dial the port of d. (2) The store is lost. d has not read
     the seal, founds the journal again, and offers another port. (3) The store is lost again. b founds the journal from

@@ -18,7 +18,7 @@ from typing import assert_never
 from attrs import evolve, frozen
 
 from reknit.core.job.entries import Lost, Node
-from reknit.core.job.reasons import BudgetSpent
+from reknit.core.job.reasons import BudgetSpent, Refusal
 
 from .agent import Agent, StopRequest, Timer
 from .commands import SIGKILL, SIGTERM, Command
@@ -116,7 +116,10 @@ def _observed(agent: Agent, event: Event) -> Agent:  # a dispatcher: one arm per
 
 
 def _journal_failed(agent: Agent, event: JournalFailed) -> Agent:
-    if event.refusal is not None and agent.outcome is None:
+    # A job that has ended needs no journal. But workers of an agent that was left behind have no grace: the others may
+    # not know of the end, and start the next round (rule 16 of the protocol).
+    has_to_act = agent.outcome is None or (event.refusal is Refusal.LEFT_BEHIND and agent.workers.alive)
+    if event.refusal is not None and has_to_act:
         return evolve(agent, end=JournalRefused(event.refusal, event.why))
     return evolve(agent, outage=event.why, store_answers=event.answers)
 

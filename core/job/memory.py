@@ -48,6 +48,8 @@ def buried(job: Job, nodes: Iterable[Node]) -> dict[str, Any]:
 
 def without_nodes(job: Job, nodes: Sequence[Node]) -> Job:
     """The job once these live nodes are gone, in this order. The phase is not changed."""
+    if not nodes:
+        return job  # nor is anything forgotten
     ids, ring = {node.id for node in nodes}, job.ring
     for node in nodes:
         ring = without(ring, node, job.seats)

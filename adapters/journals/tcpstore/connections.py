@@ -111,7 +111,8 @@ class Connections:
         self._replica: Replica | None = None
         """Of the life that was found last. None: none was, or it was void."""
         self._is_founding = False
-        """The agent founds the journal again, from what it holds. It is given nothing meanwhile."""
+        """The agent has tried to found the journal again, from what it holds, and has not entered any life since. It is
+        given nothing meanwhile: if the attempt succeeds, the life holds only that."""
         self._void = b""
         """The header of a young journal that has made way for another one. Empty: this agent has read none."""
 
@@ -138,8 +139,9 @@ class Connections:
     def take_back(self) -> None:
         """What the agent was given last was dropped on its way."""
         with self._holding:
-            self._given = None
-            self._held = self._held and evolve(self._held, has_unfolded=False)
+            if self._given is not None:
+                self._given = None
+                self._held = self._held and evolve(self._held, has_unfolded=False)
 
     def is_news(self, replica: Replica) -> bool:
         """The agent has folded something of another life than this one."""
@@ -226,7 +228,7 @@ class Connections:
             held = self._held
             if not head and held is not None and held.origin == replica.origin and held.position:
                 raise self.is_changed("the number of slots")  # there was one
-            return replica
+            return self._entered_again(replica)
         if self._reads_only:
             return self._entered(client, self._to_be_read(header), header, None)
         if header and header == self._void:
@@ -247,7 +249,7 @@ class Connections:
             held = self._held
             what = choice(held, found, self._known(held, found))
             if what is Choice.OBJECT and held is not None and found is not None:
-                is_void = recovery.is_void_now(client, self.keys, found, self._envelope)
+                is_void = recovery.is_void_now(client, self.keys, found, self._envelope.of(held.origin))
                 what = Choice.FOUND if is_void else overruled(held)
             match what:
                 case Choice.ENTER | Choice.ANEW if found is not None:
@@ -301,12 +303,9 @@ class Connections:
             if self._held is not held:
                 return void  # the agent has folded more meanwhile
             self._is_founding = True
-            self._envelope.take(held.origin)  # the agent may have come to another journal, and folded nothing there
-        try:
-            number = 0 if self._replica is None else self._replica.origin.number
-            return recovery.found_again(client, self.keys, self._envelope, held, number, void)
-        finally:
-            self._is_founding = False
+        number = 0 if self._replica is None else self._replica.origin.number
+        # `_envelope` may be that of another journal to which the agent has come, and of which it has folded nothing.
+        return recovery.found_again(client, self.keys, self._envelope.of(held.origin), held, number, void)
 
     def _entered(
         self, client: Client, origin: Origin, header: bytes, held: Held | None, *, is_anew: bool = False
@@ -314,18 +313,25 @@ class Connections:
         """`held`: what the agent held when it was chosen to enter this life."""
         before = self._replica
         if before is not None and before.origin.life == origin.life:
-            return before
+            return self._entered_again(before)
         if before is None and self._exclusive and not self._reads_only:
             recovery.check_owner(self.where, client.greeting[0], self._envelope.job)
         with self._holding:
             if self._held is not held:
                 # It was given more meanwhile, which this life may not hold.
                 raise Unavailable(f"{self.where}: this node is just reading what the store has lost")
+            self._is_founding = False
             self._envelope.take(origin)
             entered = self._replica = Replica(self.keys, origin, header, is_anew=is_anew)
         if before is not None:
             self._close_all_but(client)  # the others lead to the store that was lost
         return entered
+
+    def _entered_again(self, replica: Replica) -> Replica:
+        """The life that this agent has entered last is still there, or is there again."""
+        with self._holding:
+            self._is_founding = False
+        return replica
 
     def is_changed(self, what: str) -> Refused:
         return Refused(

@@ -404,6 +404,16 @@ def test_who_is_left_behind_gives_its_workers_no_grace() -> None:
     assert playbook >> (lambda p: refused) << Placeholder(StopWorkers, signal=SIGKILL, grace_s=0.0)
 
 
+def test_who_is_left_behind_after_the_end_kills_its_workers_too() -> None:
+    """The others may not have read the end, and start the next round. The node's result is that of the job."""
+    playbook = at_work(OLD) >> read(Aborted("enough")) << Placeholder(StopWorkers, grace_s=30.0)
+    playbook = playbook >> (lambda p: JournalFailed(0.0, "left behind", Refusal.LEFT_BEHIND))
+    assert playbook << Placeholder(StopWorkers, signal=SIGKILL, grace_s=0.0)
+    finish = Placeholder(Finish)
+    assert playbook >> stopped() << finish
+    assert isinstance(finish().result.why, AbortedByOperator)
+
+
 def test_an_agent_without_workers_that_is_left_behind_begins_anew() -> None:
     """Its old incarnation is live in the next life, and is replaced."""
     playbook = in_life(OLD)
