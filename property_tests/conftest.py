@@ -1,4 +1,4 @@
-"""How long to search: the profiles quick, ci, night and mutation. REKNIT_PROFILE=ci REKNIT_SEED=<commit>.
+"""How long to search: the profiles quick, long, night and mutation. REKNIT_PROFILE=long REKNIT_SEED=<commit>.
 
 A night can be run in parts: each part is a run with another seed, and searches other histories.
 
@@ -10,11 +10,15 @@ from __future__ import annotations
 
 import faulthandler
 import os
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, Phase, seed, settings
 
-COMMON = {
+# Hypothesis has profiles of its own, among them one named `ci` that it loads where `CI` is set. A profile of that name
+# would become the default of all others.
+COMMON: dict[str, Any] = {
+    "parent": settings.get_profile("default"),
     "deadline": None,
     "print_blob": True,
     "database": None,
@@ -23,7 +27,7 @@ COMMON = {
 settings.register_profile("quick", max_examples=400, **COMMON)
 # Once for every mutant of the core. That some history shows the mutant is enough, so none is made shorter.
 settings.register_profile("mutation", max_examples=200, phases=[Phase.generate], **COMMON)
-settings.register_profile("ci", max_examples=6000, **COMMON)
+settings.register_profile("long", max_examples=6000, **COMMON)
 settings.register_profile("night", max_examples=100_000, **COMMON)
 PROFILE = os.environ.get("REKNIT_PROFILE", "quick")
 HISTORIES = 300 if PROFILE == "quick" else settings.get_profile(PROFILE).max_examples

@@ -45,7 +45,13 @@ for signum, handler in _HANDLERS.items():
 # its own. Hypothesis has one profile at a time, for the whole process. So each folder loads its own before each of its
 # modules and tests. pytest calls the hooks below only for what is in this folder.
 settings.register_profile(
-    "tests", deadline=None, database=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
+    "tests",
+    settings.get_profile("default"),
+    max_examples=100,
+    deadline=None,
+    database=None,
+    derandomize=True,
+    suppress_health_check=[HealthCheck.too_slow],
 )
 
 
@@ -65,7 +71,12 @@ def _runs_alone(item: pytest.Item) -> bool:
     return item.get_closest_marker("alone") is not None and _ALONE not in os.environ
 
 
+_SLOWEST = tuple(f"tests/{room}/" for room in ("nodes", "elastic", "app/python"))
+"""These tests start many processes and wait for them."""
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    items.sort(key=lambda item: not item.nodeid.startswith(_SLOWEST))  # so that no slow file is left for the end
     for item in items:
         if isinstance(item, pytest.Function) and _runs_alone(item):
             item.fixturenames.clear()  # they are made in the test's own process
