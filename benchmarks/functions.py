@@ -24,11 +24,11 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from reknit.adapters.keeper.client.client import Keeper
+from reknit.adapters.keeper.client.client import KeeperClient
 from reknit.adapters.keeper.client.functions import Function
 from reknit.adapters.keeper.client.start import by_exec
 from reknit.adapters.keeper.protocol.wire import Configure, Process, StartProcesses
-from reknit.adapters.runtime.clock import Clock
+from reknit.adapters.runtime.clock import SystemClock
 from reknit.core.agent.workers import WorkersExited
 
 MODULES = {"light": "def work(rank): return rank\n", "torch": "import torch\ndef work(rank): return rank\n"}
@@ -37,9 +37,9 @@ Work = Callable[[int], int]
 
 
 def with_reknit(work: Work, method: str, count: int) -> None:
-    clock = Clock()
+    clock = SystemClock()
     configure = Configure(argv=(), run_id="benchmark")
-    keeper = Keeper(clock, configure, "nonce", lambda: by_exec(dict(os.environ)), start_method=method)
+    keeper = KeeperClient(clock, configure, "nonce", lambda: by_exec(dict(os.environ)), start_method=method)
     try:
         processes = tuple(Process(rank, rank, ()) for rank in range(count))
         keeper.start(StartProcesses(0, processes), {rank: Function(work, (rank,)) for rank in range(count)})

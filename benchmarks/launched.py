@@ -95,7 +95,8 @@ def fork():
 OUR_HOST = (
     _FORK
     + """\
-from reknit import Settings, start
+from reknit import Settings
+from reknit.runtime import start
 running = start(Settings(command=(sys.executable, sys.argv[2]), local_world_size=int(sys.argv[1])))
 fork()
 running.join()

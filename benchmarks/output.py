@@ -28,7 +28,7 @@ from pathlib import Path
 from reknit.adapters.keeper.output.console import LAST_WORDS_S
 from reknit.adapters.keeper.output.streams import StreamSettings
 from reknit.adapters.keeper.process.processes import Processes
-from reknit.adapters.runtime.clock import Clock
+from reknit.adapters.runtime.clock import SystemClock
 from reknit.core.agent.workers import StartWorkers, WorkersExited
 from reknit.core.job.workers import Assignment, WorkerRanks
 
@@ -66,7 +66,7 @@ def cost(how: str, script: str) -> tuple[float, float]:
 def hold(how: str, script: str) -> None:
     """The process with the relay. It runs one worker, and then writes down how long that took."""
     began, cpu = time.monotonic(), _cpu()
-    clock = Clock()
+    clock = SystemClock()
     workers = Processes(
         clock=clock,
         argv=[sys.executable, "-c", script],

@@ -44,13 +44,13 @@ TORCH_SIZES = (32, 128, 256)
 
 def reknit_node(endpoint: str, number: int, total: int, job: str, known: Callable[[int], None]) -> None:
     from reknit.adapters.link import ThreadedLink
-    from reknit.adapters.runtime.clock import Clock
+    from reknit.adapters.runtime.clock import SystemClock
     from reknit.adapters.runtime.loop import Loop, Ports
     from reknit.adapters.runtime.shells import run
     from reknit.core.agent.agent import Agent, Spec
     from reknit.core.job.entries import NodeId, Terms
 
-    clock = Clock()
+    clock = SystemClock()
     is_host = number == 0  # the first node begins the journal and fixes the terms, as in a real job
     link = ThreadedLink(journal_at(endpoint, job, founds=is_host), clock, f"x{number}")
     terms = Terms(total, total, beat_s=2.25, silence_s=10.5)  # lost after 15 s, as with torch's defaults

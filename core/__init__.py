@@ -18,3 +18,36 @@ spend     a restart of the job's budget
 Nothing here reads a clock, draws a number, does IO or logs. Time arrives with events, and what an embedder needs is
 these modules and `attrs`: neither torch nor psutil.
 """
+
+TYPE_CHECKING = False  # type checkers take it for true under this name
+if TYPE_CHECKING:
+    from .agent.agent import Agent, Spec
+    from .agent.commands import Result
+    from .agent.step import Step, step
+    from .job.fold import fold
+    from .job.job import Job
+
+__all__ = ["Agent", "Job", "Result", "Spec", "Step", "fold", "step"]
+
+_HOME = {
+    "Agent": "agent.agent",
+    "Job": "job.job",
+    "Result": "agent.commands",
+    "Spec": "agent.agent",
+    "Step": "agent.step",
+    "fold": "job.fold",
+    "step": "agent.step",
+}
+"""In which module of `reknit.core` a name lives. A program that needs one of them does not load the others."""
+
+
+def __getattr__(name: str) -> object:
+    if name not in _HOME:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from importlib import import_module
+
+    return getattr(import_module(f"{__name__}.{_HOME[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -23,7 +23,7 @@ from hypothesis import strategies as st
 
 from property_tests.planted.bug import Bug, planted
 from reknit.adapters.journals.envelope import Envelope
-from reknit.adapters.journals.tcpstore.keys import Keys
+from reknit.adapters.journals.tcpstore.keys import StoreKeys
 from reknit.core.job import entries as said
 from reknit.core.job.entries import RestartPolicy, Terms
 from reknit.core.job.fold import fold
@@ -158,7 +158,7 @@ class World:
 
 
 def _folds(store: Store, envelope: Envelope, origin: Origin) -> Iterator[Job]:
-    keys, base = Keys(JOB).of(origin.life.name), Job()
+    keys, base = StoreKeys(JOB).of(origin.life.name), Job()
     if origin.life.name:
         found = envelope.open_fold(store.first_folds[keys.fold])
         assert found is not None

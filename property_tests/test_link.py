@@ -12,22 +12,22 @@ from functools import partial
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reknit.adapters.link.machine import Step, begun, step, taken
+from reknit.adapters.link.machine import LinkStep, begun, step, taken
 from reknit.adapters.link.messages import (
     LANES,
     Appended,
+    BatchRead,
     Beaten,
     Call,
-    Closed,
-    Failed,
+    CallFailed,
     Folded,
     Forbidden,
-    Found,
     Input,
     Lane,
+    LinkClosed,
     Read,
-    Say,
     SendBeat,
+    SendEntry,
 )
 from reknit.adapters.runtime.ports import Batch
 from reknit.core.agent.commands import Append, Beat
@@ -132,7 +132,7 @@ class History:
         self._lose(lane, call)
 
     def close(self) -> None:
-        self._end(Closed())
+        self._end(LinkClosed())
 
     def refuse(self) -> None:
         self._end(Forbidden(Refusal.SECRET, "no"))
@@ -141,7 +141,7 @@ class History:
 
     def _carried_out(self, call: Call) -> Input:
         match call:
-            case Say(token, entry):
+            case SendEntry(token, entry):
                 if token not in self.landed:
                     self.landed.add(token)
                     if not (self.is_lossy and len(self.landed) % 3 == 0):
@@ -151,7 +151,7 @@ class History:
                 return Beaten({ME: beat.count})
             case Read(after):
                 found = tuple(self.journal[after:])
-                return Found(Batch(after + len(found), found))
+                return BatchRead(Batch(after + len(found), found))
 
     def _lose(self, lane: Lane, call: Call) -> None:
         self.failed.add(lane)
@@ -160,7 +160,7 @@ class History:
             self.must_tell = self.is_stale = False
         elif Lane.READ in self.calls:
             self.is_stale = True
-        self._feed(Failed(lane, "no"))
+        self._feed(CallFailed(lane, "no"))
 
     def _end(self, last: Input) -> None:
         calls = self.calls
@@ -168,9 +168,9 @@ class History:
         self.is_over = True
         for lane, call in calls.items():
             before = self.link
-            for late in (self._carried_out(call), Failed(lane, "no")):
-                assert step(self.link, late, self.at) == Step(before, ()), "something follows the end"
-        assert step(self.link, Append(WORDS[0]), self.at) == Step(self.link, ())
+            for late in (self._carried_out(call), CallFailed(lane, "no")):
+                assert step(self.link, late, self.at) == LinkStep(before, ()), "something follows the end"
+        assert step(self.link, Append(WORDS[0]), self.at) == LinkStep(self.link, ())
 
     def _feed(self, happened: Input) -> None:
         self.at += 1.0
@@ -190,9 +190,9 @@ class History:
         assert self.untold <= 1, "a second read is told before the first is folded"
         if isinstance(happened, Beaten):
             assert any(isinstance(event, Counters) for event in news), "an answer to a beat is not told"
-        if isinstance(happened, Failed | Forbidden):
+        if isinstance(happened, CallFailed | Forbidden):
             assert any(isinstance(event, JournalFailed) for event in self.link.news), "a failure is not told"
-        if isinstance(happened, Found):
+        if isinstance(happened, BatchRead):
             if self.is_stale:
                 self.is_owed = True
             assert not (reads and self.is_stale), "a read is told that was under way during an outage"
@@ -212,7 +212,7 @@ class History:
             assert lane not in self.calls, f"two calls at once: {self.calls[lane]} and {call}"
             self.calls[lane] = call
             assert (0.05 <= call.pause_s <= 1.0) if lane in self.failed else call.pause_s == 0.0
-            if isinstance(call, Say):
+            if isinstance(call, SendEntry):
                 assert self.tokens.setdefault(call.token, call.entry) == call.entry
                 assert call.token == max(self.tokens, key=lambda token: int(token[2:])), "out of order"
             elif isinstance(call, Read):

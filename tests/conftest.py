@@ -17,7 +17,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from reknit.adapters.keeper.process.processes import Processes
-from reknit.adapters.runtime.clock import Clock
+from reknit.adapters.runtime.clock import SystemClock
 from tests.support import places
 from tests.support.alone import ROOT
 from tests.support.etcd import Etcd
@@ -127,14 +127,14 @@ def no_tracker() -> Iterator[None]:
 
 
 @pytest.fixture
-def clock() -> Iterator[Clock]:
-    clock = Clock()
+def clock() -> Iterator[SystemClock]:
+    clock = SystemClock()
     yield clock
     clock.close()
 
 
 @pytest.fixture
-def make(clock: Clock, tmp_path: Path) -> Iterator[Make]:
+def make(clock: SystemClock, tmp_path: Path) -> Iterator[Make]:
     """A function that makes `Processes` which run a script. Their console is a file."""
     made: list[Processes] = []
     console = os.open(tmp_path / "console", os.O_RDWR | os.O_CREAT | os.O_APPEND)

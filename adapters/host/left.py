@@ -28,7 +28,7 @@ from .lock import ALONE, END_S, NEW, alone_prefix, is_same_file, lock, remove
 from .place import open_folder
 
 if TYPE_CHECKING:
-    from .record import Record
+    from .record import HostRecord
 
 _NEW_S = 60.0
 """A file that has had the name of a new one for longer than this was left by a killed agent. Seconds."""
@@ -124,16 +124,16 @@ def _is_uncleared(folder: int, name: str, fd: int) -> bool:
 
 def _clear(folder: int, name: str, fd: int) -> None:
     """No process of the dead agent is left."""
-    from .record import CLEARED, Record, read, write
+    from .record import CLEARED, HostRecord, read, write
 
     record = read(fd)
     if record is not None and record.note:
-        write(fd, Record(CLEARED, (), record.note))
+        write(fd, HostRecord(CLEARED, (), record.note))
     else:
         remove(folder, name)
 
 
-def _written(folder: int, name: str) -> Record | None:
+def _written(folder: int, name: str) -> HostRecord | None:
     """What a killed agent of a job with one node has written down. None: nothing."""
     from .record import read
 

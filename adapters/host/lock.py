@@ -117,10 +117,10 @@ class HostLock:
         self._write()
 
     def _write(self) -> None:
-        from .record import Record, identified, write
+        from .record import HostRecord, identified, write
 
         if self._fd >= 0:
-            write(self._fd, Record(identified(os.getpid()), (*self._left, *self._processes), self._note))
+            write(self._fd, HostRecord(identified(os.getpid()), (*self._left, *self._processes), self._note))
 
     def end_orphans(self, deadline_s: float = END_S) -> int:
         """Kill the processes that an earlier agent has left behind and wait until they have ended; how many there were.

@@ -47,7 +47,7 @@ program asks for such a limit: as microseconds it is more than a hundred thousan
 
 
 @frozen
-class _Held:
+class _Pinned:
     """A process that cannot be mistaken for a later one with its pid."""
 
     process: Process
@@ -147,7 +147,7 @@ def processes_of(pairs: Collection[tuple[int, int]]) -> tuple[ProcessId, ...]:
     return tuple(ProcessId(pid, start) for pid, start in pairs)
 
 
-def _found(wanted: Collection[str], known: Collection[ProcessId]) -> list[_Held]:
+def _found(wanted: Collection[str], known: Collection[ProcessId]) -> list[_Pinned]:
     """Each process once."""
     passed = _ancestors()
     found = {held.process.pid: held for held in _marked(wanted, passed)}
@@ -165,10 +165,10 @@ def _found(wanted: Collection[str], known: Collection[ProcessId]) -> list[_Held]
     return [*found.values()]
 
 
-def _marked(wanted: Collection[str], passed: Collection[int]) -> list[_Held]:
+def _marked(wanted: Collection[str], passed: Collection[int]) -> list[_Pinned]:
     """`passed`: pids that are not looked at."""
-    found: list[_Held] = []
-    unclear: list[_Held] = []
+    found: list[_Pinned] = []
+    unclear: list[_Pinned] = []
     try:
         for pid in _pids():
             if pid not in passed and (held := _held(pid)):
@@ -191,7 +191,7 @@ def _marked(wanted: Collection[str], passed: Collection[int]) -> list[_Held]:
     return found
 
 
-def _keep(held: _Held, found: list[_Held], environ: dict[str, str] | None, wanted: Collection[str]) -> None:
+def _keep(held: _Pinned, found: list[_Pinned], environ: dict[str, str] | None, wanted: Collection[str]) -> None:
     """Put the process among those that were found, or let go of it."""
     if environ is not None and _is_wanted(environ.get(MARK, ""), wanted):
         found.append(held)
@@ -220,11 +220,11 @@ def _carries(pid: int, wanted: Collection[str]) -> bool:
     return False
 
 
-def _held_known(known: Collection[ProcessId]) -> list[_Held]:
+def _held_known(known: Collection[ProcessId]) -> list[_Pinned]:
     """Those of these processes that are there and belong to this user."""
     from .record import identified
 
-    found: list[_Held] = []
+    found: list[_Pinned] = []
     for process in known:
         if held := _held(process.pid):
             if identified(process.pid) == process and _is_ours(held.process) and _is_alive(held.process):
@@ -271,7 +271,7 @@ def _pids() -> list[int]:
         return []  # a sandbox hides the process table, or no descriptor is free
 
 
-def _held(pid: int) -> _Held | None:
+def _held(pid: int) -> _Pinned | None:
     import psutil
 
     pidfd = -1
@@ -283,7 +283,7 @@ def _held(pid: int) -> _Held | None:
         except OSError:
             pass  # a kernel without pidfds, or no descriptor is free
     try:
-        return _Held(psutil.Process(pid), pidfd)
+        return _Pinned(psutil.Process(pid), pidfd)
     except (psutil.Error, OSError):
         if pidfd >= 0:
             os.close(pidfd)

@@ -45,7 +45,7 @@ CLEARED = ProcessId(0, 0)
 
 
 @frozen
-class Record:
+class HostRecord:
     agent: ProcessId | None
     """None: the record was written before the last boot, or in another namespace of pids. Then it names no process."""
     processes: tuple[ProcessId, ...] = ()
@@ -86,7 +86,7 @@ def is_alive(process: ProcessId) -> bool:
         return False
 
 
-def write(fd: int, record: Record) -> None:
+def write(fd: int, record: HostRecord) -> None:
     """Write the record into the file. Raises no error if that fails, for example on a full disk: an agent can do
     without a record."""
     processes = [(each.pid, each.start) for each in record.processes[-_MOST:]]
@@ -100,7 +100,7 @@ def write(fd: int, record: Record) -> None:
         pass
 
 
-def read(fd: int) -> Record | None:
+def read(fd: int) -> HostRecord | None:
     """The record in the file. None: there is none, or it is torn."""
     try:
         checksum, _, body = os.pread(fd, 1 << 20, 0).partition(b"\n")[0].partition(b" ")
@@ -110,8 +110,8 @@ def read(fd: int) -> Record | None:
     except (OSError, ValueError):
         return None
     if host != _host() or agent is None:
-        return Record(None, (), note)
-    return Record(ProcessId(*agent), tuple(ProcessId(*each) for each in processes), note)
+        return HostRecord(None, (), note)
+    return HostRecord(ProcessId(*agent), tuple(ProcessId(*each) for each in processes), note)
 
 
 def shown(process: ProcessId) -> str:

@@ -22,7 +22,7 @@ from reknit.core.agent.commands import Append, Beat
 
 from . import machine, messages
 from .machine import LOOK_S
-from .messages import LANES, Call, Input, Read, Say, SendBeat
+from .messages import LANES, Call, Input, Read, SendBeat, SendEntry
 
 if TYPE_CHECKING:
     from reknit.adapters.runtime.ports import Clock, Journal
@@ -129,22 +129,22 @@ class ThreadedLink:
             self._feed(self._outcome(call))
         except Exception as error:
             self._crash = error
-            self._feed(messages.Closed())
+            self._feed(messages.LinkClosed())
             self._clock.wake()
 
     def _outcome(self, call: Call) -> Input:
         try:
             return self._made(call)
         except Unavailable as e:
-            return messages.Failed(LANES[type(call)], str(e), e.answers)
+            return messages.CallFailed(LANES[type(call)], str(e), e.answers)
         except Refused as e:
             return messages.Forbidden(e.refusal, str(e))
 
     def _made(self, call: Call) -> Input:
         match call:
             case Read(after, wait_s, least):
-                return messages.Found(self._journal.read(after, wait_s, least))
-            case Say(token, entry, life):
+                return messages.BatchRead(self._journal.read(after, wait_s, least))
+            case SendEntry(token, entry, life):
                 return messages.Appended(self._journal.append(token, entry, life))
             case SendBeat(beat):
                 return messages.Beaten(self._journal.beat(beat.node, beat.count, beat.watch))
@@ -159,7 +159,11 @@ class ThreadedLink:
                 return  # nobody is told anything any more
             before = self._link.news
             self._link, calls = machine.step(self._link, happened, self._clock.now())
-            if self._remembers is not None and isinstance(happened, messages.Found) and not self._link.reading.is_told:
+            if (
+                self._remembers is not None
+                and isinstance(happened, messages.BatchRead)
+                and not self._link.reading.is_told
+            ):
                 self._remembers.take_back()
             self._put(calls)
             self._relieve()

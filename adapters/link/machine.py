@@ -45,18 +45,18 @@ from reknit.core.job.job import Job, lacking
 
 from .messages import (
     Appended,
+    BatchRead,
     Beaten,
     Call,
-    Closed,
-    Failed,
+    CallFailed,
     Folded,
     Forbidden,
-    Found,
     Input,
     Lane,
+    LinkClosed,
     Read,
-    Say,
     SendBeat,
+    SendEntry,
 )
 
 if TYPE_CHECKING:
@@ -74,7 +74,7 @@ _MOST_DOUBLINGS = 10
 
 
 class Saying(NamedTuple):
-    queue: tuple[Say, ...] = ()
+    queue: tuple[SendEntry, ...] = ()
     """What the journal has not taken yet, in order."""
     underway: frozenset[Entry] = frozenset()
     """Entries that the agent has said and that were not read back yet."""
@@ -82,7 +82,7 @@ class Saying(NamedTuple):
     """Those of them that the journal has taken."""
     tokens: int = 0
     """How many tokens were given away."""
-    call: Say | None = None
+    call: SendEntry | None = None
     """The call that is under way. None: none is."""
     failures: int = 0
     """How often the first of `queue` has failed."""
@@ -119,7 +119,7 @@ class Reading(NamedTuple):
     failures: int = 0
 
 
-class Link(NamedTuple):
+class LinkState(NamedTuple):
     nonce: str
     """Unique to this agent. The tokens of its entries begin with it."""
     look_s: float = LOOK_S
@@ -139,30 +139,30 @@ class Link(NamedTuple):
         return bool(self.saying.failures or self.beating.failures)
 
 
-class Step(NamedTuple):
-    link: Link
+class LinkStep(NamedTuple):
+    link: LinkState
     calls: tuple[Call, ...]
     """What is to be called now, at most one call for each lane."""
 
 
-def begun(nonce: str, look_s: float = LOOK_S) -> Step:
+def begun(nonce: str, look_s: float = LOOK_S) -> LinkStep:
     """A new link, and its first read."""
-    return _driven(Link(nonce, look_s))
+    return _driven(LinkState(nonce, look_s))
 
 
-def step(link: Link, happened: Input, at: float) -> Step:
+def step(link: LinkState, happened: Input, at: float) -> LinkStep:
     """`at`: the time on the agent's clock."""
     if link.is_ended:
-        return Step(link, ())  # what was under way at the end may still return
+        return LinkStep(link, ())  # what was under way at the end may still return
     return _driven(_noted(link, happened, at))
 
 
-def taken(link: Link) -> tuple[Link, tuple[Event, ...]]:
+def taken(link: LinkState) -> tuple[LinkState, tuple[Event, ...]]:
     """The link without its news, and the news."""
     return (link._replace(news=()), link.news) if link.news else (link, ())
 
 
-def _noted(link: Link, happened: Input, at: float) -> Link:
+def _noted(link: LinkState, happened: Input, at: float) -> LinkState:
     match happened:
         case Append(entry):
             return _wanted(link, entry)
@@ -170,17 +170,17 @@ def _noted(link: Link, happened: Input, at: float) -> Link:
             return link._replace(beating=link.beating._replace(wanted=happened))
         case Folded(job):
             return _folded(link, job)
-        case Found(batch):
+        case BatchRead(batch):
             return _found(link, batch, at)
         case Appended(is_taken):
             return _appended(link, is_taken=is_taken)
         case Beaten(counts):
             return _beaten(link, counts, at)
-        case Failed(lane, why, answers):
+        case CallFailed(lane, why, answers):
             return _failed(link, lane, JournalFailed(at, why, answers=answers))
         case Forbidden(refusal, why):
             return link._replace(is_ended=True, news=(*link.news, JournalFailed(at, why, refusal)))
-        case Closed():
+        case LinkClosed():
             return link._replace(is_ended=True)
         case _:
             assert_never(happened)
@@ -189,17 +189,17 @@ def _noted(link: Link, happened: Input, at: float) -> Link:
 # ---- saying ----
 
 
-def _wanted(link: Link, entry: Entry) -> Link:
+def _wanted(link: LinkState, entry: Entry) -> LinkState:
     saying = link.saying
     if entry in saying.underway:
         return link
     tokens = saying.tokens + 1
-    say = Say(f"{link.nonce}-{tokens}", entry, link.life)
+    say = SendEntry(f"{link.nonce}-{tokens}", entry, link.life)
     saying = saying._replace(queue=(*saying.queue, say), underway=saying.underway | {entry}, tokens=tokens)
     return link._replace(saying=saying)
 
 
-def _appended(link: Link, *, is_taken: bool) -> Link:
+def _appended(link: LinkState, *, is_taken: bool) -> LinkState:
     saying, (say, *rest) = link.saying, link.saying.queue
     underway, taken = saying.underway, saying.taken
     # An earlier try may have succeeded without an answer. Then the entry may have been read back already.
@@ -212,7 +212,7 @@ def _appended(link: Link, *, is_taken: bool) -> Link:
 # ---- beating ----
 
 
-def _beaten(link: Link, counts: Mapping[Node, int], at: float) -> Link:
+def _beaten(link: LinkState, counts: Mapping[Node, int], at: float) -> LinkState:
     before = link.beating
     call, wanted = before.call, before.wanted
     is_another = call is not None and wanted is not None and call.beat.node != wanted.node
@@ -224,7 +224,7 @@ def _beaten(link: Link, counts: Mapping[Node, int], at: float) -> Link:
 # ---- reading ----
 
 
-def _found(link: Link, batch: Batch, at: float) -> Link:
+def _found(link: LinkState, batch: Batch, at: float) -> LinkState:
     before = link.reading
     reading = before._replace(call=None, tells=False, is_stale=False, taken=frozenset(), failures=0)
     if before.is_stale:
@@ -246,7 +246,7 @@ def _read_back(saying: Saying, batch: Batch, lost: frozenset[Entry]) -> Saying:
     return saying._replace(underway=saying.underway - gone, taken=saying.taken - gone) if gone else saying
 
 
-def _folded(link: Link, job: Job) -> Link:
+def _folded(link: LinkState, job: Job) -> LinkState:
     reading = link.reading._replace(is_told=False, enough_at=link.reading.told + lacking(job))
     if link.life != reading.life:
         # What is under way belongs to the life before, and goes on alone.
@@ -256,7 +256,7 @@ def _folded(link: Link, job: Job) -> Link:
     return link._replace(reading=reading)
 
 
-def _with_read_owed(link: Link, is_owed: object) -> Link:
+def _with_read_owed(link: LinkState, is_owed: object) -> LinkState:
     # The journal answers. So a read that has failed is made again without a pause.
     return link._replace(reading=link.reading._replace(is_owed=True, failures=0)) if is_owed else link
 
@@ -264,7 +264,7 @@ def _with_read_owed(link: Link, is_owed: object) -> Link:
 # ---- failures ----
 
 
-def _failed(link: Link, lane: Lane, event: JournalFailed) -> Link:
+def _failed(link: LinkState, lane: Lane, event: JournalFailed) -> LinkState:
     if not (link.news and isinstance(link.news[-1], JournalFailed)):
         link = link._replace(news=(*link.news, event))  # otherwise the agent has yet to be told of the failure before
     reading = link.reading
@@ -286,9 +286,9 @@ def _pause_s(failures: int) -> float:
 # ---- which calls are made ----
 
 
-def _driven(link: Link) -> Step:
+def _driven(link: LinkState) -> LinkStep:
     if link.is_ended:
-        return Step(link, ())
+        return LinkStep(link, ())
     calls: list[Call] = []
     saying, beating, reading = link.saying, link.beating, link.reading
     if saying.call is None and saying.queue:
@@ -306,4 +306,4 @@ def _driven(link: Link) -> Step:
         calls.append(read)
         begun = reading._replace(call=read, tells=reading.is_owed, is_owed=False, taken=saying.taken)
         link = link._replace(reading=begun)
-    return Step(link, tuple(calls))
+    return LinkStep(link, tuple(calls))

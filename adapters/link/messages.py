@@ -40,7 +40,7 @@ class Read(NamedTuple):
     """Seconds to wait before the call."""
 
 
-class Say(NamedTuple):
+class SendEntry(NamedTuple):
     """`Journal.append`."""
 
     token: str
@@ -57,8 +57,8 @@ class SendBeat(NamedTuple):
     pause_s: float = 0.0
 
 
-Call = Read | Say | SendBeat
-LANES: dict[type[Call], Lane] = {Read: Lane.READ, Say: Lane.SAY, SendBeat: Lane.BEAT}
+Call = Read | SendEntry | SendBeat
+LANES: dict[type[Call], Lane] = {Read: Lane.READ, SendEntry: Lane.SAY, SendBeat: Lane.BEAT}
 
 
 # ---- inputs: what happens to a link, besides the agent's `Append` and `Beat` ----
@@ -70,14 +70,14 @@ class Folded(NamedTuple):
     job: Job
 
 
-class Found(NamedTuple):
+class BatchRead(NamedTuple):
     """A `Read` has returned."""
 
     batch: Batch
 
 
 class Appended(NamedTuple):
-    """A `Say` has returned."""
+    """A `SendEntry` has returned."""
 
     is_taken: bool = True
     """The entry is in the journal. False: the journal is in another life, and has not written it."""
@@ -89,7 +89,7 @@ class Beaten(NamedTuple):
     counts: Mapping[Node, int]
 
 
-class Failed(NamedTuple):
+class CallFailed(NamedTuple):
     """The call that this lane had under way has failed, and trying again may help."""
 
     lane: Lane
@@ -105,8 +105,8 @@ class Forbidden(NamedTuple):
     why: str
 
 
-class Closed(NamedTuple):
+class LinkClosed(NamedTuple):
     """The agent has closed the link."""
 
 
-Input = Append | Beat | Folded | Found | Appended | Beaten | Failed | Forbidden | Closed
+Input = Append | Beat | Folded | BatchRead | Appended | Beaten | CallFailed | Forbidden | LinkClosed

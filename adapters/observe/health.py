@@ -24,8 +24,8 @@ from reknit.core.agent.commands import Command
 from reknit.core.agent.events import Event
 from reknit.core.text.doing import doing, doing_text, takes_part
 
-from .http import Answer, Page, line
-from .metrics import KIND, Metrics, Processes, Watch, standings, workers
+from .http import Page, Response, line
+from .metrics import KIND, Metrics, MetricsObserver, Processes, standings, workers
 
 JSON = "application/json"
 
@@ -109,7 +109,7 @@ class Pages:
     def __init__(
         self,
         round_trips: RoundTrips,
-        watch: Watch,
+        watch: MetricsObserver,
         now: Callable[[], float],
         *,
         timeout_s: float,
@@ -134,7 +134,7 @@ class Pages:
             "/metrics": self._metrics_page,
         }
 
-    def _healthz(self, query: Mapping[str, str]) -> Answer:
+    def _healthz(self, query: Mapping[str, str]) -> Response:
         timeout_s = patience_s(query, self._timeout_s)
         if timeout_s is None:
             return line(400, f"timeout={query['timeout']:.40}: a number of seconds expected")
@@ -142,11 +142,11 @@ class Pages:
             return line(200, "ok")
         return line(503, f"the agent has not answered within {timeout_s:g} s")
 
-    def _readyz(self, query: Mapping[str, str]) -> Answer:
+    def _readyz(self, query: Mapping[str, str]) -> Response:
         agent = self._watch.agent
         return line(200 if takes_part(agent) else 503, _clean(doing_text(agent)))
 
-    def _state(self, query: Mapping[str, str]) -> Answer:
+    def _state(self, query: Mapping[str, str]) -> Response:
         from reknit.core.text import codec, snapshot
 
         agent, counts = self._watch.agent, self._watch.counts
@@ -180,10 +180,10 @@ class Pages:
                 "pids": {str(rank): pid for rank, pid in self._processes()[1].items()},
             },
         }
-        return Answer(200, json.dumps(data, indent=1) + "\n", JSON)
+        return Response(200, json.dumps(data, indent=1) + "\n", JSON)
 
-    def _metrics_page(self, query: Mapping[str, str]) -> Answer:
-        return Answer(200, self._metrics.text(), KIND)
+    def _metrics_page(self, query: Mapping[str, str]) -> Response:
+        return Response(200, self._metrics.text(), KIND)
 
 
 def patience_s(query: Mapping[str, str], most_s: float) -> float | None:

@@ -42,7 +42,7 @@ _END_S = 5.0
 
 
 @frozen
-class Answer:
+class Response:
     """What a page says. `status`: of HTTP."""
 
     status: int
@@ -51,17 +51,17 @@ class Answer:
     """The type of the text, as in the header `Content-Type`."""
 
 
-Page = Callable[[Mapping[str, str]], Answer]
+Page = Callable[[Mapping[str, str]], Response]
 """Gets the parameters of the query. Several threads may call it at the same time. It may wait. An exception becomes
 status 500."""
 
 
-def line(status: int, text: str) -> Answer:
+def line(status: int, text: str) -> Response:
     """An answer of one line."""
-    return Answer(status, f"{text}\n")
+    return Response(status, f"{text}\n")
 
 
-class Server:
+class PageServer:
     """Listens from the beginning, and serves from `start` on."""
 
     def __init__(self, host: str, port: int, pages: Mapping[str, Page]) -> None:
@@ -212,7 +212,7 @@ class _Handler(BaseHTTPRequestHandler):
         if has_body:
             self.wfile.write(body)
 
-    def _asked(self) -> Answer:
+    def _asked(self) -> Response:
         try:
             parts = urlsplit(self.path)
             query = dict(parse_qsl(parts.query))

@@ -1,6 +1,6 @@
 """What an agent has done and does, as numbers for Prometheus.
 
-1. `Watch` is an observer. It keeps frozen values, and replaces them. So another thread may read them at any time.
+1. `MetricsObserver` keeps frozen values, and replaces them. So another thread may read them at any time.
 2. The text for Prometheus is made only when somebody asks. prometheus_client and psutil are imported then.
 3. Each agent has a registry of its own. Several agents may live in one process.
 4. Counters begin with the agent, at 0. What the job did before is not in them.
@@ -69,7 +69,7 @@ class Counts:
     restarts: Mapping[str, int] = EMPTY
 
 
-class Watch:
+class MetricsObserver:
     """An observer of one loop. It never waits, and never raises."""
 
     def __init__(self, agent: Agent, now: float) -> None:
@@ -145,9 +145,9 @@ def _cause(why: RoundEnd | None) -> str:
 
 
 class Metrics:
-    """Makes the text for Prometheus of what a `Watch` has counted."""
+    """Makes the text for Prometheus of what a `MetricsObserver` has counted."""
 
-    def __init__(self, watch: Watch, now: Callable[[], float], run_id: str, processes: Processes) -> None:
+    def __init__(self, watch: MetricsObserver, now: Callable[[], float], run_id: str, processes: Processes) -> None:
         """`now`: the clock of the loop. `run_id`: the name of the job."""
         self._watch = watch
         self._now = now

@@ -1,6 +1,6 @@
 """Time, and the one place where the agent sleeps.
 
-A shell waits in `Clock.wait` for watched descriptors, for `wake`, and for the loop's next deadline. There is no
+A shell waits in `SystemClock.wait` for watched descriptors, for `wake`, and for the loop's next deadline. There is no
 periodic tick. An agent that has nothing to do sleeps until something happens.
 """
 
@@ -83,7 +83,7 @@ class Poller:
             self._epoll.close()
 
 
-class Clock:
+class SystemClock:
     """The monotonic clock, and waiting. Any thread may call `wake`. Only one thread may call the rest."""
 
     def __init__(self) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from attrs import define, field
 
-from reknit.adapters.link.machine import Link
+from reknit.adapters.link.machine import LinkState
 from reknit.adapters.link.messages import Read
 from reknit.adapters.runtime.loop import Loop
 from reknit.core.agent.agent import Agent, Spec
@@ -84,7 +84,7 @@ class Proc:
     rate: float = 1.0
     """Seconds that the clock of this process counts in one second of the world."""
     started_at: float = 0.0
-    link: Link = field(init=False)
+    link: LinkState = field(init=False)
     """The machine of its link. Set when the process begins."""
     parked: Read | None = None
     """The read that waits at the store for news. None: no read waits."""

@@ -23,17 +23,17 @@ from reknit.adapters.link.machine import step
 from reknit.adapters.link.messages import (
     LANES,
     Appended,
+    BatchRead,
     Beaten,
     Call,
-    Failed,
+    CallFailed,
     Folded,
     Forbidden,
-    Found,
     Input,
     Lane,
     Read,
-    Say,
     SendBeat,
+    SendEntry,
 )
 from reknit.adapters.runtime.ports import Batch
 from reknit.core.job.entries import Entry
@@ -154,12 +154,12 @@ def land(world: Scene, entry: Entry, life: Life | None = None) -> None:
 
 def feed(world: Scene, proc: Proc, happened: Input) -> None:
     """The link of this process makes a step, and its calls are made."""
-    if isinstance(happened, Found):
+    if isinstance(happened, BatchRead):
         happened = _given(proc, happened)
     elif isinstance(happened, Folded) and proc.given is not None:
         proc.held, proc.given = Held(proc.given, proc.cursor, happened.job), None
     proc.link, calls = step(proc.link, happened, proc.clock(world.now))
-    if isinstance(happened, Found) and not proc.link.reading.is_told and proc.given is not None:
+    if isinstance(happened, BatchRead) and not proc.link.reading.is_told and proc.given is not None:
         proc.given, proc.held = None, proc.held and evolve(proc.held, has_unfolded=False)  # the link has dropped it
     make(world, proc, calls)
 
@@ -179,11 +179,11 @@ def answer(world: Scene, proc: Proc, outcome: Input, then: Callable[[], None] | 
         world.turn(proc, proc.clock(world.now))
 
 
-def _given(proc: Proc, found: Found) -> Input:
+def _given(proc: Proc, found: BatchRead) -> Input:
     """What the agent is given. Nothing if another life was found since the read."""
     origin, batch = proc.origin, found.batch
     if origin is None or origin.life != batch.life:
-        return Failed(Lane.READ, "the journal has begun another life")
+        return CallFailed(Lane.READ, "the journal has begun another life")
     if batch.entries or batch.base is not None:
         proc.given = origin
         proc.held = evolve(proc.held or Held(origin, 0, Job()), has_unfolded=True)
@@ -205,7 +205,7 @@ def _send(world: Scene, proc: Proc, call: Call) -> None:
         proc.inbox.append(partial(_send, world, proc, call))
         return
     match call:
-        case Say():
+        case SendEntry():
             _say(world, proc, call)
         case SendBeat():
             world.after(0.02 + 0.05 * world.luck("beat", 4), partial(_beat, world, proc, call))
@@ -235,10 +235,10 @@ def _fail(world: Scene, proc: Proc, call: Call) -> None:
         late = call._replace(wait_s=0.0) if isinstance(call, Read) else call
         world.waiting.append(partial(_send, world, proc, late))
         return
-    world.after(_FAILS_S, partial(answer, world, proc, Failed(LANES[type(call)], "unreachable")))
+    world.after(_FAILS_S, partial(answer, world, proc, CallFailed(LANES[type(call)], "unreachable")))
 
 
-def _say(world: Scene, proc: Proc, call: Say) -> None:
+def _say(world: Scene, proc: Proc, call: SendEntry) -> None:
     token, entry = call.token, call.entry
     world.excess += proc.host in world.blind  # it says again what it does not read
     if is_unreachable(world, proc) or proc.full:
@@ -331,7 +331,7 @@ def _look(world: Scene, proc: Proc, call: Read, until: float) -> None:
         base = world.jobs[start]
     is_anew = is_news and proc.is_anew
     batch = Batch(max(start, end), tuple(world.journal[start:end]), base, origin.life, is_anew)
-    _reply(world, proc, call, Found(batch), 0.01 + 0.05 * world.luck("answer", 4))
+    _reply(world, proc, call, BatchRead(batch), 0.01 + 0.05 * world.luck("answer", 4))
 
 
 # ---- a store that has lost everything ----

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 
-from reknit.adapters.keeper.output.console import LAST_WORDS_S, Console
+from reknit.adapters.keeper.output.console import LAST_WORDS_S, ConsoleWriter
 from reknit.adapters.runtime.ports import CannotStart
 from reknit.app.limits import limit_text
 from reknit.app.report import BUG, LIMIT, PREFIX, USAGE, exit_status, origin, own_origin
@@ -19,7 +19,7 @@ from .options import UsageError
 
 def run(argv: Sequence[str]) -> int:
     """Run the command until its end. Returns the exit status. A mistake of the user gives one line and no traceback."""
-    console = Console(2)
+    console = ConsoleWriter(2)
     try:
         return _run(argv, os.environ, console)
     except UsageError as e:
@@ -52,7 +52,7 @@ def run(argv: Sequence[str]) -> int:
         console.flush(LAST_WORDS_S)
 
 
-def _run(argv: Sequence[str], environ: Mapping[str, str], console: Console) -> int:
+def _run(argv: Sequence[str], environ: Mapping[str, str], console: ConsoleWriter) -> int:
     parsed = parse(argv, environ)
     if parsed["help"] or parsed["help-all"]:
         _show_help(parsed)

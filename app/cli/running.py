@@ -13,16 +13,16 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from reknit.adapters.host.children import become_subreaper, children, reaped, sweep
-from reknit.adapters.keeper.client.client import Keeper
+from reknit.adapters.keeper.client.client import KeeperClient
 from reknit.adapters.keeper.client.start import by_fork
-from reknit.adapters.keeper.output.console import LAST_WORDS_S, READER_S, Console
+from reknit.adapters.keeper.output.console import LAST_WORDS_S, READER_S, ConsoleWriter
 from reknit.adapters.runtime import shells
-from reknit.adapters.runtime.clock import Clock
+from reknit.adapters.runtime.clock import SystemClock
 from reknit.adapters.runtime.loop import Loop, Observer
 from reknit.app.report import PREFIX, Reporter, exit_status, final_lines
 from reknit.app.settings import NO_EVENTS, Settings
 from reknit.app.wiring.wiring import wire
-from reknit.app.wiring.world import Wired, World
+from reknit.app.wiring.world import Surroundings, Wired
 from reknit.core.agent.agent import Agent
 from reknit.core.agent.commands import Command, Result
 from reknit.core.agent.events import Event, Started
@@ -39,17 +39,17 @@ _LOOK_S = 0.2
 _SWEEP_S = 5.0
 
 
-def run(settings: Settings, environ: Mapping[str, str], console: Console, notices: Sequence[str] = ()) -> int:
+def run(settings: Settings, environ: Mapping[str, str], console: ConsoleWriter, notices: Sequence[str] = ()) -> int:
     """Run one agent until it has ended. Returns the exit status. To be called in a process with one thread.
 
     `environ`: the variables with which the workers' environment begins. `notices`: lines to show first. Raises
     `Prevented` and `CannotStart`.
     """
     become_subreaper()
-    clock = Clock()
+    clock = SystemClock()
     own = {*children()}  # an entry point may have started something before it became this process
     signals = Signals(clock, settings.signals)
-    world = World(
+    world = Surroundings(
         clock=clock,
         requests=signals,
         environ=environ,
@@ -80,7 +80,9 @@ def run(settings: Settings, environ: Mapping[str, str], console: Console, notice
         clock.close()
 
 
-def _run(settings: Settings, environ: Mapping[str, str], console: Console, wired: Wired, notices: Sequence[str]) -> int:
+def _run(
+    settings: Settings, environ: Mapping[str, str], console: ConsoleWriter, wired: Wired, notices: Sequence[str]
+) -> int:
     keeper = wired.keeper
     for notice in (*notices, *wired.notes):
         keeper.say(PREFIX + notice)
@@ -133,7 +135,7 @@ def _result(loop: Loop, recording: Recording | None) -> Result:
     return result
 
 
-def _announcing(keeper: Keeper) -> Observer:
+def _announcing(keeper: KeeperClient) -> Observer:
     """An observer that shows where the workers' output goes, when the keeper has made the folder."""
 
     def announce(before: Agent, event: Event, after: Agent, commands: Sequence[Command]) -> None:
@@ -143,7 +145,7 @@ def _announcing(keeper: Keeper) -> Observer:
     return announce
 
 
-def _wait_for_reader(console: Console, wired: Wired, result: Result) -> None:
+def _wait_for_reader(console: ConsoleWriter, wired: Wired, result: Result) -> None:
     """Wait until this process and the keeper have written the report (`reknit run … | less`). The wait is short if a
     signal has ended this agent, or comes meanwhile."""
 

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from typing import Any
 
-    from reknit.adapters.runtime.clock import Clock
+    from reknit.adapters.runtime.clock import SystemClock
 
 
 class Signals:
-    """Implements `ports.Requests`: collects signals and wakes `Clock.wait`.
+    """Implements `ports.Requests`: collects signals and wakes `SystemClock.wait`.
 
     To be made in the main thread. A signal that is ignored when reknit starts stays ignored (nohup). SIGTERM is the
     exception: a scheduler that waits for the end of reknit sends it. A signal that the parent has blocked is unblocked.
@@ -28,7 +28,7 @@ class Signals:
     on_resize: Callable[[], None] | None = None
     """Called when the terminal has another size."""
 
-    def __init__(self, clock: Clock, signals: Iterable[int]) -> None:
+    def __init__(self, clock: SystemClock, signals: Iterable[int]) -> None:
         self._clock = clock
         self._handed_out = frozenset(signals) - {signal.SIGCHLD, signal.SIGWINCH}
         self._before: dict[int, Any] = {}

@@ -30,7 +30,7 @@ from reknit.core.agent.states import WorkerState
 from reknit.core.job.entries import RestartPolicy, Terms
 from reknit.core.job.job import EMPTY
 
-from .session import Running, opened_async, start
+from .session import Session, opened_async, start
 
 Entry = Callable[..., object] | str | os.PathLike[str]
 
@@ -151,7 +151,7 @@ async def launch_async(
         raise _failed(error) from None
 
 
-def _outcome(running: Running, settings: Settings) -> dict[int, object]:
+def _outcome(running: Session, settings: Settings) -> dict[int, object]:
     """What the workers have returned. Raises `JobFailed`, and `FunctionError`."""
     result = running.loop.result
     if result is None:

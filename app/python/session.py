@@ -29,18 +29,18 @@ from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
-from reknit.adapters.keeper.output.console import LAST_WORDS_S, Console
+from reknit.adapters.keeper.output.console import LAST_WORDS_S, ConsoleWriter
 from reknit.adapters.keeper.output.printing import Printing
 from reknit.adapters.keeper.process.boot import open_standard
 from reknit.adapters.runtime import shells
-from reknit.adapters.runtime.clock import Clock
+from reknit.adapters.runtime.clock import SystemClock
 from reknit.adapters.runtime.loop import Loop, Observer
 from reknit.adapters.runtime.ports import CannotStart, Workers
 from reknit.adapters.runtime.threads import sheltered
 from reknit.app.report import PREFIX, Reporter
 from reknit.app.settings import NO_EVENTS, Settings
 from reknit.app.wiring.wiring import wire
-from reknit.app.wiring.world import Wired, World
+from reknit.app.wiring.world import Surroundings, Wired
 from reknit.core.agent.agent import Agent
 from reknit.core.agent.commands import Result
 
@@ -49,10 +49,10 @@ if TYPE_CHECKING:
 
     from reknit.app.wiring.recording import Recording
 
-OpenWorkersHere = Callable[[Clock, str, str], Workers]
+OpenWorkersHere = Callable[[SystemClock, str, str], Workers]
 
 
-class Running:
+class Session:
     """One agent with its ports and its keeper. The function `start` makes one and lets its agent run. Close it, or use
     `with`."""
 
@@ -74,7 +74,7 @@ class Running:
         lines to this program's stderr.
         `observers`: called after every step, in the thread that runs the agent.
         `workers`: makes the port of the workers, from the clock of the agent, its nonce and the mark of its workers
-        (`World.workers`). `say` must be given then. None: a keeper holds the workers.
+        (`Surroundings.workers`). `say` must be given then. None: a keeper holds the workers.
         `rewire`: may change the wiring before the agent begins. It closes what it brings.
         `on_end`: called in the agent's thread when the agent has ended.
 
@@ -88,7 +88,7 @@ class Running:
         self._thread: shells.LoopThread | None = None
         self._is_closed = False
         open_standard()  # rule 4 above
-        self._clock = Clock()
+        self._clock = SystemClock()
         self._wishes = shells.Wishes(self._clock)
         self._recording: Recording | None = None
         self._on_end = on_end
@@ -97,9 +97,9 @@ class Running:
         except BaseException:
             self._clock.close()
             raise
-        self._console = Console(self._printing.console[1])
+        self._console = ConsoleWriter(self._printing.console[1])
         """Where lines go while no keeper can show them, unless the program wants them itself."""
-        world = World(
+        world = Surroundings(
             clock=self._clock,
             requests=self._wishes,
             environ=dict(os.environ if environ is None else environ),
@@ -241,20 +241,20 @@ def start(
     environ: Mapping[str, str] | None = None,
     say: Callable[[str], None] | None = None,
     observers: Iterable[Observer] = (),
-) -> Running:
-    """Run an agent in a thread of its own, and return at once. Arguments and errors are those of `Running`."""
+) -> Session:
+    """Run an agent in a thread of its own, and return at once. Arguments and errors are those of `Session`."""
     _check(settings, say)
     if settings.function is not None:
         from reknit.adapters.keeper.client.functions import end_import  # slow to import, and not needed for programs
 
         end_import(settings.start_method)  # only in the main thread it ends a worker without a traceback
 
-    def started() -> Running:
-        running = Running(settings, environ=environ, say=say, observers=observers)
+    def started() -> Session:
+        running = Session(settings, environ=environ, say=say, observers=observers)
         running.start()
         return running
 
-    return sheltered(started, undo=Running.close)
+    return sheltered(started, undo=Session.close)
 
 
 def run(
@@ -264,7 +264,7 @@ def run(
     say: Callable[[str], None] | None = None,
     observers: Iterable[Observer] = (),
 ) -> Result:
-    """Run an agent until it has ended, and close it. Arguments and errors are those of `Running`.
+    """Run an agent until it has ended, and close it. Arguments and errors are those of `Session`.
 
     An exception in the calling thread, for example KeyboardInterrupt, ends the workers and is raised.
     """
@@ -294,15 +294,15 @@ async def opened_async(
     environ: Mapping[str, str] | None = None,
     say: Callable[[str], None] | None = None,
     observers: Iterable[Observer] = (),
-) -> AsyncIterator[Running]:
+) -> AsyncIterator[Session]:
     """A context with an agent that does not run yet. It is opened and closed in a thread, so that the event loop is not
-    blocked. Arguments and errors are those of `Running`."""
+    blocked. Arguments and errors are those of `Session`."""
     import asyncio  # slow to import, and loaded already where this is called
 
     # What runs in a thread is a future and no task. The end of `asyncio.run` cancels every task, even one that nobody
     # has cancelled by name, and a cancelled `asyncio.to_thread` loses what its thread returns, or never begins.
     in_thread = partial(asyncio.get_running_loop().run_in_executor, None)
-    opening = in_thread(partial(Running, settings, environ=environ, say=say, observers=observers))
+    opening = in_thread(partial(Session, settings, environ=environ, say=say, observers=observers))
     try:
         running = await asyncio.shield(opening)
     except asyncio.CancelledError:
@@ -316,6 +316,6 @@ async def opened_async(
         await asyncio.shield(in_thread(running.close))
 
 
-def _close_opened(opening: Future[Running]) -> None:
+def _close_opened(opening: Future[Session]) -> None:
     if not opening.cancelled() and opening.exception() is None:
         opening.result().close()

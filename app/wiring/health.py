@@ -10,10 +10,10 @@ from collections.abc import Mapping
 
 from attrs import evolve
 
-from reknit.adapters.keeper.client.client import Keeper
+from reknit.adapters.keeper.client.client import KeeperClient
 from reknit.adapters.observe.health import Pages, RoundTrips
-from reknit.adapters.observe.http import Page, Server
-from reknit.adapters.observe.metrics import Processes, Watch, no_processes
+from reknit.adapters.observe.http import Page, PageServer
+from reknit.adapters.observe.metrics import MetricsObserver, Processes, no_processes
 from reknit.app.input.readers import whole
 from reknit.app.settings import HealthCheck
 from reknit.core.agent.agent import Agent
@@ -57,18 +57,18 @@ def observe(wired: Wired, timeout_s: float, run_id: str, processes: Processes) -
     """Have the agent observed. Returns the pages that a server can show, and what /healthz waits for."""
     ports = wired.ports
     round_trips = RoundTrips(ports.clock, ports.requests)
-    watch = Watch(Agent(wired.spec), ports.clock.now())
+    watch = MetricsObserver(Agent(wired.spec), ports.clock.now())
     wired.ports = evolve(ports, requests=round_trips)
     wired.observers += [watch, round_trips]
     pages = Pages(round_trips, watch, ports.clock.now, timeout_s=timeout_s, run_id=run_id, processes=processes)
     return pages.by_path(), round_trips
 
 
-def listen(host: str, port: int, pages: Mapping[str, Page]) -> tuple[Server | None, str]:
+def listen(host: str, port: int, pages: Mapping[str, Page]) -> tuple[PageServer | None, str]:
     """Start a server. Returns it, and a line for the operator. None: there is none, and the line says why."""
     failed = f"no health check server at {host}:{port}"
     try:
-        server = Server(host, port, pages)
+        server = PageServer(host, port, pages)
     except (OSError, OverflowError, UnicodeError) as error:  # the last two: a program has given it nonsense
         why = getattr(error, "strerror", None) or error
         return None, f"{failed}: {why}; the job goes on without it"
@@ -83,6 +83,6 @@ def listen(host: str, port: int, pages: Mapping[str, Page]) -> tuple[Server | No
 def _kept(wired: Wired) -> Processes:
     """The workers that the keeper holds. If a program holds them itself, they are not known."""
     keeper = wired.ports.workers
-    if not isinstance(keeper, Keeper):
+    if not isinstance(keeper, KeeperClient):
         return no_processes
     return lambda: (keeper.pid, keeper.told.latest)

@@ -10,10 +10,10 @@ from reknit.adapters.journals.memory import MemoryJournal, MemoryLink
 from reknit.adapters.runtime.loop import Ports
 from reknit.app.settings import Settings
 
-from .world import Wired, World, end_left, open_workers, spec_of
+from .world import Surroundings, Wired, end_left, open_workers, spec_of
 
 
-def wire_one(settings: Settings, world: World, nonce: str) -> Wired:
+def wire_one(settings: Settings, world: Surroundings, nonce: str) -> Wired:
     workers = open_workers(settings, world, nonce, mark=nonce)
     lock = None
     try:

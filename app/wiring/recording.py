@@ -11,7 +11,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 
 from reknit.adapters.host.address import full_host_name
-from reknit.adapters.keeper.client.client import Keeper
+from reknit.adapters.keeper.client.client import KeeperClient
 from reknit.adapters.observe.delivery import Delivery
 from reknit.adapters.observe.destinations import CONSOLE, RENDEZVOUS, handler_of, is_recorded, is_silent, logger_of
 from reknit.adapters.observe.events import About, Events, RendezvousEvents
@@ -91,4 +91,4 @@ def _backend(settings: Settings) -> str:
 def _pids_of(wired: Wired) -> Callable[[int], Mapping[int, int]]:
     """By local rank, the processes of the workers of a round. A port that a program has brought does not tell them."""
     workers = wired.ports.workers
-    return workers.pids if isinstance(workers, Keeper) else lambda round_: {}
+    return workers.pids if isinstance(workers, KeeperClient) else lambda round_: {}

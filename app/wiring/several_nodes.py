@@ -31,7 +31,7 @@ from reknit.app.settings import Meeting, Settings
 from reknit.core.agent.reasons import JournalRefused, Replaced
 from reknit.core.job.entries import Node, NodeId, Terms
 
-from .world import Prevented, Wired, World, end_left, ended_text, open_workers, spec_of
+from .world import Prevented, Surroundings, Wired, end_left, ended_text, open_workers, spec_of
 
 if TYPE_CHECKING:
     from reknit.adapters.journals.etcd.gateway import Cluster
@@ -48,7 +48,7 @@ _OPENS_AFTER_S = 3.0
 without the host there is no job. Seconds."""
 
 
-def wire_several(settings: Settings, meeting: Meeting, world: World, nonce: str) -> Wired:
+def wire_several(settings: Settings, meeting: Meeting, world: Surroundings, nonce: str) -> Wired:
     """An agent of a job that may have several nodes. Raises `Prevented` and `CannotStart`."""
     try:
         with ExitStack() as stack:

@@ -10,10 +10,10 @@ from __future__ import annotations
 from reknit.app.settings import Settings
 
 from .one_node import wire_one
-from .world import Wired, World
+from .world import Surroundings, Wired
 
 
-def wire(settings: Settings, world: World, nonce: str) -> Wired:
+def wire(settings: Settings, world: Surroundings, nonce: str) -> Wired:
     """Make the ports of an agent. `nonce`: unique to this agent. May wait some seconds for the store of several nodes.
     Raises `Prevented` and `CannotStart`."""
     if settings.meeting is not None:

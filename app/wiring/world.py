@@ -8,7 +8,7 @@ from math import inf
 
 from attrs import Factory, evolve, frozen
 
-from reknit.adapters.keeper.client.client import Keeper
+from reknit.adapters.keeper.client.client import KeeperClient
 from reknit.adapters.keeper.client.start import Start, by_exec
 from reknit.adapters.keeper.common.run_folder import working_folder
 from reknit.adapters.keeper.protocol.wire import Configure, variables
@@ -37,7 +37,7 @@ the workers (`orphans.MARK`), by which they are found if nobody ends them. The w
 
 
 @frozen
-class World:
+class Surroundings:
     """What an agent gets from the program that runs it, besides its settings."""
 
     clock: Clock
@@ -77,9 +77,9 @@ class Wired:
         """What the wiring itself wants to be told of every step."""
 
     @property
-    def keeper(self) -> Keeper:
-        """The keeper of this agent's workers. There is none if `World.workers` has made the port."""
-        if not isinstance(self.ports.workers, Keeper):
+    def keeper(self) -> KeeperClient:
+        """The keeper of this agent's workers. There is none if `Surroundings.workers` has made the port."""
+        if not isinstance(self.ports.workers, KeeperClient):
             raise AssertionError("the program has brought a port of its own for the workers")
         return self.ports.workers
 
@@ -104,7 +104,7 @@ def ended_text(ended: int) -> str:
     return f"ended {ended} process{'es' * (ended != 1)} that an earlier agent had left behind"
 
 
-def spec_of(settings: Settings, world: World, node_id: str, address: str) -> Spec:
+def spec_of(settings: Settings, world: Surroundings, node_id: str, address: str) -> Spec:
     """The part of the settings that the core needs. What depends on the journal is not in them."""
     spec = Spec(
         node_id=NodeId(node_id),
@@ -119,7 +119,7 @@ def spec_of(settings: Settings, world: World, node_id: str, address: str) -> Spe
     return spec if world.workers is None else evolve(spec, stop_s=inf)  # hooks may take longer than a keeper
 
 
-def open_workers(settings: Settings, world: World, nonce: str, *, mark: str) -> Workers:
+def open_workers(settings: Settings, world: Surroundings, nonce: str, *, mark: str) -> Workers:
     """Make the port of this agent's workers. `mark`: a text in the environment of the workers, by which they are found
     if agent and keeper were killed. Raises `CannotStart`, and `FunctionError` if the function of the settings cannot be
     a worker."""
@@ -148,7 +148,7 @@ def open_workers(settings: Settings, world: World, nonce: str, *, mark: str) -> 
         hang_after_s=settings.hang_after_s,
         mark=mark,
     )
-    return Keeper(
+    return KeeperClient(
         world.clock,
         configure,
         nonce,

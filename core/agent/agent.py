@@ -59,7 +59,7 @@ class Spec:
 
 
 @frozen
-class Workers:
+class NodeWorkers:
     """This node's workers of the last round that it took part in."""
 
     state: WorkerState = WorkerState.INIT
@@ -218,7 +218,7 @@ class Agent:
     is_renewed: bool = False
     """True once this agent has taken a new incarnation number. The agent does so when another node has declared it
     lost, or when it was silent for so long that it must assume so."""
-    workers: Workers = Workers()
+    workers: NodeWorkers = NodeWorkers()
     quick: int = 0
     """Quick failures of this node's workers in a row: see `working.QUICK_S`. A round that lasted sets it to 0."""
     max_restarts: int | None = None

@@ -18,7 +18,7 @@ from reknit.core.job.founding import Life
 from reknit.core.job.job import Closed, Job, Running, Unopened, Verdict
 from reknit.core.job.reasons import Refusal
 
-from .agent import Agent, Pulse, Stage, Timer, Workers
+from .agent import Agent, NodeWorkers, Pulse, Stage, Timer
 from .events import EntriesRead
 from .reasons import AlreadyFinished, JournalRefused, Replaced, TermsDiffer
 from .situation import owed
@@ -96,7 +96,7 @@ def _begun_anew(agent: Agent) -> Agent:
         epoch=None,
         epochs_before=before,
         is_renewed=False,
-        workers=Workers(state=agent.workers.state, stuck=agent.workers.stuck),
+        workers=NodeWorkers(state=agent.workers.state, stuck=agent.workers.stuck),
         pulse=Pulse(acked_at=old.acked_at, spares_until=old.spares_until),  # an outage still excuses the others
     )
 

@@ -16,7 +16,7 @@ from reknit.core.job.reasons import AllSucceeded, Refusal, WorkerFailed
 from reknit.core.job.restart import are_echoes, root_cause_of
 from reknit.core.job.workers import WorkerFailure
 
-from .agent import Agent, Timer, Workers
+from .agent import Agent, NodeWorkers, Timer
 from .commands import SIGKILL, SIGTERM, Command, StopWorkers
 from .deadlines import is_due
 from .reasons import CutOff, DeclaredLost, JournalRefused, StopReason
@@ -86,11 +86,11 @@ def _have_lasted(agent: Agent) -> bool:
     return up_at is not None and agent.at - up_at >= QUICK_S
 
 
-def failures(workers: Workers) -> tuple[WorkerFailure, ...]:
+def failures(workers: NodeWorkers) -> tuple[WorkerFailure, ...]:
     return tuple(e.failure for _, e in sorted(workers.exits.items()) if e.failure is not None)
 
 
-def why_failed(workers: Workers) -> WorkerFailed:
+def why_failed(workers: NodeWorkers) -> WorkerFailed:
     """The failure that is blamed for the end of these workers, which have failed."""
     if workers.node is None:
         raise AssertionError("workers have failed, but no node has started them")
@@ -144,7 +144,7 @@ def _start(agent: Agent) -> tuple[Agent, list[Command]]:
         restart_count=job.spent,
         max_restarts=job.terms.restarts.max_restarts,
     )
-    workers = Workers(node=agent.me, epoch=job.epoch, round=job.round, alive=True, assignment=assignment)
+    workers = NodeWorkers(node=agent.me, epoch=job.epoch, round=job.round, alive=True, assignment=assignment)
     # The port is in use from now on. `WorkersStopped` brings a fresh one.
     return evolve(agent, workers=workers, port=None), [StartWorkers(job.round, assignment)]
 

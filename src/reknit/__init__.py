@@ -3,14 +3,13 @@
 The names that programs import. docs/embedding.md shows how to use them. Importing this package loads nothing else: each
 name is fetched when it is first asked for.
 
-    from reknit import launch                 run a function or a script on several workers
-    from reknit import progress               say, in a worker, that it makes progress
-    from reknit import Settings, run          run an agent, and get every detail
-    from reknit import Agent, Job, fold, step use reknit's decisions as pure functions
+    from reknit import launch                    run a function or a script on several workers
+    from reknit import progress                  say, in a worker, that it makes progress
+    from reknit import Settings                  what an agent is to do
+    from reknit.runtime import run, start        run an agent yourself, and get every detail
+    from reknit.core import Agent, Job, fold, step   use reknit's decisions as pure functions
 
-`fold(job, entry)` returns the next state of the job that all agents share. `step(agent, event)` returns the next state
-of one node's agent, and its commands. See `reknit.core`.
-These names are stable: a version that changes one of them says so in CHANGELOG.md.
+The names in `__all__` of these three modules are stable: a version that changes one of them says so in CHANGELOG.md.
 """
 
 __version__ = "0.1.0"
@@ -21,78 +20,45 @@ TYPE_CHECKING = (
 if TYPE_CHECKING:
     from .adapters.keeper.client.functions import FunctionError
     from .adapters.keeper.watchdog.progress import progress
-    from .adapters.runtime.loop import Loop, Ports
     from .adapters.runtime.ports import CannotStart
     from .app.python.launch import JobFailed, launch, launch_async, report_lines
-    from .app.python.session import Running, run, run_async, start
     from .app.settings import HealthCheck, Meeting, Settings
     from .app.wiring.world import Prevented
-    from .core.agent.agent import Agent, Spec
-    from .core.agent.commands import Result
-    from .core.agent.step import Step, step
     from .core.job.entries import Admission, RestartPolicy, Terms
-    from .core.job.fold import fold
-    from .core.job.job import Job
 
 __all__ = [
     "Admission",
-    "Agent",
     "CannotStart",
     "FunctionError",
     "HealthCheck",
-    "Job",
     "JobFailed",
-    "Loop",
     "Meeting",
-    "Ports",
     "Prevented",
     "RestartPolicy",
-    "Result",
-    "Running",
     "Settings",
-    "Spec",
-    "Step",
     "Terms",
     "__version__",
-    "fold",
     "launch",
     "launch_async",
     "progress",
     "report_lines",
-    "run",
-    "run_async",
-    "start",
-    "step",
 ]
 
 _HOME = {
     "Admission": "core.job.entries",
-    "Agent": "core.agent.agent",
     "CannotStart": "adapters.runtime.ports",
     "FunctionError": "adapters.keeper.client.functions",
-    "Job": "core.job.job",
     "JobFailed": "app.python.launch",
-    "Loop": "adapters.runtime.loop",
     "HealthCheck": "app.settings",
     "Meeting": "app.settings",
-    "Ports": "adapters.runtime.loop",
     "Prevented": "app.wiring.world",
     "RestartPolicy": "core.job.entries",
-    "Result": "core.agent.commands",
-    "Running": "app.python.session",
     "Settings": "app.settings",
-    "Spec": "core.agent.agent",
-    "Step": "core.agent.step",
     "Terms": "core.job.entries",
-    "fold": "core.job.fold",
     "launch": "app.python.launch",
     "launch_async": "app.python.launch",
     "progress": "adapters.keeper.watchdog.progress",
     "report_lines": "app.python.launch",
-    "run": "app.python.session",
-    "run_async": "app.python.session",
-    "start": "app.python.session",
-    "step": "core.agent.step",
 }
 """In which module of `reknit` a name lives."""
 

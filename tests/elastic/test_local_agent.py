@@ -20,7 +20,7 @@ import pytest
 from reknit.adapters.elastic.hooked_workers import HookedWorkers
 from reknit.adapters.keeper.client import start
 from reknit.adapters.keeper.protocol.stream import Stream
-from reknit.adapters.runtime.clock import Clock
+from reknit.adapters.runtime.clock import SystemClock
 from reknit.core.agent.workers import WorkersExited
 from reknit.elastic.agent.server import local_elastic_agent
 from reknit.elastic.agent.server.api import RunResult, WorkerGroup, WorkerSpec, WorkerState
@@ -378,7 +378,7 @@ def test_a_signal_ends_the_wait_at_the_exit_barrier(tmp_path: Path) -> None:
 def test_who_leaves_waits_until_the_loop_has_heard_what_came_before() -> None:
     """A node that leaves before the core knows that its workers have succeeded leaves without its `Succeeded`. The
     other nodes would start another round."""
-    clock = Clock()
+    clock = SystemClock()
     workers = HookedWorkers(clock, "nonce", news=lambda: None)
     workers.events(0.0)
     assert workers.await_told(0.0)

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from reknit.adapters.keeper.client.client import Keeper
+from reknit.adapters.keeper.client.client import KeeperClient
 from reknit.core.agent.events import Event
 from reknit.core.agent.workers import WorkersExited, WorkersStarted
 from reknit.core.job.workers import NoProgress
@@ -132,9 +132,9 @@ def leave() -> None:
 
 def test_functions_that_end_while_they_are_started(monkeypatch: pytest.MonkeyPatch) -> None:
     """The agent learns of the start and of the end at one look. That they did not return is a failure like another."""
-    events = Keeper.events
+    events = KeeperClient.events
 
-    def late(keeper: Keeper, now: float) -> list[Event]:
+    def late(keeper: KeeperClient, now: float) -> list[Event]:
         found = events(keeper, now)
         while any(isinstance(event, WorkersStarted) for event in found) and not any(
             isinstance(event, WorkersExited) for event in found
@@ -142,7 +142,7 @@ def test_functions_that_end_while_they_are_started(monkeypatch: pytest.MonkeyPat
             found += events(keeper, now)
         return found
 
-    monkeypatch.setattr(Keeper, "events", late)
+    monkeypatch.setattr(KeeperClient, "events", late)
     result = LocalElasticAgent(spec(leave, max_restarts=1), start_method="fork").run()
     assert result.state is WorkerState.FAILED
     assert {failure.exitcode for failure in result.failures.values()} == {1}

@@ -10,12 +10,12 @@ from contextlib import contextmanager
 import pytest
 
 from reknit.adapters.elastic.foreign_rendezvous import ForeignRendezvous
-from reknit.app.python.session import Running
+from reknit.app.python.session import Session
 from reknit.app.settings import Settings
 from reknit.core.agent.reasons import StoreLost
 from reknit.core.agent.states import WorkerState
 from reknit.core.job.entries import Joined
-from reknit.core.job.job import Running as RunningPhase
+from reknit.core.job.job import Session as RunningPhase
 from reknit.core.job.reasons import BudgetSpent, NodesAdmitted
 from tests.support.alone import run_alone
 from tests.support.waiting import PATIENCE_S, until
@@ -56,7 +56,7 @@ class Job:
         self.foreign = ForeignRendezvous(self.handler, max_restarts, poll_s=0.01)
         settings = Settings(command=(sys.executable, "-c", code), grace_s=0.0, store_timeout_s=store_timeout_s)
         self.lines: list[str] = []
-        self.running = Running(settings, rewire=self.foreign.rewire, say=self.lines.append)
+        self.running = Session(settings, rewire=self.foreign.rewire, say=self.lines.append)
 
     @property
     def agent(self):  # type: ignore[no-untyped-def]  # an agent of torch, which has no types here

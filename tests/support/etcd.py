@@ -20,7 +20,7 @@ from typing import Any, Self, TypeVar
 
 import pytest
 
-from reknit.adapters.journals.etcd.gateway import Cluster, Gateway, Watch
+from reknit.adapters.journals.etcd.gateway import Cluster, Gateway, KeyWatch
 from reknit.adapters.journals.etcd.journal import EtcdJournal
 from reknit.adapters.runtime.ports import Unavailable
 from tests.support.waiting import PATIENCE_S, until
@@ -279,10 +279,10 @@ def patiently(call: Callable[..., T], *args: Any) -> T:
                 raise
 
 
-def watch_of(journal: EtcdJournal, position: int = 0) -> Watch:
+def watch_of(journal: EtcdJournal, position: int = 0) -> KeyWatch:
     """Wait until the journal has opened a watch, with nothing to read after `position`. Returns the watch."""
 
-    def opened() -> Watch | None:
+    def opened() -> KeyWatch | None:
         patiently(journal.read, position, 0.05)
         return journal._watch
 

@@ -19,9 +19,9 @@ import signal
 import sys
 import threading
 
-from reknit.adapters.keeper.client.client import Keeper
+from reknit.adapters.keeper.client.client import KeeperClient
 from reknit.adapters.keeper.protocol.wire import Configure
-from reknit.adapters.runtime.clock import Clock
+from reknit.adapters.runtime.clock import SystemClock
 from reknit.core.agent.events import Started
 from reknit.core.agent.workers import WorkersStarted
 from tests.support.keepers import SLEEP, ways
@@ -33,8 +33,10 @@ def main() -> None:
     how, count, file, mark, *wishes = sys.argv[1:]
     if "bystander" in wishes:
         threading.Thread(target=signal.pause, daemon=True).start()
-    clock = Clock()
-    keeper = Keeper(clock, Configure(argv=("sh", "-c", SLEEP, file), run_id="job", mark=mark), "nonce", ways()[how])
+    clock = SystemClock()
+    keeper = KeeperClient(
+        clock, Configure(argv=("sh", "-c", SLEEP, file), run_id="job", mark=mark), "nonce", ways()[how]
+    )
     drive(keeper, clock, Started)
     if "early" in wishes:
         print(keeper.pid, 0, flush=True)

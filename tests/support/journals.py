@@ -73,9 +73,9 @@ class SharedStore:
             with open(Path(self.where) / file_name(job) / "journal", "ab") as file:
                 file.write(record + b"\n")
         elif self.kind == "c10d":
-            from reknit.adapters.journals.tcpstore.client import Client
+            from reknit.adapters.journals.tcpstore.client import StoreClient
 
-            client = Client(host, int(port), 5.0)
+            client = StoreClient(host, int(port), 5.0)
             slot = client.add(f"reknit/{job}/head", 1) - 1
             client.set(f"reknit/{job}/slot/{slot}", record)
             client.close()

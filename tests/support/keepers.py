@@ -12,11 +12,11 @@ from typing import Any
 import psutil
 
 from reknit.adapters.keeper.client import start as starting
-from reknit.adapters.keeper.client.client import Keeper
+from reknit.adapters.keeper.client.client import KeeperClient
 from reknit.adapters.keeper.client.start import Keeping, Start
-from reknit.adapters.keeper.output.console import Console
+from reknit.adapters.keeper.output.console import ConsoleWriter
 from reknit.adapters.keeper.protocol.wire import Configure
-from reknit.adapters.runtime.clock import Clock
+from reknit.adapters.runtime.clock import SystemClock
 from reknit.core.agent.events import Event, Started
 from reknit.core.agent.workers import WorkersStarted, WorkersStopped
 from tests.support.processes import drive, start, stop
@@ -43,7 +43,7 @@ class Kept:
         **configure: Any,
     ) -> None:
         """`is_remote`: the keeper has no console. The output crosses the wire, and the client writes it to the file."""
-        self.clock = Clock()
+        self.clock = SystemClock()
         self.said: list[str] = []
         self.has_said = True
         """Whether the lines in `said` count as written."""
@@ -51,11 +51,11 @@ class Kept:
         self.console = folder / "console"
         self.seen: list[Event] = []
         self._file = os.open(self.console, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600) if is_remote else -1
-        shown = Console(self._file, has_room=self.clock.wake) if is_remote else None
+        shown = ConsoleWriter(self._file, has_room=self.clock.wake) if is_remote else None
         self.consoles = {1: shown, 2: shown} if shown else {}
         start_ = ways()[how] if isinstance(how, str) else how
         try:
-            self.keeper = Keeper(
+            self.keeper = KeeperClient(
                 self.clock,
                 Configure(argv=argv, **{"run_id": "job", **configure}),
                 "nonce",

@@ -12,11 +12,11 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from reknit.adapters.keeper.client.client import Keeper
+from reknit.adapters.keeper.client.client import KeeperClient
 from reknit.adapters.keeper.output.console import LAST_WORDS_S
 from reknit.adapters.keeper.process.processes import Processes
 from reknit.adapters.keeper.protocol.wire import Stop
-from reknit.adapters.runtime.clock import Clock
+from reknit.adapters.runtime.clock import SystemClock
 from reknit.core.agent.commands import StopWorkers
 from reknit.core.agent.events import Event
 from reknit.core.agent.workers import StartWorkers, WorkersExited, WorkersStopped
@@ -28,8 +28,8 @@ from tests.support.waiting import PATIENCE_S, is_alive, read_pids, until
 __all__ = [
     "FOR_EVER",
     "STUBBORN",
-    "Clock",
     "Processes",
+    "SystemClock",
     "WorkersExited",
     "WorkersStopped",
     "assignment",
@@ -68,7 +68,7 @@ def assignment(count: int, round_: int = 0) -> Assignment:
     )
 
 
-def start(workers: Processes | Keeper, count: int = 1, round_: int = 0) -> None:
+def start(workers: Processes | KeeperClient, count: int = 1, round_: int = 0) -> None:
     workers.start(StartWorkers(round_, assignment(count, round_)))
 
 
@@ -81,14 +81,16 @@ class Driven(Protocol):
     def events(self, now: float) -> Sequence[Event]: ...
 
 
-def stop(workers: Processes | Keeper, grace_s: float = FOR_EVER, round_: int = 0, signum: int = signal.SIGTERM) -> None:
+def stop(
+    workers: Processes | KeeperClient, grace_s: float = FOR_EVER, round_: int = 0, signum: int = signal.SIGTERM
+) -> None:
     if isinstance(workers, Processes):
         workers.stop(Stop(round_, signum, grace_s))
     else:
         workers.stop(StopWorkers(round_, signum, grace_s, AllSucceeded()))
 
 
-def drive(workers: Driven, clock: Clock, kind: type[Event]) -> list[Event]:
+def drive(workers: Driven, clock: SystemClock, kind: type[Event]) -> list[Event]:
     """Drive the workers until an event of this kind has come. Returns all events that came."""
     seen: list[Event] = []
     give_up = clock.now() + PATIENCE_S
@@ -100,7 +102,7 @@ def drive(workers: Driven, clock: Clock, kind: type[Event]) -> list[Event]:
     return seen
 
 
-def drive_exits(workers: Driven, clock: Clock, count: int) -> list[Event]:
+def drive_exits(workers: Driven, clock: SystemClock, count: int) -> list[Event]:
     """Drive the workers until so many of them have exited. Returns all events that came."""
     seen: list[Event] = []
     while sum(len(event.exits) for event in seen if isinstance(event, WorkersExited)) < count:

@@ -14,7 +14,7 @@ from typing import Any, Self, TypeVar
 from attrs import evolve
 
 from reknit.adapters.journals.envelope import Envelope
-from reknit.adapters.journals.tcpstore.client import Client
+from reknit.adapters.journals.tcpstore.client import StoreClient
 from reknit.adapters.journals.tcpstore.host import StoreHost, host_store
 from reknit.adapters.journals.tcpstore.journal import TCPStoreJournal
 from reknit.adapters.runtime.ports import Batch, Unavailable
@@ -173,7 +173,7 @@ class JobStore:
         self.port = port
         self.job = job or next(JOBS)
         self._closing = closing
-        self.client = Client(HOST, port, PATIENCE_S)
+        self.client = StoreClient(HOST, port, PATIENCE_S)
         closing.callback(self.client.close)
 
     def journal(self, job: str = "", *, secret: str = "", **settings: Any) -> TCPStoreJournal:

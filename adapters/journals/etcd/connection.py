@@ -99,7 +99,7 @@ class Pace:
         return Pace(0.875 * self.mean_s + 0.125 * took_s, deviation_s)
 
 
-class Server:
+class EtcdServer:
     """One member of a cluster."""
 
     def __init__(

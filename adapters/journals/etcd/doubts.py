@@ -25,7 +25,7 @@ from attrs import frozen
 from reknit.adapters.runtime.ports import Refused
 
 if TYPE_CHECKING:
-    from .connection import Server
+    from .connection import EtcdServer
 
 _MANY = 4_000_000
 """Number of revisions. With beats they are about 0.4 GB, a fifth of the space."""
@@ -65,7 +65,7 @@ class Doubts:
         """None: nothing was asked yet."""
         self._has_told_version = self._has_told_growth = False
 
-    def look(self, server: Server, key: str, revision: int) -> None:
+    def look(self, server: EtcdServer, key: str, revision: int) -> None:
         """After a read. `server`: has answered it, and is asked. `key`: any that the client may read. `revision`: of
         the store. Asks nothing, nearly always. Raises nothing."""
         mark = self._mark
@@ -84,7 +84,7 @@ class Doubts:
         except (OSError, HTTPException, ValueError, KeyError, TypeError, Refused):
             pass  # nothing is known, and the job needs none of this
 
-    def _judge(self, server: Server, version: str) -> None:
+    def _judge(self, server: EtcdServer, version: str) -> None:
         if loses_writes(version) and not self._has_told_version:
             self._has_told_version = True
             self._tell(
@@ -92,7 +92,7 @@ class Doubts:
                 "on; install 3.4.22, 3.5.6 or a later version"
             )
 
-    def _warn(self, server: Server, old: _Mark, new: _Mark) -> None:
+    def _warn(self, server: EtcdServer, old: _Mark, new: _Mark) -> None:
         """etcd has forgotten nothing since `old`."""
         passed_s, grown = max(new.at - old.at, 1.0), max(new.size - old.size, 1)
         left_s = max(1.0, (_SPACE - new.size) * passed_s / grown)
@@ -108,7 +108,7 @@ class Doubts:
         )
 
 
-def _keeps(server: Server, key: str, revision: int) -> bool:
+def _keeps(server: EtcdServer, key: str, revision: int) -> bool:
     """etcd still has this revision of the past."""
     wanted = {"key": b64encode(key.encode()).decode(), "revision": str(revision), "count_only": True}
     try:

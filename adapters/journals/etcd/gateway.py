@@ -31,7 +31,7 @@ from attrs import field, frozen
 
 from reknit.adapters.runtime.ports import Unavailable
 
-from .connection import ROUND_TRIPS, Login, Pace, Server, readable, tls_context, why
+from .connection import ROUND_TRIPS, EtcdServer, Login, Pace, readable, tls_context, why
 
 if TYPE_CHECKING:
     from typing import Any
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 
 @frozen
-class Found:
+class KeyValue:
     """A key that is there."""
 
     key: str
@@ -53,7 +53,7 @@ class Found:
 
 @frozen
 class Range:
-    found: tuple[Found, ...] = ()
+    found: tuple[KeyValue, ...] = ()
     has_more: bool = False
     count: int = 0
     """Number of all keys in the range, including those that are not in `found`."""
@@ -179,9 +179,9 @@ class _Call:
 
     def __init__(self, request: Json) -> None:
         self._request = request
-        self.began: dict[Server, float] = {}
+        self.began: dict[EtcdServer, float] = {}
         """The servers that have the request and have not answered yet. For each: when it was sent."""
-        self.late: set[Server] = set()
+        self.late: set[EtcdServer] = set()
         """The servers that were too late: nothing is expected of them any more."""
         self.reasons: dict[str, str] = {}
         """By URL: why the server has given no usable answer."""
@@ -189,7 +189,7 @@ class _Call:
         """A server has answered, and its answer cannot be used."""
         self.answer: Answer | None = None
 
-    def ask(self, server: Server, within_s: float) -> None:
+    def ask(self, server: EtcdServer, within_s: float) -> None:
         """Send the request. It takes the place of the one that the server may have already."""
         self._forget(server)
         now = monotonic()
@@ -199,7 +199,7 @@ class _Call:
         except (OSError, HTTPException, ValueError) as e:
             self._failed(server, e)
 
-    def take(self, server: Server, within_s: float) -> None:
+    def take(self, server: EtcdServer, within_s: float) -> None:
         """Read the answer, which has begun to arrive."""
         del self.began[server]
         try:
@@ -212,12 +212,12 @@ class _Call:
         for server in list(self.began):
             self._forget(server)
 
-    def _forget(self, server: Server) -> None:
+    def _forget(self, server: EtcdServer) -> None:
         if self.began.pop(server, None) is not None:
             server.drop()
         self.late.discard(server)
 
-    def _failed(self, server: Server, error: Exception) -> None:
+    def _failed(self, server: EtcdServer, error: Exception) -> None:
         self.has_refusal = self.has_refusal or isinstance(error, ValueError)
         if isinstance(error, TimeoutError):
             self.late.add(server)
@@ -242,7 +242,7 @@ class Gateway:
         self._context: ssl.SSLContext | None = None
         tls = self._tls if cluster.protocol == "https" else None
         login = login or cluster.login("readwrite ''")
-        self._servers = [Server(host, port, self._least_s, tls, login) for host, port in cluster.endpoints]
+        self._servers = [EtcdServer(host, port, self._least_s, tls, login) for host, port in cluster.endpoints]
         self._current = 0
         """Index of the server that answered last."""
         self.round_trip_s = inf
@@ -308,26 +308,26 @@ class Gateway:
         for _ in self._servers:
             yield inf
 
-    def _note(self, server: Server, took_s: float) -> None:
+    def _note(self, server: EtcdServer, took_s: float) -> None:
         """The server has answered after so many seconds."""
         self._pace = self._pace.after(took_s) if self._pace else Pace(took_s, took_s / 2)
         self.round_trip_s = min(self.round_trip_s, took_s)
         server.timeout_s = max(self._least_s, ROUND_TRIPS * self.round_trip_s)
 
-    def watch(self, prefix: str, revision: int) -> Watch | None:
+    def watch(self, prefix: str, revision: int) -> KeyWatch | None:
         """Watch the keys that begin with `prefix` from `revision` on, on the server that answered last. None if that
         fails. The next transaction then finds out why."""
         try:
-            return Watch(self.server, prefix, revision)
+            return KeyWatch(self.server, prefix, revision)
         except (OSError, HTTPException, ValueError):
             return None
 
     @property
-    def server(self) -> Server:
+    def server(self) -> EtcdServer:
         """The server that answered last."""
         return self._servers[self._current]
 
-    def is_at(self, watch: Watch) -> bool:
+    def is_at(self, watch: KeyWatch) -> bool:
         """True if the watch is on the server that answered last."""
         return watch.server is self.server
 
@@ -346,13 +346,13 @@ class Gateway:
         return self._context
 
 
-class Watch:
+class KeyWatch:
     """A stream on which something arrives when a key has changed.
 
     A range that the reader asks for afterwards holds that change. So the reader needs to know only that something has
     arrived, and not what."""
 
-    def __init__(self, server: Server, prefix: str, revision: int) -> None:
+    def __init__(self, server: EtcdServer, prefix: str, revision: int) -> None:
         """Open a connection of its own, and wait until etcd says that the watch is created. Raises OSError,
         HTTPException or ValueError."""
         self.server = server
@@ -449,9 +449,9 @@ def _range(data: Json) -> Range:
     return Range(tuple(map(_found, data.get("kvs", ()))), data.get("more", False), int(data.get("count", 0)))
 
 
-def _found(data: Json) -> Found:
+def _found(data: Json) -> KeyValue:
     value = b64decode(data.get("value", ""))
-    return Found(b64decode(data["key"]).decode(), value, int(data["create_revision"]), int(data["version"]))
+    return KeyValue(b64decode(data["key"]).decode(), value, int(data["create_revision"]), int(data["version"]))
 
 
 def _b64(data: str | bytes) -> str:

@@ -52,15 +52,15 @@ from .gateway import (
     is_there,
     put,
 )
-from .keys import Keys, place_of
+from .keys import EtcdKeys, place_of
 
 if TYPE_CHECKING:
     from reknit.adapters.journals.envelope import Envelope
     from reknit.core.job.entries import Entry, Node
     from reknit.core.job.job import Job
 
-    from .connection import Server
-    from .gateway import Answer, Cluster, Found, Json, Watch
+    from .connection import EtcdServer
+    from .gateway import Answer, Cluster, Json, KeyValue, KeyWatch
 
 _SEGMENT = 250
 """Number of entries at which a segment ends. A server looks through so many in a millisecond."""
@@ -111,14 +111,14 @@ class EtcdJournal:
         *,
         timeout_s: float = 5.0,
         on_slow: Callable[[float], None] = lambda _: None,
-        on_read: Callable[[Server, str, int], object] = lambda *_: None,
+        on_read: Callable[[EtcdServer, str, int], object] = lambda *_: None,
     ) -> None:
         """Does not connect yet. A transaction is tried on each member of the cluster, within `timeout_s` in all.
         `on_slow`: called once by the thread that appends, with the number of seconds that etcd takes for an answer.
         `on_read`: called by the thread that reads: see `Doubts.look`."""
         self._on_slow, self._on_read = on_slow, on_read
         self._envelope = envelope
-        self._keys = Keys(envelope.job)
+        self._keys = EtcdKeys(envelope.job)
         login = cluster.login(f"readwrite {self._keys.root}")
         self._reader, self._writer, self._beater = (Gateway(cluster, timeout_s, login, _SOON_S) for _ in range(3))
         self._header = b""
@@ -139,7 +139,7 @@ class EtcdJournal:
         """Position at which the published fold ended when the reader saw it last, as it stands there. Empty: there was
         none."""
         self._unpublished = Unpublished()
-        self._watch: Watch | None = None
+        self._watch: KeyWatch | None = None
         self._reading = threading.Lock()
         self._is_closed = False
         self._pipe: tuple[int, ...] = os.pipe()
@@ -278,7 +278,7 @@ class EtcdJournal:
     def _segment_of(self, position: int) -> int:
         return _begun(self._transact(self._reader, [self._later(0)]).ranges[0], 0, position) if position else 0
 
-    def _opened(self, found: Found, prefix: Prefix | None) -> Entry:
+    def _opened(self, found: KeyValue, prefix: Prefix | None) -> Entry:
         what = f"the journal of job {self._envelope.job} was changed by another program"
         if found.version > 1:
             why = f"{what}: {found.key} was written {found.version} times, and agents write it once; {_ANEW}"

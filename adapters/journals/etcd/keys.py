@@ -23,7 +23,7 @@ ALL = "/reknit/"
 """All keys of all jobs begin with this."""
 
 
-class Keys:
+class EtcdKeys:
     """The keys of one job."""
 
     def __init__(self, job: str) -> None:

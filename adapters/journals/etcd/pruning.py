@@ -24,7 +24,7 @@ from .gateway import (
     holds,
     is_untouched_since,
 )
-from .keys import ALL, Keys, job_of
+from .keys import ALL, EtcdKeys, job_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -42,23 +42,23 @@ class EtcdShelf:
         """Does not connect yet. `job`: the only job that is looked for. Empty: all. `timeout_s`: bound on each request,
         shared by the endpoints. It is long, because the keys of a large journal are removed in one request."""
         self._only = job
-        login = cluster.login(f"readwrite {Keys(job).root if job else ALL}")
+        login = cluster.login(f"readwrite {EtcdKeys(job).root if job else ALL}")
         self._gateway = Gateway(cluster, timeout_s, login)
         self._looked: dict[str, Sequence[Json]] = {}
         """By job: what must still hold when its journal is removed."""
 
     def jobs(self) -> Sequence[str]:
         if self._only:
-            return [self._only] if self._first(Keys(self._only).root) else []
+            return [self._only] if self._first(EtcdKeys(self._only).root) else []
         jobs, key = [], self._first(ALL)
         while key:
-            if Keys(job_of(key)).owns(key):  # otherwise another program has put it
+            if EtcdKeys(job_of(key)).owns(key):  # otherwise another program has put it
                 jobs.append(job_of(key))
             key = self._first(ALL, f"{ALL}{key.removeprefix(ALL).partition('/')[0]}0")  # "0" follows "/"
         return jobs
 
     def look(self, job: str) -> Stored:
-        keys, records, after = Keys(job), list[Record](), 0
+        keys, records, after = EtcdKeys(job), list[Record](), 0
         while True:
             wanted = [get(keys.header), created_after(keys.entries, after, _PAGE)]
             answer = self._gateway.transact([], wanted, [])
@@ -88,7 +88,7 @@ class EtcdShelf:
         return self._gateway.transact(self._looked[job], [], []).is_met
 
     def remove(self, job: str) -> bool:
-        return self._gateway.transact(self._looked[job], [delete_below(Keys(job).root)], []).is_met
+        return self._gateway.transact(self._looked[job], [delete_below(EtcdKeys(job).root)], []).is_met
 
     def close(self) -> None:
         self._gateway.close()

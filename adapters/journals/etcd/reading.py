@@ -10,7 +10,7 @@ from reknit.core.job.entries import Filler
 from reknit.core.job.reasons import Refusal
 
 from .gateway import Gateway, created_after, get
-from .keys import Keys, place_of
+from .keys import EtcdKeys, place_of
 
 if TYPE_CHECKING:
     from reknit.adapters.journals.envelope import Envelope
@@ -26,7 +26,7 @@ class EtcdRecords:
 
     def __init__(self, cluster: Cluster, envelope: Envelope, *, timeout_s: float = 5.0) -> None:
         """Does not connect yet. `timeout_s`: see `EtcdJournal`."""
-        self._keys = Keys(envelope.job)
+        self._keys = EtcdKeys(envelope.job)
         self._gateway = Gateway(cluster, timeout_s, cluster.login(f"read {self._keys.root}"))
         self._envelope = envelope
 

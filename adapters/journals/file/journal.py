@@ -249,7 +249,7 @@ class FileJournal:
         finally:
             os.close(fd)
 
-    def _check(self, mark: Mark, found: lines.Found) -> None:
+    def _check(self, mark: Mark, found: lines.LinesRead) -> None:
         """Raise `Refused` if other agents have read other bytes."""
         if found.broken_at is not None:
             self._damaged(found.mark.position, found.broken_at)

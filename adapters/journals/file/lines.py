@@ -52,7 +52,7 @@ class Mark:
 
 
 @frozen
-class Found:
+class LinesRead:
     """What was read after a mark."""
 
     records: Sequence[tuple[int, Record]]
@@ -110,7 +110,7 @@ def advanced(mark: Mark, lines: Iterable[Line], position: int) -> Mark | None:
     return mark if mark.position == position else None
 
 
-def believed(envelope: Envelope, mark: Mark, lines: Sequence[Line]) -> Found:
+def believed(envelope: Envelope, mark: Mark, lines: Sequence[Line]) -> LinesRead:
     """Read lines that follow a mark. Raises `Refused` like `Envelope.unwrap`."""
     digest, known = mark.digest, {mark.position: mark.digest}
     records: list[tuple[int, Record]] = []
@@ -129,11 +129,11 @@ def believed(envelope: Envelope, mark: Mark, lines: Sequence[Line]) -> Found:
             count, vouching, end_of_it = len(records), line, end
     if count:
         mark = Mark(end_of_it, known[end_of_it], vouching)
-    return Found(records[:count], mark, known, broken)
+    return LinesRead(records[:count], mark, known, broken)
 
 
 def broken_at(envelope: Envelope, known: Mapping[int, str], lines: Sequence[Line]) -> int | None:
-    """The same as `Found.broken_at`, for a writer. It checks the last record only: it vouches for all before it."""
+    """The same as `LinesRead.broken_at`, for a writer. It checks the last record only: it vouches for all before it."""
     for at, line in reversed(lines):
         record = envelope.unwrap(line, str(at))
         if record is not None:

@@ -48,7 +48,7 @@ _NO_STORE = "answers, but not as a TCPStore: another program uses this port"
 T = TypeVar("T")
 
 
-class Client:
+class StoreClient:
     """One connection, for one thread. Every call may raise `Unavailable`, with the endpoint and what happened."""
 
     def __init__(
@@ -57,7 +57,7 @@ class Client:
         port: int,
         timeout_s: float,
         keys: Sequence[str] = (),
-        on_begin: Callable[[Client], None] = lambda _: None,
+        on_begin: Callable[[StoreClient], None] = lambda _: None,
     ) -> None:
         """Connects. `timeout_s`: upper bound, in seconds, on the wait for the connection after the name is resolved,
         and on the wait for each reply. `keys`: their values are fetched in the same round trip, into `greeting`.

@@ -23,8 +23,8 @@ from reknit.core.job.founding import Choice, Held, Origin, choice, overruled
 from reknit.core.job.job import Job
 from reknit.core.job.reasons import Refusal
 
-from .client import Client, endpoint
-from .keys import OWNER, Keys
+from .client import StoreClient, endpoint
+from .keys import OWNER, StoreKeys
 
 TIMEOUT_S = 5.0
 """Usual upper bound on the wait for one answer of a store that is not far away. Seconds."""
@@ -41,7 +41,7 @@ class Replica:
 
     The attributes of the reader are used by the reader's thread alone, and those of the writer by the writer's."""
 
-    def __init__(self, keys: Keys, origin: Origin, header: bytes, *, is_anew: bool = False) -> None:
+    def __init__(self, keys: StoreKeys, origin: Origin, header: bytes, *, is_anew: bool = False) -> None:
         """`is_anew`: the agent begins anew in this life (`Choice.ANEW`)."""
         self.origin = origin
         self.is_anew = is_anew
@@ -83,7 +83,7 @@ class Connections:
         reads_only: bool,
     ) -> None:
         """The parameters are those of `TCPStoreJournal`."""
-        self.keys = Keys(envelope.job)
+        self.keys = StoreKeys(envelope.job)
         self.where = endpoint(host, port)
         """The endpoint, for messages."""
         self.pace_ms = 0
@@ -93,7 +93,7 @@ class Connections:
         self._limit_s = _FIRST * timeout_s
         """How long the next connection may take. Any thread's connection shows how far away the store is. So a round
         trip of 6 s does no harm, with a limit of 5 s."""
-        self._clients: dict[str, Client] = {}
+        self._clients: dict[str, StoreClient] = {}
         self._is_closed = False
         self._envelope = envelope
         self._exclusive = exclusive
@@ -148,7 +148,7 @@ class Connections:
         held = self._held
         return held is not None and held.origin.life != replica.origin.life
 
-    def made_way(self, client: Client, replica: Replica) -> Unavailable:
+    def made_way(self, client: StoreClient, replica: Replica) -> Unavailable:
         """The error for an agent that has read that this journal is void. The agent goes on as if it had read nothing
         there."""
         with self._greeting, self._holding:
@@ -165,7 +165,7 @@ class Connections:
         self._is_closed = True
         self._close_all_but(None)
 
-    def client(self, role: str) -> tuple[Client, Replica]:
+    def client(self, role: str) -> tuple[StoreClient, Replica]:
         """The connection of one of the threads, and the life of the journal that it reaches."""
         client, replica = self._clients.get(role), self._replica
         if client is not None and replica is not None and not client.is_closed:
@@ -181,13 +181,13 @@ class Connections:
             raise
         return client, replica
 
-    def _connected(self, role: str) -> Client:
+    def _connected(self, role: str) -> StoreClient:
         limit_s, began = self._limit_s, time.monotonic()
         keys = [OWNER, self.keys.header, self.keys.begun, self.keys.pace]
         replica = self._replica
         keys.append((self.keys.of("") if replica is None else replica.keys).head)
         try:
-            client = Client(*self._address, limit_s, keys, partial(self._begun, role))
+            client = StoreClient(*self._address, limit_s, keys, partial(self._begun, role))
         except Unavailable:
             is_late = time.monotonic() - began >= limit_s
             self._limit_s = max(self._limit_s, _FIRST * self._timeout_s) if is_late else self._timeout_s
@@ -196,7 +196,7 @@ class Connections:
         client.limit(self._limit_s)
         return client
 
-    def _begun(self, role: str, client: Client) -> None:
+    def _begun(self, role: str, client: StoreClient) -> None:
         """This client is about to connect. From now on, `close` closes it."""
         self._clients[role] = client
         self._check_open()  # `close` may have been called before it could see this client
@@ -205,14 +205,14 @@ class Connections:
         if self._is_closed:
             raise Unavailable(f"{self.where}: the journal was closed here")
 
-    def _close_all_but(self, client: Client | None) -> None:
+    def _close_all_but(self, client: StoreClient | None) -> None:
         for other in list(self._clients.values()):
             if other is not client:
                 other.close()
 
     # ---- which journal is there ----
 
-    def _found(self, client: Client) -> Replica:
+    def _found(self, client: StoreClient) -> Replica:
         _, header, begun, pace, head = client.greeting
         self.pace_ms = max(self.pace_ms, number(pace))
         if begun and not header:
@@ -242,7 +242,7 @@ class Connections:
             raise Refused(Refusal.SETUP, f"{self.where}: there is no journal of job {self._envelope.job}")
         return self._envelope.admit(header)
 
-    def _chosen(self, client: Client, header: bytes) -> Replica:
+    def _chosen(self, client: StoreClient, header: bytes) -> Replica:
         """Carry out what this agent has to do at this store, until it has entered a life of the journal."""
         while True:
             found = self._envelope.read_header(header) if header else None
@@ -270,7 +270,7 @@ class Connections:
             return ""
         return replica.prefix.at(found.position) if replica.origin.life == held.origin.life else ""
 
-    def _begun_or_awaited(self, client: Client) -> bytes:
+    def _begun_or_awaited(self, client: StoreClient) -> bytes:
         """The header of a journal that begins."""
         owner, job = client.greeting[0], self._envelope.job
         if self._founds:
@@ -289,7 +289,7 @@ class Connections:
             raise Unavailable(f"{self.where}: {why}", answers=True)
         return header
 
-    def _found_again(self, client: Client, held: Held, void: bytes) -> bytes:
+    def _found_again(self, client: StoreClient, held: Held, void: bytes) -> bytes:
         """The header after the journal was founded again. `void`: the header that makes way. Empty: there is none."""
         job = self._envelope.job
         if self._exclusive:
@@ -308,7 +308,7 @@ class Connections:
         return recovery.found_again(client, self.keys, self._envelope.of(held.origin), held, number, void)
 
     def _entered(
-        self, client: Client, origin: Origin, header: bytes, held: Held | None, *, is_anew: bool = False
+        self, client: StoreClient, origin: Origin, header: bytes, held: Held | None, *, is_anew: bool = False
     ) -> Replica:
         """`held`: what the agent held when it was chosen to enter this life."""
         before = self._replica

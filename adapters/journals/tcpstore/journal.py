@@ -31,7 +31,7 @@ from reknit.core.job.founding import Life
 from reknit.core.job.job import Job
 from reknit.core.job.reasons import Refusal
 
-from .client import Client
+from .client import StoreClient
 from .connections import TIMEOUT_S, Connections, Replica
 from .recovery import LARGEST, first_fold, is_veto, judged
 
@@ -129,7 +129,7 @@ class TCPStoreJournal:
             took_s = time.monotonic() - began
             self._say_pace(client, max(took_s, 2 * _SLOW_S, 2e-3 * self._connections.pace_ms))
 
-    def _taken(self, client: Client, replica: Replica, token: str, entry: Entry) -> tuple[str, int, bytes]:
+    def _taken(self, client: StoreClient, replica: Replica, token: str, entry: Entry) -> tuple[str, int, bytes]:
         self._say_pace(client, client.round_trip_s)
         began = time.monotonic()
         slot = client.add(replica.keys.head, 1) - 1
@@ -139,7 +139,7 @@ class TCPStoreJournal:
             self._on_slow(took_s)
         return token, slot, self._envelope.wrap(token, entry, replica.keys.place(slot), replica.seen)
 
-    def _say_pace(self, client: Client, round_trip_s: float) -> None:
+    def _say_pace(self, client: StoreClient, round_trip_s: float) -> None:
         pace_ms = int(1e3 * min(round_trip_s, _SLOWEST_S))
         if round_trip_s > _SLOW_S and pace_ms > self._connections.pace_ms:
             self._connections.pace_ms = pace_ms
@@ -161,7 +161,7 @@ class TCPStoreJournal:
         found = client.set_and_get(replica.keys.beat(node), b"%d" % count, [replica.keys.beat(n) for n in nodes])
         return {n: number(value) for n, value in zip(nodes, found, strict=True)}
 
-    def _changing(self, role: str) -> tuple[Client, Replica]:
+    def _changing(self, role: str) -> tuple[StoreClient, Replica]:
         """A connection for a call that changes something."""
         if self._reads_only:
             where = self._connections.where
@@ -202,7 +202,7 @@ class TCPStoreJournal:
         batch = evolve(batch, life=replica.origin.life)
         return self._unpublished.found(batch, is_awaited=bool(replica.claims))
 
-    def _read(self, client: Client, replica: Replica, after: int, wait_s: float, least: int) -> Batch:
+    def _read(self, client: StoreClient, replica: Replica, after: int, wait_s: float, least: int) -> Batch:
         if after < replica.origin.position:
             # With what follows: otherwise a newcomer would join a round that is long over, and give its port to it.
             base = self._base(client, replica)
@@ -226,7 +226,7 @@ class TCPStoreJournal:
         replica.is_read = batch.position >= head
         return batch
 
-    def _wait(self, client: Client, replica: Replica, after: int, head: int, wait_s: float, least: int) -> bool:
+    def _wait(self, client: StoreClient, replica: Replica, after: int, head: int, wait_s: float, least: int) -> bool:
         """Wait until `least` entries are there. True if they are. If there is at least one, the wait is short."""
         replica.crowd = max(least, replica.crowd) if least > 1 else 1
         delay_s = min(_DELAY_PER_ENTRY_S * (replica.crowd - 1), _LONGEST_DELAY_S)
@@ -237,13 +237,13 @@ class TCPStoreJournal:
             client.wait([replica.keys.slot(after)], max(0.0, wait_s - delay_s) + way_s)
         return is_enough
 
-    def _look(self, client: Client, replica: Replica, after: int) -> tuple[int, int, list[bytes]]:
+    def _look(self, client: StoreClient, replica: Replica, after: int) -> tuple[int, int, list[bytes]]:
         """How many slots are taken, how many of them a published fold holds, and the first few records."""
         keys = [replica.keys.fold_at, *(replica.keys.slot(after + i) for i in range(_AHEAD))]
         head, (fold_at, *found) = client.add_and_get(replica.keys.head, 0, keys)
         return head, number(fold_at), _up_to_a_hole(found[: max(0, head - after)])
 
-    def _batch(self, client: Client, replica: Replica, after: int, head: int, records: list[bytes]) -> Batch:
+    def _batch(self, client: StoreClient, replica: Replica, after: int, head: int, records: list[bytes]) -> Batch:
         """All entries from `after` up to `head` or the first hole, at least one. `records`: fetched already."""
         while True:
             records = records + self._fetched(client, replica, after + len(records), head)
@@ -259,7 +259,7 @@ class TCPStoreJournal:
         is_known = self._envelope.unwrap(record, replica.keys.place(slot)) is not None
         return is_known or is_veto(self._envelope, record, replica.keys, slot)
 
-    def _opened(self, client: Client, replica: Replica, record: bytes, slot: int) -> Entry:
+    def _opened(self, client: StoreClient, replica: Replica, record: bytes, slot: int) -> Entry:
         found, prefix = self._envelope.unwrap(record, replica.keys.place(slot)), replica.prefix
         if found is None and is_veto(self._envelope, record, replica.keys, slot):
             if judged(client, replica.keys, self._envelope, replica.origin, slot + 1):
@@ -275,7 +275,7 @@ class TCPStoreJournal:
             prefix.extend(record, slot + 1)
         return Filler() if found is None else found.entry
 
-    def _fetched(self, client: Client, replica: Replica, start: int, head: int) -> list[bytes]:
+    def _fetched(self, client: StoreClient, replica: Replica, start: int, head: int) -> list[bytes]:
         records: list[bytes] = []
         while start + len(records) < head:
             begin = start + len(records)
@@ -286,7 +286,7 @@ class TCPStoreJournal:
                 break
         return records
 
-    def _fill(self, client: Client, replica: Replica, hole: int, head: int) -> None:
+    def _fill(self, client: StoreClient, replica: Replica, hole: int, head: int) -> None:
         """Wait until the writer that took the slot has filled it. When it has had enough time, fill the slot with a
         `Filler`."""
         if head - hole > _MOST_TAKEN and not any(
@@ -330,7 +330,7 @@ class TCPStoreJournal:
         for claim in sorted(claims):
             client.add(replica.keys.done(claim), 1)
 
-    def _base(self, client: Client, replica: Replica) -> Batch:
+    def _base(self, client: StoreClient, replica: Replica) -> Batch:
         """The fold that this life of the journal began with, or a later one."""
         batch = self._unfolded(replica, first_fold(client, replica.keys), replica.origin.position - 1)
         if batch.base is None:
@@ -341,7 +341,7 @@ class TCPStoreJournal:
             )
         return batch
 
-    def _far_behind(self, client: Client, replica: Replica, after: int, head: int, fold_at: int) -> Batch:
+    def _far_behind(self, client: StoreClient, replica: Replica, after: int, head: int, fold_at: int) -> Batch:
         record = b""
         for _ in range(_CLAIMS):
             # A reader that has read nothing so far takes an older fold as well. It reads the rest with its next call.

@@ -27,7 +27,7 @@ from reknit.core.job.entries import Node
 OWNER = "reknit/owner"
 
 
-class Keys:
+class StoreKeys:
     """The keys that all lives of a journal share."""
 
     def __init__(self, job: str) -> None:

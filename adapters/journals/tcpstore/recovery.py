@@ -40,8 +40,8 @@ from reknit.core.job.founding import (
 from reknit.core.job.job import Job
 from reknit.core.job.reasons import Refusal
 
-from .client import Client
-from .keys import OWNER, Keys, LifeKeys
+from .client import StoreClient
+from .keys import OWNER, LifeKeys, StoreKeys
 
 LARGEST = 4 << 20
 """Upper bound on a value in the store, in bytes. torch's server closes the connection at a value of 8 MiB. A larger
@@ -78,7 +78,7 @@ def check_owner(where: str, owner: bytes, job: str) -> None:
 # ---- a journal begins ----
 
 
-def begun(client: Client, keys: Keys, envelope: Envelope, *, is_remembered: bool) -> bytes:
+def begun(client: StoreClient, keys: StoreKeys, envelope: Envelope, *, is_remembered: bool) -> bytes:
     """The header, after this agent has begun the journal. Another agent may have been faster. `is_remembered`: as in
     `waits_s`."""
     came_at = time.monotonic()
@@ -90,7 +90,7 @@ def begun(client: Client, keys: Keys, envelope: Envelope, *, is_remembered: bool
             return header
 
 
-def awaited(client: Client, keys: Keys, wait_s: float, *, exclusive: bool) -> tuple[bytes, bytes]:
+def awaited(client: StoreClient, keys: StoreKeys, wait_s: float, *, exclusive: bool) -> tuple[bytes, bytes]:
     """Owner of the store and header, which another agent writes within `wait_s` seconds. They are empty if it has
     not."""
     # The host appends its first entry at once. This agent waits for that entry as well, which saves an empty read.
@@ -100,14 +100,14 @@ def awaited(client: Client, keys: Keys, wait_s: float, *, exclusive: bool) -> tu
     return owner, header
 
 
-def _header_written(client: Client, keys: Keys, void: bytes, header: bytes) -> bytes:
+def _header_written(client: StoreClient, keys: StoreKeys, void: bytes, header: bytes) -> bytes:
     """The header that is there after this agent has tried to write its own in the place of `void`."""
     header = client.compare_set(keys.header, void, header)
     client.set(keys.begun, b"1")
     return header
 
 
-def _header_after(client: Client, keys: Keys, void: bytes) -> bytes:
+def _header_after(client: StoreClient, keys: StoreKeys, void: bytes) -> bytes:
     """The header, if there is another than `void` within a moment. Empty: there is none."""
     if void:
         time.sleep(_POLL_S)
@@ -117,7 +117,7 @@ def _header_after(client: Client, keys: Keys, void: bytes) -> bytes:
     return b"" if header == void else header
 
 
-def replaced(client: Client, keys: Keys, void: bytes, wait_s: float) -> bytes:
+def replaced(client: StoreClient, keys: StoreKeys, void: bytes, wait_s: float) -> bytes:
     """The header that has taken the place of `void` within `wait_s` seconds. Empty: none has."""
     give_up_at = time.monotonic() + wait_s
     while not (header := _header_after(client, keys, void)) and time.monotonic() < give_up_at:
@@ -128,7 +128,9 @@ def replaced(client: Client, keys: Keys, void: bytes, wait_s: float) -> bytes:
 # ---- a journal is founded again ----
 
 
-def found_again(client: Client, keys: Keys, envelope: Envelope, held: Held, number: int, void: bytes = b"") -> bytes:
+def found_again(
+    client: StoreClient, keys: StoreKeys, envelope: Envelope, held: Held, number: int, void: bytes = b""
+) -> bytes:
     """Found the journal again, or wait until another agent has. Returns the header.
 
     `number`: as in `next_life`. `void`: the header of a journal that makes way for this one. Empty: the
@@ -151,7 +153,9 @@ def found_again(client: Client, keys: Keys, envelope: Envelope, held: Held, numb
     return header
 
 
-def _founded(client: Client, keys: Keys, envelope: Envelope, held: Held, origin: Origin, void: bytes) -> bytes:
+def _founded(
+    client: StoreClient, keys: StoreKeys, envelope: Envelope, held: Held, origin: Origin, void: bytes
+) -> bytes:
     of_life = keys.of(origin.life.name)
     whole = envelope.wrap_job(held.position, moved(held.job), held.digest)
     first, *others = (whole[i : i + LARGEST] for i in range(0, len(whole), LARGEST))
@@ -163,7 +167,7 @@ def _founded(client: Client, keys: Keys, envelope: Envelope, held: Held, origin:
     return _header_written(client, keys, void, envelope.header(origin))
 
 
-def first_fold(client: Client, keys: LifeKeys) -> bytes:
+def first_fold(client: StoreClient, keys: LifeKeys) -> bytes:
     """The fold that was written when this life began. A later fold if one has been published since."""
     whole, part_number = client.get(keys.fold), 1
     while len(whole) == part_number * LARGEST and (part := client.get(keys.part(part_number))):
@@ -174,7 +178,7 @@ def first_fold(client: Client, keys: LifeKeys) -> bytes:
 # ---- a young journal makes way ----
 
 
-def is_void_now(client: Client, keys: Keys, origin: Origin, envelope: Envelope) -> bool:
+def is_void_now(client: StoreClient, keys: StoreKeys, origin: Origin, envelope: Envelope) -> bool:
     """Make the journal with this origin void, in favour of the one that `envelope` has taken. True if it is void. False
     if it stays."""
     found, slots = envelope.of(origin), keys.of(origin.life.name)
@@ -193,7 +197,7 @@ def is_veto(envelope: Envelope, record: bytes, slots: LifeKeys, slot: int) -> bo
 
 
 def judged(
-    client: Client, slots: LifeKeys, envelope: Envelope, origin: Origin, end: int, hole_s: float = _HOLE_S
+    client: StoreClient, slots: LifeKeys, envelope: Envelope, origin: Origin, end: int, hole_s: float = _HOLE_S
 ) -> bool | None:
     """Whether the journal is void, by its records before position `end`. None: nothing has decided yet. `slots`: the
     keys of its life. `hole_s`: how many seconds a slot may stay taken and not filled. Then it is filled here."""
@@ -215,7 +219,7 @@ def judged(
     return verdict
 
 
-def _base_of(client: Client, slots: LifeKeys, envelope: Envelope) -> tuple[int, Job]:
+def _base_of(client: StoreClient, slots: LifeKeys, envelope: Envelope) -> tuple[int, Job]:
     """The position and the fold with which this life begins. A later fold if a reader has published one since. No
     reader reads past a veto that counts, so all agents judge alike. Raises `Unavailable`."""
     found = envelope.open_fold(first_fold(client, slots))

@@ -24,9 +24,9 @@ from typing import TYPE_CHECKING
 from attrs import evolve
 
 from reknit.adapters.host.children import abandon_in_forks
-from reknit.adapters.keeper.output.console import LAST_WORDS_S, Console
+from reknit.adapters.keeper.output.console import LAST_WORDS_S, ConsoleWriter
 from reknit.adapters.keeper.protocol import wire
-from reknit.adapters.keeper.protocol.stream import Broken, Ended, Limited
+from reknit.adapters.keeper.protocol.stream import Broken, Limited, StreamEnded
 from reknit.adapters.runtime.ports import CannotStart, Clock
 from reknit.core.agent.commands import StopWorkers
 from reknit.core.agent.events import Event, Started
@@ -34,7 +34,7 @@ from reknit.core.agent.workers import PortReserved, ReservePort, StartWorkers, W
 from reknit.core.job.job import EMPTY
 
 from .calling import Calling
-from .connection import Line
+from .connection import KeeperConnection
 from .round import Staff, Told
 from .standing import NoKeeper, ReadyKeeper, StartingKeeper
 from .start import Start, cause
@@ -52,7 +52,7 @@ _MOST_UNSENT = 1 << 20
 """If the keeper has this many bytes still to take, `say` does not send it further lines."""
 
 
-class Keeper:
+class KeeperClient:
     """Implements `ports.Workers`."""
 
     def __init__(
@@ -65,7 +65,7 @@ class Keeper:
         restart: Start | None = None,
         say: Callable[[str], None] = lambda line: None,
         has_said: Callable[[float], bool] = lambda wait_s: True,
-        consoles: Mapping[int, Console] = EMPTY,
+        consoles: Mapping[int, ConsoleWriter] = EMPTY,
         on_death: Callable[[], None] = lambda: None,
         function: Function | None = None,
         console: tuple[int, int] = (1, 2),
@@ -234,7 +234,7 @@ class Keeper:
                 self._take(message, now)
         except Broken as error:
             is_limit = isinstance(error, Limited)
-            self._lost(keeper.line, str(error), has_ended=isinstance(error, Ended), is_limit=is_limit)
+            self._lost(keeper.line, str(error), has_ended=isinstance(error, StreamEnded), is_limit=is_limit)
             return
         if messages:
             if isinstance(self._keeper, ReadyKeeper):
@@ -307,12 +307,12 @@ class Keeper:
 
     def _begin(self, start: Start, waiting: Sequence[object] = ()) -> None:
         """Start a keeper. `waiting`: what it is told when it is ready. Raises `OSError`."""
-        line = Line(self._clock, start)
+        line = KeeperConnection(self._clock, start)
         self._keeper = StartingKeeper(line, self._clock.now(), waiting)
         self._keeper.fence(self._fence_at)
         line.send(evolve(self._configure, used_ports=tuple(sorted(self._used_ports)), port=self._port))
 
-    def _lost(self, line: Line, why: str, *, has_ended: bool = False, is_limit: bool = False) -> None:
+    def _lost(self, line: KeeperConnection, why: str, *, has_ended: bool = False, is_limit: bool = False) -> None:
         """The keeper is dead or cannot be used any more: end it, say so, and start another one.
 
         `has_ended`: the keeper has ended by itself. How it has ended then says more than `why`."""
@@ -394,7 +394,7 @@ class Keeper:
         if (line := self._let_go("it is the parent's")) is not None:
             line.abandon()
 
-    def _let_go(self, why: str) -> Line | None:
+    def _let_go(self, why: str) -> KeeperConnection | None:
         """Have no keeper from now on. Returns the line to the one there was."""
         keeper, self._keeper = self._keeper, NoKeeper(why)
         return None if isinstance(keeper, NoKeeper) else keeper.line

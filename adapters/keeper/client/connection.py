@@ -8,7 +8,7 @@ import time
 
 from reknit.adapters.host.children import reap, signal_process
 from reknit.adapters.keeper.protocol.files import Parcel, Sender
-from reknit.adapters.keeper.protocol.stream import Broken, Ended
+from reknit.adapters.keeper.protocol.stream import Broken, StreamEnded
 from reknit.adapters.keeper.protocol.wire import Shutdown
 from reknit.adapters.runtime.clock import is_readable
 from reknit.adapters.runtime.ports import Clock
@@ -19,7 +19,7 @@ _END_S = 0.1
 _KILL_S = 10.0
 
 
-class Line:
+class KeeperConnection:
     """The connection to one keeper. Wakes the clock when the keeper has said something, and when it ends."""
 
     def __init__(self, clock: Clock, start: Start) -> None:
@@ -66,7 +66,7 @@ class Line:
         self._stream.flush()
         messages = self._stream.receive(now)
         if is_dead and not messages:
-            raise Ended("it has ended")
+            raise StreamEnded("it has ended")
         return messages
 
     def wait(self, seconds: float) -> None:

@@ -17,14 +17,16 @@ from functools import partial
 from typing import NoReturn
 
 from reknit.adapters.keeper.functions.forks import NAMES, Forks, descriptors
-from reknit.adapters.keeper.functions.function_main import Worker
+from reknit.adapters.keeper.functions.function_main import FunctionWorker
 from reknit.adapters.keeper.process import boot
 from reknit.adapters.keeper.protocol.wire import ToKeeper
 
 from .start import Keeping, by_fork, stream_of
 
 
-def fork_keeper(workers: Mapping[int, Worker], files: Mapping[int, int], console: tuple[int, int] = (1, 2)) -> Keeping:
+def fork_keeper(
+    workers: Mapping[int, FunctionWorker], files: Mapping[int, int], console: tuple[int, int] = (1, 2)
+) -> Keeping:
     """Start a keeper as a fork of this process. Its workers are the `workers`, by local rank. `files`: by local rank,
     the descriptor that a worker writes its value to. `console`: the descriptors that become the keeper's stdout and
     stderr. Raises `OSError`."""
@@ -46,7 +48,7 @@ def fork_keeper(workers: Mapping[int, Worker], files: Mapping[int, int], console
 
 
 def _become(
-    workers: Mapping[int, Worker],
+    workers: Mapping[int, FunctionWorker],
     files: Mapping[int, int],
     shown: Mapping[int, int],
     collects: bool,

@@ -27,13 +27,13 @@ from typing import Any, ClassVar
 
 from attrs import evolve, frozen
 
-from reknit.adapters.keeper.functions.forkserver_main import Server
+from reknit.adapters.keeper.functions.forkserver_main import ForkServerProcess
 from reknit.adapters.keeper.functions.function_main import (
     RETURNED,
-    Held,
+    FunctionWorker,
+    InheritedFunction,
     Passed,
     Payload,
-    Worker,
     one_line,
     write_error,
 )
@@ -137,7 +137,9 @@ class Calls:
         """Start a keeper that is a fork of this process, and whose workers call these functions. `ranks`: by local
         rank. `console`: the descriptors that become its stdout and stderr. Raises `OSError`."""
         workers = {
-            rank: Worker(ranks[rank], "fork", self._files[rank], Together(*self._shared), Held(each.fn, each.args))
+            rank: FunctionWorker(
+                ranks[rank], "fork", self._files[rank], Together(*self._shared), InheritedFunction(each.fn, each.args)
+            )
             for rank, each in self._functions.items()
         }
         return fork_keeper(workers, self._files, console)
@@ -154,7 +156,11 @@ class Calls:
                 processes.append(asked)  # it is a program
                 continue
             file, packed = self._files[local_rank], self._which[local_rank]
-            _write(file, told, Worker(asked.rank, self._start_method, _FILE, Together(*_TOGETHER), Payload(_PAYLOAD)))
+            _write(
+                file,
+                told,
+                FunctionWorker(asked.rank, self._start_method, _FILE, Together(*_TOGETHER), Payload(_PAYLOAD)),
+            )
             numbers = {_TOLD: file, _FILE: file, _PAYLOAD: packed.file} | dict(
                 zip(_TOGETHER, self._shared, strict=True)
             )
@@ -174,7 +180,7 @@ class Calls:
         """The fork server for these functions."""
         self._server_file = new_file()
         preload = getattr(getattr(forkserver, "_forkserver", None), "_preload_modules", None) or ()
-        _write(self._server_file, told, Server(preload, _TOLD))
+        _write(self._server_file, told, ForkServerProcess(preload, _TOLD))
         numbers = {_TOLD: self._server_file} | ({_TRACKER: tracker} if tracker >= 0 else {})
         sent += [fd for fd in numbers.values() if fd not in sent]
         descriptors = tuple((number, sent.index(fd)) for number, fd in numbers.items())
@@ -387,7 +393,7 @@ def _command_line(tracker: int) -> tuple[str, ...]:
     return tuple(map(os.fsdecode, argv))
 
 
-def _write(file: int, told: bytes, worker: Worker | Server) -> None:
+def _write(file: int, told: bytes, worker: FunctionWorker | ForkServerProcess) -> None:
     with _as_spawning(_Spawning()):
         data = bytes(ForkingPickler.dumps(worker))
     with open(file, "wb", closefd=False) as opened:

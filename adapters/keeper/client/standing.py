@@ -12,7 +12,7 @@ from attrs import frozen
 
 from reknit.adapters.keeper.protocol import wire
 
-from .connection import Line
+from .connection import KeeperConnection
 
 _HELLO_S = 60.0
 """Time for a new keeper to say that it is ready. A keeper that needs longer is killed. Seconds."""
@@ -39,7 +39,7 @@ class NoKeeper:
 class StartingKeeper:
     """A keeper was started, and has not said yet that it is ready."""
 
-    def __init__(self, line: Line, now: float, waiting: Sequence[object]) -> None:
+    def __init__(self, line: KeeperConnection, now: float, waiting: Sequence[object]) -> None:
         """`waiting`: messages that are sent when the keeper is ready."""
         self.line = line
         self._waiting = [*waiting]
@@ -74,7 +74,7 @@ class StartingKeeper:
 class ReadyKeeper:
     """A keeper that takes messages."""
 
-    def __init__(self, line: Line, now: float, *, pings: bool) -> None:
+    def __init__(self, line: KeeperConnection, now: float, *, pings: bool) -> None:
         """`pings`: both sides send pings. They begin here, because a login to another host may take long, and only
         `_HELLO_S` limits it."""
         self.line = line

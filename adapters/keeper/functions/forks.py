@@ -20,7 +20,7 @@ from typing import Any
 from reknit.adapters.host.children import apart
 from reknit.adapters.keeper.common.guard import Guard
 
-from .function_main import Worker
+from .function_main import FunctionWorker
 
 _FAILED = 1
 NAMES = {1: "stdout", 2: "stderr"}
@@ -30,7 +30,7 @@ class Forks:
     """The workers that a keeper can fork."""
 
     def __init__(
-        self, workers: Mapping[int, Worker], files: Mapping[int, int], hosts: Collection[int], collects: bool
+        self, workers: Mapping[int, FunctionWorker], files: Mapping[int, int], hosts: Collection[int], collects: bool
     ) -> None:
         """`hosts`: the descriptors of the program. `collects`: the program's garbage collector is on."""
         self._workers = workers
@@ -145,7 +145,7 @@ def _number(stream: Any) -> int:
         return -1
 
 
-def _run(worker: Worker) -> int:
+def _run(worker: FunctionWorker) -> int:
     process: Any = worker  # the stubs have no such name
     status: int = process._bootstrap()
     return status

@@ -17,7 +17,7 @@ from typing import Any, NoReturn
 
 from .forks import settle
 from .forkserver import LENGTH, SOCKET
-from .function_main import Started
+from .function_main import PreparedProcess
 
 _MOST_FILES = 253
 _FAILED = 1
@@ -25,7 +25,7 @@ _ADOPTED_S = 0.0005
 """The pause between two looks of a worker whether its keeper is its parent. Seconds."""
 
 
-class Server(Started):
+class ForkServerProcess(PreparedProcess):
     """The process of the fork server, made by the agent. The keeper starts it."""
 
     def __init__(self, preload: Sequence[str], told: int) -> None:

@@ -44,7 +44,7 @@ class Passed:
         return self._number
 
 
-class Started(process.BaseProcess):
+class PreparedProcess(process.BaseProcess):
     """A process that `multiprocessing` has set up, and that another process than the agent has started."""
 
     def _bootstrap(self, parent_sentinel: int | None = None) -> int:
@@ -56,7 +56,7 @@ class Started(process.BaseProcess):
         return status
 
 
-class Worker(Started):
+class FunctionWorker(PreparedProcess):
     """The process of one function, made by the agent. The keeper starts it."""
 
     def __init__(
@@ -149,7 +149,7 @@ def _cut(text: str) -> str:
     return text if len(text) <= _LONGEST else f"{text[:half]} … {text[-half:]}"
 
 
-class Held:
+class InheritedFunction:
     """A function with its arguments, in the memory that a forked worker has inherited."""
 
     def __init__(self, function: Callable[..., object], args: Any) -> None:

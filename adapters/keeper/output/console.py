@@ -62,7 +62,7 @@ def escaped(line: str) -> str:
     return _UNSAFE.sub(lambda found: found[0].encode("unicode_escape").decode(), line)
 
 
-class Console:
+class ConsoleWriter:
     """Writes to one descriptor. The caller closes the descriptor. All methods may be called from any thread."""
 
     def __init__(self, fd: int, *, has_room: Callable[[], None] | None = None) -> None:

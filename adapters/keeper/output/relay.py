@@ -3,7 +3,8 @@
 Rules:
 
 1. A console that blocks holds up the workers that write, never the thread that decides. The relay hands output to a
-   `Console`, which has its own thread. While the console is full, the relay does not read the workers that write to it.
+   `ConsoleWriter`, which has its own thread. While the console is full, the relay does not read the workers that write
+   to it.
 2. The thread that decides reads as well: when a worker has ended, it wants the worker's last lines at once. It cannot
    wait for end-of-file, because a grandchild may hold the pipe open. So one lock guards reading, remembering and
    handing over. None of these blocks. Files are written without the lock, by the relay's thread alone, because a disk
@@ -25,7 +26,7 @@ from errno import EAGAIN
 from reknit.adapters.runtime.clock import Poller
 from reknit.adapters.runtime.threads import Thread
 
-from .console import Console
+from .console import ConsoleWriter
 
 PARTIAL_S = 0.1
 """Seconds that the beginning of a line waits for its end."""
@@ -52,7 +53,7 @@ class Tap:
     def __init__(
         self,
         source: int,
-        console: Console | None,
+        console: ConsoleWriter | None,
         file: int | None = None,
         prefix: bytes = b"",
         name: str = "",
@@ -215,7 +216,7 @@ class Relay:
             self._show(tap, tap.console, data)
         return len(data)
 
-    def _show(self, tap: Tap, console: Console, data: bytes) -> None:
+    def _show(self, tap: Tap, console: ConsoleWriter, data: bytes) -> None:
         """Hand the complete lines to the console. Keep the beginning of the next line for `PARTIAL_S` at most."""
         is_new = not tap.partial
         lines, tap.partial = _whole_lines(tap.partial + data, tap.prefix)
@@ -234,7 +235,7 @@ class Relay:
             self._write(tap, tap.console, tap.partial)
             tap.partial = b""
 
-    def _write(self, tap: Tap, console: Console, data: bytes) -> None:
+    def _write(self, tap: Tap, console: ConsoleWriter, data: bytes) -> None:
         if data and tap.prefix:
             lines = data.splitlines(keepends=True)
             # The rest of a line that was shown without its end needs no prefix: the line has one already.

@@ -24,7 +24,7 @@ from typing import Literal
 
 from attrs import frozen
 
-from .console import Console
+from .console import ConsoleWriter
 from .relay import Relay, Tap
 
 STDOUT, STDERR = 1, 2
@@ -96,10 +96,13 @@ class Streams:
         self._fds = {STDOUT: stdout, STDERR: stderr}
         self._relays = relays
         self._relay = Relay(self.say)
-        err = Console(stderr, has_room=self._relay.wake)
+        err = ConsoleWriter(stderr, has_room=self._relay.wake)
         self._is_one = _is_same(stdout, stderr)
         """Stdout and stderr are the same console. Then all output to it goes through the relay, in whole lines."""
-        self._consoles = {STDOUT: err if self._is_one else Console(stdout, has_room=self._relay.wake), STDERR: err}
+        self._consoles = {
+            STDOUT: err if self._is_one else ConsoleWriter(stdout, has_room=self._relay.wake),
+            STDERR: err,
+        }
 
     @property
     def has_files(self) -> bool:

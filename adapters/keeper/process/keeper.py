@@ -27,7 +27,7 @@ from reknit.adapters.host.orphans import end_marked, processes_of
 from reknit.adapters.keeper.common.environment import handed_down
 from reknit.adapters.keeper.common.guard import continue_on_news
 from reknit.adapters.keeper.common.run_folder import CannotMake, LogFolder, remove_abandoned, working_folder
-from reknit.adapters.keeper.output.console import LAST_WORDS_S, Console
+from reknit.adapters.keeper.output.console import LAST_WORDS_S, ConsoleWriter
 from reknit.adapters.keeper.protocol.files import Receiver
 from reknit.adapters.keeper.protocol.stream import Broken, Stream
 from reknit.adapters.keeper.protocol.wire import (
@@ -54,7 +54,7 @@ from reknit.adapters.keeper.protocol.wire import (
     Stop,
     Unusable,
 )
-from reknit.adapters.runtime.clock import Clock, is_readable
+from reknit.adapters.runtime.clock import SystemClock, is_readable
 from reknit.core.agent.workers import ReservePort, StartWorkers, WorkersStarted, WorkersStopped
 
 from .processes import Processes
@@ -132,7 +132,7 @@ def _show(error: BaseException) -> None:
     """The traceback of a bug."""
     from traceback import format_exception
 
-    console = Console(2)
+    console = ConsoleWriter(2)
     for line in "".join(format_exception(error)).splitlines():
         console.say(line)
     console.flush(LAST_WORDS_S)
@@ -148,7 +148,7 @@ class Keeper:
         receiver: Receiver,
         forks: Forks | None,
     ) -> None:
-        self._clock = Clock()
+        self._clock = SystemClock()
         self._stream = stream
         self._receiver = receiver
         self._forks = forks

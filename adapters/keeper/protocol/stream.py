@@ -28,7 +28,7 @@ class Broken(Exception):
     """The stream has ended, or something came that is no message. The text says which."""
 
 
-class Ended(Broken):
+class StreamEnded(Broken):
     """The stream has ended."""
 
 
@@ -118,7 +118,7 @@ class Stream:
                 self._unread, self._searched = bytearray(b"\n").join([*lines[at:], self._unread]), 0
                 return messages
         if is_ended and not messages:
-            raise Ended("the stream was cut in the middle of a line" if self._unread else "the stream has ended")
+            raise StreamEnded("the stream was cut in the middle of a line" if self._unread else "the stream has ended")
         return messages
 
     def _whole_lines(self) -> list[bytes]:

@@ -29,7 +29,7 @@ from reknit.adapters.keeper.common.environment import TIMER_FILE
 from reknit.adapters.keeper.common.run_folder import LIMITS, CannotMake, LogFolder, temporary_base, working_folder
 
 from .hangs import LATE_S
-from .timers import Client, Reader, Request, Timer, Timers, client
+from .timers import Reader, Request, TimerProcess, Timers, WorkerTimer, client
 
 if TYPE_CHECKING:
     from reknit.adapters.runtime.ports import Clock
@@ -104,7 +104,7 @@ class TimerPipe:
 
     def look(
         self, now: float, workers: Mapping[int, int], heard: Callable[[int], None] = lambda worker: None
-    ) -> list[Timer]:
+    ) -> list[WorkerTimer]:
         """The timers for which a worker is to be ended, the first to expire first. They are one of each worker at most,
         because its other timers are forgotten.
 
@@ -119,7 +119,7 @@ class TimerPipe:
             self._timers.begin_anew(now)
         for worker in self._take(self._requests(now), now, workers):
             heard(worker)
-        found: dict[int, list[Timer]] = {}
+        found: dict[int, list[WorkerTimer]] = {}
         for timer in self._timers.expired(now):
             if timer.client.worker in workers:
                 found.setdefault(timer.client.worker, []).append(timer)
@@ -146,7 +146,7 @@ class TimerPipe:
             self._timers.clear()
             return set()
         ahead = now - time.time()
-        clients: dict[int, Client | None] = {}
+        clients: dict[int, TimerProcess | None] = {}
         for request in requests:
             if request.pid not in clients:
                 clients[request.pid] = self._client(request, workers)
@@ -156,17 +156,17 @@ class TimerPipe:
             if request.at is None:
                 self._timers.release(request.pid, request.scope)
             else:
-                self._timers.add(Timer(found, request.scope, request.at + ahead, request.signal, now))
+                self._timers.add(WorkerTimer(found, request.scope, request.at + ahead, request.signal, now))
         return {found.worker for found in clients.values() if found is not None}
 
-    def _client(self, request: Request, workers: Mapping[int, int]) -> Client | None:
+    def _client(self, request: Request, workers: Mapping[int, int]) -> TimerProcess | None:
         found = client(request.pid, workers.keys())
         if found is not None and not found.worker:
             self._complain("a process that is no worker here sets a timer", f"pid {request.pid}, {request.scope!r:.80}")
             return None
         return found
 
-    def _fatal(self, rank: int, expired: list[Timer]) -> list[Timer]:
+    def _fatal(self, rank: int, expired: list[WorkerTimer]) -> list[WorkerTimer]:
         """The first of these timers of one worker that ends it."""
         for timer in expired:
             if timer.signal > 0:

@@ -102,7 +102,7 @@ def request_in(line: bytes) -> Request | None:
 
 
 @frozen
-class Client:
+class TimerProcess:
     """A process that sets timers."""
 
     pid: int
@@ -118,13 +118,13 @@ class Client:
         return self.started == 0 or _seen(self.pid)[2] == self.started
 
 
-def client(pid: int, workers: Collection[int]) -> Client | None:
+def client(pid: int, workers: Collection[int]) -> TimerProcess | None:
     """The process with this pid. None: it has ended. `workers`: the pids of the workers, which lead process groups.
 
     On a system without /proc only a worker itself is found, and no descendant.
     """
     if pid in workers:
-        return Client(pid, pid, 0)
+        return TimerProcess(pid, pid, 0)
     parent, group, started = _seen(pid)
     if not started:
         return None
@@ -133,8 +133,8 @@ def client(pid: int, workers: Collection[int]) -> Client | None:
         ancestors.add(parent)
         parent, group, _ = _seen(parent)
         if parent in ancestors or parent <= 1:
-            return Client(pid, 0, started)
-    return Client(pid, group if group in workers else parent, started)
+            return TimerProcess(pid, 0, started)
+    return TimerProcess(pid, group if group in workers else parent, started)
 
 
 def _seen(pid: int) -> tuple[int, int, int]:
@@ -147,10 +147,10 @@ def _seen(pid: int) -> tuple[int, int, int]:
 
 
 @frozen
-class Timer:
+class WorkerTimer:
     """A timer that is set."""
 
-    client: Client
+    client: TimerProcess
     scope: str
     expires_at: float
     """On the keeper's clock."""
@@ -165,11 +165,11 @@ class Timers:
 
     def __init__(self, complain: Complain) -> None:
         self._complain = complain
-        self._set: dict[tuple[int, str], Timer] = {}
+        self._set: dict[tuple[int, str], WorkerTimer] = {}
         self.wakes_at = inf
         """No timer expires earlier than this. It may be too early, because a release does not change it."""
 
-    def add(self, timer: Timer) -> None:
+    def add(self, timer: WorkerTimer) -> None:
         """Set a timer. It replaces the one that the client has set for the same scope."""
         key = timer.client.pid, timer.scope
         if len(self._set) >= _MOST_TIMERS and key not in self._set:
@@ -187,7 +187,7 @@ class Timers:
     def release(self, pid: int, scope: str) -> None:
         self._set.pop((pid, scope), None)
 
-    def expired(self, now: float) -> list[Timer]:
+    def expired(self, now: float) -> list[WorkerTimer]:
         """Take the timers that have expired, the first to expire first. A client that has ended has none."""
         if now < self.wakes_at:
             return []

@@ -25,7 +25,7 @@ from .shared import SharedKeeper
 from .signals import holding_back
 
 if TYPE_CHECKING:
-    from reknit.adapters.keeper.client.client import Keeper
+    from reknit.adapters.keeper.client.client import KeeperClient
     from reknit.adapters.keeper.client.functions import Function
 
 _START_S = 180.0
@@ -50,7 +50,7 @@ class KeptProcesses:
         self.owns = owns
         self.grace_s = shared.grace_s
         """Time that processes get to end when another one has failed. Seconds."""
-        self._keeper: Keeper | None = None
+        self._keeper: KeeperClient | None = None
         self._round = -1
         self._ranks: frozenset[int] = frozenset()
         self._is_started = False

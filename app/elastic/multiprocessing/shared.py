@@ -18,11 +18,11 @@ from typing import TYPE_CHECKING, Protocol
 
 from attrs import frozen
 
-from reknit.adapters.keeper.client.client import Keeper
+from reknit.adapters.keeper.client.client import KeeperClient
 from reknit.adapters.keeper.client.start import by_exec
 from reknit.adapters.keeper.common.run_folder import working_folder
 from reknit.adapters.keeper.protocol.wire import Configure
-from reknit.adapters.runtime.clock import Clock
+from reknit.adapters.runtime.clock import SystemClock
 
 if TYPE_CHECKING:
     from reknit.adapters.host.lock import HostLock
@@ -53,22 +53,22 @@ class SharedKeeper:
         """See `Settings.timer_file`. It counts from the next start of workers."""
         self.user: User | None = None
         """Whose processes run on the keeper, or ran last."""
-        self._clock: Clock | None = None
+        self._clock: SystemClock | None = None
         self._name = name
         self._mark = mark or os.urandom(8).hex()
         self._owes_lock = not mark
         self._lock: HostLock | None = None
         self._owner = os.getpid()
-        self._keeper: Keeper | None = None
+        self._keeper: KeeperClient | None = None
         self._inherited: _Inherited | None = None
         self._round = -1
         self._is_closed = False
 
     @property
-    def clock(self) -> Clock:
+    def clock(self) -> SystemClock:
         """What waits for the keeper."""
         if self._clock is None:
-            self._clock = Clock()
+            self._clock = SystemClock()
         return self._clock
 
     @property
@@ -82,7 +82,7 @@ class SharedKeeper:
         if os.getpid() != self._owner:
             raise RuntimeError("these processes belong to the parent of this process, which was forked")
 
-    def keeper(self, start_method: str | None = None) -> Keeper:
+    def keeper(self, start_method: str | None = None) -> KeeperClient:
         """The keeper. It is started if there is none that is fit to start workers now. Raises `CannotStart`.
         Ends a worker that imports the program's script.
 
@@ -106,7 +106,7 @@ class SharedKeeper:
             self._inherited = inherited
         return self._keeper
 
-    def _opened(self, inherited: _Inherited) -> Keeper:
+    def _opened(self, inherited: _Inherited) -> KeeperClient:
         nonce = os.urandom(8).hex()
         configure = Configure(
             argv=(),
@@ -118,7 +118,9 @@ class SharedKeeper:
             mark=f"{self._mark}/{nonce}",
         )
         start = partial(by_exec, inherited.env)
-        keeper = Keeper(self.clock, configure, nonce, start, say=_logger.warning, start_method=inherited.start_method)
+        keeper = KeeperClient(
+            self.clock, configure, nonce, start, say=_logger.warning, start_method=inherited.start_method
+        )
         if self._owes_lock:
             try:
                 self._take_lock()  # while the keeper gets ready

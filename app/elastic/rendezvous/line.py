@@ -27,7 +27,7 @@ class Caller(Protocol):
         ...
 
 
-class Line:
+class RendezvousLink:
     """Implements `ports.Link` over a link: beats only while torchrun lives, joins only if torchrun would start workers,
     and can say that the job ends."""
 

@@ -44,9 +44,9 @@ from torch.distributed.elastic.rendezvous.api import (
 )
 
 from reknit.adapters.elastic.hooked_workers import HookedWorkers
-from reknit.adapters.runtime.clock import Clock
+from reknit.adapters.runtime.clock import SystemClock
 from reknit.adapters.runtime.ports import CannotStart
-from reknit.app.python.session import Running
+from reknit.app.python.session import Session
 from reknit.app.settings import Settings
 from reknit.app.wiring.world import Prevented, Wired
 from reknit.core.agent import reasons as own
@@ -60,7 +60,7 @@ from reknit.core.job.workers import Assignment, WorkerFailure
 from reknit.core.text.describe import reason_text
 from reknit.elastic.utils.logging import get_logger
 
-from .line import Line
+from .line import RendezvousLink
 from .meeting_handler import MeetingHandler
 
 _MANY = 10**9
@@ -101,12 +101,12 @@ class Membership:
         self._called_at = time.monotonic()
         self._patience_s = _patience_s()
         self._hooked: HookedWorkers
-        self._line: Line
+        self._line: RendezvousLink
         self._store: Any = None
         for notice in notices:
             logger.warning("%s", notice)
         try:
-            self._running = Running(
+            self._running = Session(
                 _settings(handler),
                 say=_say,
                 observers=[self._observe],
@@ -119,12 +119,12 @@ class Membership:
             raise RendezvousConnectionError(str(error)) from error
         atexit.register(self._say_goodbye)
 
-    def _open(self, clock: Clock, nonce: str, mark: str) -> HookedWorkers:
+    def _open(self, clock: SystemClock, nonce: str, mark: str) -> HookedWorkers:
         self._hooked = HookedWorkers(clock, nonce, news=self._changed.set)
         return self._hooked
 
     def _rewire(self, wired: Wired) -> None:
-        self._line = Line(wired.ports.link, self, wired.ports.clock.wake)
+        self._line = RendezvousLink(wired.ports.link, self, wired.ports.clock.wake)
         wired.ports = evolve(wired.ports, link=self._line)
 
     @property

@@ -12,11 +12,20 @@ from pathlib import Path
 import pytest
 
 from reknit.adapters.host import record as hostrecord
-from reknit.adapters.host.record import LONGEST_NOTE, ProcessId, Record, children_of, identified, is_alive, read, shown
+from reknit.adapters.host.record import (
+    LONGEST_NOTE,
+    HostRecord,
+    ProcessId,
+    children_of,
+    identified,
+    is_alive,
+    read,
+    shown,
+)
 from reknit.adapters.host.record import write as write_record
 from tests.support.waiting import PATIENCE_S, until
 
-RECORD = Record(ProcessId(1, 2), (ProcessId(3, 4), ProcessId(5, 6)), "ä note\n")
+RECORD = HostRecord(ProcessId(1, 2), (ProcessId(3, 4), ProcessId(5, 6)), "ä note\n")
 
 
 @pytest.fixture
@@ -29,8 +38,8 @@ def fd(tmp_path: Path) -> Iterator[int]:
 def test_what_is_written_is_read(fd: int) -> None:
     """A later record takes the place of an earlier one, longer or shorter."""
     assert read(fd) is None
-    long = Record(ProcessId(1, 2), tuple(ProcessId(pid, pid) for pid in range(100)))
-    for record in (RECORD, long, RECORD, Record(ProcessId(1, 2))):
+    long = HostRecord(ProcessId(1, 2), tuple(ProcessId(pid, pid) for pid in range(100)))
+    for record in (RECORD, long, RECORD, HostRecord(ProcessId(1, 2))):
         write_record(fd, record)
         assert read(fd) == record
 
@@ -57,7 +66,7 @@ def test_a_torn_record_is_none(fd: int) -> None:
 def test_a_record_is_bounded(fd: int) -> None:
     """A node may have many processes. The latest count."""
     processes = tuple(ProcessId(4_000_000 + number, 10**12) for number in range(5000))
-    write_record(fd, Record(ProcessId(1, 2), processes, LONGEST_NOTE * "ä"))
+    write_record(fd, HostRecord(ProcessId(1, 2), processes, LONGEST_NOTE * "ä"))
     assert os.fstat(fd).st_size < 40_000
     found = read(fd)
     assert found is not None
@@ -71,7 +80,7 @@ def test_another_boot_or_container_knows_none_of_the_processes(
     """There the same pids are other processes. The note counts all the same."""
     write_record(fd, RECORD)
     monkeypatch.setattr(hostrecord, what, lambda: "other")
-    assert read(fd) == Record(None, (), RECORD.note)
+    assert read(fd) == HostRecord(None, (), RECORD.note)
 
 
 def test_a_full_disk_is_no_error(fd: int, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,7 +15,7 @@ import pytest
 
 from reknit.adapters.journals.envelope import Envelope
 from reknit.adapters.journals.tcpstore import host as host_module
-from reknit.adapters.journals.tcpstore.client import Client
+from reknit.adapters.journals.tcpstore.client import StoreClient
 from reknit.adapters.journals.tcpstore.host import host_store
 from reknit.adapters.runtime.ports import Journal, Refused, Unavailable
 from reknit.core.job.entries import Node, NodeId
@@ -137,7 +137,7 @@ def test_a_store_that_is_closed_leaves_nothing() -> None:
         for _ in range(2):
             host = host_store(HOST, port)
             assert host is not None
-            Client(HOST, port, PATIENCE_S).close()
+            StoreClient(HOST, port, PATIENCE_S).close()
             host.close()
             host.close()
 

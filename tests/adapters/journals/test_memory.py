@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 
 from reknit.adapters.journals.memory import MemoryJournal, MemoryLink
-from reknit.adapters.runtime.clock import Clock
+from reknit.adapters.runtime.clock import SystemClock
 from reknit.core.agent.events import Counters, EntriesRead
 from reknit.core.job.entries import Aborted, Node, NodeId
 from tests.support.waiting import PATIENCE_S, until
@@ -36,7 +36,7 @@ def test_closing_ends_the_reads_that_wait_and_the_others_go_on() -> None:
 
 def test_the_link_tells_of_the_first_read_and_then_of_news_only() -> None:
     """The agent must learn that there is nothing; once."""
-    link = MemoryLink(MemoryJournal(), Clock())
+    link = MemoryLink(MemoryJournal(), SystemClock())
     assert link.events(1.0) == [EntriesRead(1.0)]
     assert link.events(2.0) == []
     link.append(Aborted("x"))
@@ -46,7 +46,7 @@ def test_the_link_tells_of_the_first_read_and_then_of_news_only() -> None:
 def test_a_beat_is_answered_by_counters_and_a_fresh_read() -> None:
     """Both show that the journal answers."""
     journal = MemoryJournal()
-    link = MemoryLink(journal, Clock())
+    link = MemoryLink(journal, SystemClock())
     link.events(0.0)
     journal.beat(PEER, 1, ())
     link.beat(ME, 1, (PEER, Node(NodeId("unheard"))))

@@ -11,7 +11,7 @@ import pytest
 
 from reknit.adapters.journals.memory import MemoryJournal
 from reknit.adapters.link import ThreadedLink
-from reknit.adapters.runtime.clock import Clock
+from reknit.adapters.runtime.clock import SystemClock
 from reknit.adapters.runtime.ports import Batch, Refused, Unavailable
 from reknit.core.agent.events import Counters, EntriesRead, Event, JournalFailed
 from reknit.core.job.entries import Aborted, Entry, Node, NodeId
@@ -69,7 +69,7 @@ class Agent:
     """The agent's side of a link: keeps what it is told."""
 
     def __init__(self, journal: MemoryJournal, look_s: float = 0.02) -> None:
-        self.clock = Clock()
+        self.clock = SystemClock()
         self.link = ThreadedLink(journal, self.clock, "nonce", look_s=look_s)
         self.seen: list[Event] = []
         self.count_read = 0
@@ -265,7 +265,7 @@ def test_a_link_whose_threads_cannot_all_start_leaves_none(monkeypatch: pytest.M
         real(thread)
 
     monkeypatch.setattr(threading.Thread, "start", start)
-    clock = Clock()
+    clock = SystemClock()
     with pytest.raises(RuntimeError, match="can't start"):
         ThreadedLink(MemoryJournal(), clock, "n")
     clock.close()

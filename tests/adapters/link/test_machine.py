@@ -9,21 +9,21 @@ from typing import NamedTuple
 
 import pytest
 
-from reknit.adapters.link.machine import Link, begun, step, taken
+from reknit.adapters.link.machine import LinkState, begun, step, taken
 from reknit.adapters.link.messages import (
     Appended,
+    BatchRead,
     Beaten,
     Call,
-    Closed,
-    Failed,
+    CallFailed,
     Folded,
     Forbidden,
-    Found,
     Input,
     Lane,
+    LinkClosed,
     Read,
-    Say,
     SendBeat,
+    SendEntry,
 )
 from reknit.adapters.runtime.ports import Batch
 from reknit.core.agent.commands import Append, Beat
@@ -37,7 +37,7 @@ ME = Node(NodeId("me"))
 A, B = Aborted("a"), Aborted("b")
 BEAT, LATER = Beat(ME, 1, ()), Beat(ME, 2, ())
 LOOK_S = 3.0
-NOTHING = Found(Batch(0))
+NOTHING = BatchRead(Batch(0))
 FOLDED = Folded(Job())
 AT = 7.0
 READ = EntriesRead(AT)
@@ -47,7 +47,7 @@ IDLE = Read(0, LOOK_S)
 AGAIN = Read(0, 0.0)
 """A read that does not wait, and is told at any rate."""
 NEXT = Life("journal", "next")
-IN_NEXT = Found(Batch(9, base=Job(epoch=5), life=NEXT))
+IN_NEXT = BatchRead(Batch(9, base=Job(epoch=5), life=NEXT))
 """The reader has found another life of the journal. It begins with this fold."""
 READ_NEXT = EntriesRead(AT, (), Job(epoch=5), NEXT)
 
@@ -58,15 +58,15 @@ class Row(NamedTuple):
     news: tuple[Event, ...] = ()
 
 
-def found(*entries: Aborted, at: int, base: Job | None = None, life: Life = Life()) -> Found:
-    return Found(Batch(at, entries, base, life))
+def found(*entries: Aborted, at: int, base: Job | None = None, life: Life = Life()) -> BatchRead:
+    return BatchRead(Batch(at, entries, base, life))
 
 
-def fails(lane: Lane) -> Failed:
-    return Failed(lane, "no")
+def fails(lane: Lane) -> CallFailed:
+    return CallFailed(lane, "no")
 
 
-def played(*rows: Row, begin: bool = True) -> Link:
+def played(*rows: Row, begin: bool = True) -> LinkState:
     """The link after these rows. `begin`: it has made its first read, found nothing, and waits for news."""
     link, calls = begun("n", LOOK_S)
     assert calls == (AGAIN,)
@@ -97,9 +97,9 @@ def test_nothing_is_read_before_the_agent_has_folded() -> None:
 def test_entries_are_said_one_after_the_other() -> None:
     """A node's failure comes before its next `Joined`."""
     played(
-        Row(Append(A), (Say("n-1", A),)),
+        Row(Append(A), (SendEntry("n-1", A),)),
         Row(Append(B)),
-        Row(Appended(), (Say("n-2", B),)),
+        Row(Appended(), (SendEntry("n-2", B),)),
         Row(Appended()),
     )
 
@@ -107,38 +107,38 @@ def test_entries_are_said_one_after_the_other() -> None:
 def test_an_entry_on_its_way_is_not_added() -> None:
     """It may wait, be said, or wait to be read. A store that is slow would be flooded."""
     played(
-        Row(Append(A), (Say("n-1", A),)),
+        Row(Append(A), (SendEntry("n-1", A),)),
         Row(Append(A)),
         Row(Appended()),
         Row(Append(A)),
         Row(found(A, at=1), (), (EntriesRead(AT, (A,)),)),
-        Row(Append(A), (Say("n-2", A),)),
+        Row(Append(A), (SendEntry("n-2", A),)),
     )
 
 
 def test_an_entry_that_the_journal_has_lost_may_be_said_again() -> None:
     """The read began after the entry was taken, and finds nothing. Otherwise the agent would speak in vain for ever."""
     played(
-        Row(Append(A), (Say("n-1", A),)),
+        Row(Append(A), (SendEntry("n-1", A),)),
         Row(Appended()),
         Row(NOTHING, (IDLE,)),
         Row(Append(A)),
         Row(NOTHING, (IDLE,)),
-        Row(Append(A), (Say("n-2", A),)),
+        Row(Append(A), (SendEntry("n-2", A),)),
     )
 
 
 def test_an_entry_whose_answer_was_lost_may_be_meant_again_when_it_was_read() -> None:
     """The second is another: the first is repeated until the journal answers."""
     link = played(
-        Row(Append(A), (Say("n-1", A),)),
-        Row(fails(Lane.SAY), (Say("n-1", A, pause_s=0.05),), (FAILED,)),
+        Row(Append(A), (SendEntry("n-1", A),)),
+        Row(fails(Lane.SAY), (SendEntry("n-1", A, pause_s=0.05),), (FAILED,)),
         Row(NOTHING),
         Row(Append(B)),
-        Row(Appended(), (Say("n-2", B), AGAIN)),
+        Row(Appended(), (SendEntry("n-2", B), AGAIN)),
         Row(found(A, at=1), (), (EntriesRead(AT, (A,)),)),
         Row(Append(A)),
-        Row(Appended(), (Say("n-3", A),)),
+        Row(Appended(), (SendEntry("n-3", A),)),
     )
     assert link.saying.taken == {B}
 
@@ -147,13 +147,13 @@ def test_entries_that_were_skipped_over_are_no_longer_on_their_way() -> None:
     """Nobody reads them back. What the journal has not taken yet is not among them."""
     base = Job(epoch=5)
     played(
-        Row(Append(A), (Say("n-1", A),)),
+        Row(Append(A), (SendEntry("n-1", A),)),
         Row(Appended()),
-        Row(Append(B), (Say("n-2", B),)),
+        Row(Append(B), (SendEntry("n-2", B),)),
         Row(found(at=9, base=base), (), (EntriesRead(AT, (), base),)),
         Row(Append(B)),
         Row(Append(A)),
-        Row(Appended(), (Say("n-3", A),)),
+        Row(Appended(), (SendEntry("n-3", A),)),
     )
 
 
@@ -165,10 +165,10 @@ def test_an_entry_belongs_to_the_life_that_the_agent_has_folded() -> None:
     the round had enough nodes."""
     played(
         Row(IN_NEXT, (), (READ_NEXT,)),
-        Row(Append(A), (Say("n-1", A),)),
+        Row(Append(A), (SendEntry("n-1", A),)),
         Row(FOLDED, (Read(9, LOOK_S),)),
         Row(Append(B)),
-        Row(Appended(is_taken=False), (Say("n-2", B, NEXT),)),
+        Row(Appended(is_taken=False), (SendEntry("n-2", B, NEXT),)),
     )
 
 
@@ -176,12 +176,12 @@ def test_what_was_wanted_before_another_life_was_folded_is_forgotten() -> None:
     """The journal would refuse it. If it still holds, the agent wants it anew, and then it is another entry with a
     token of its own."""
     link = played(
-        Row(Append(A), (Say("n-1", A),)),
+        Row(Append(A), (SendEntry("n-1", A),)),
         Row(Append(B)),
         Row(IN_NEXT, (), (READ_NEXT,)),
         Row(FOLDED, (Read(9, LOOK_S),)),
         Row(Appended(is_taken=False)),
-        Row(Append(B), (Say("n-3", B, NEXT),)),
+        Row(Append(B), (SendEntry("n-3", B, NEXT),)),
     )
     assert link.saying.underway == {B}
 
@@ -189,12 +189,12 @@ def test_what_was_wanted_before_another_life_was_folded_is_forgotten() -> None:
 def test_the_call_that_is_under_way_goes_on_alone() -> None:
     """It cannot be called back. Its entry may be wanted in the next life at once, and waits for the answer."""
     played(
-        Row(Append(A), (Say("n-1", A),)),
+        Row(Append(A), (SendEntry("n-1", A),)),
         Row(Append(B)),
         Row(IN_NEXT, (), (READ_NEXT,)),
         Row(FOLDED, (Read(9, LOOK_S),)),
         Row(Append(A)),
-        Row(Appended(is_taken=False), (Say("n-3", A, NEXT),)),
+        Row(Appended(is_taken=False), (SendEntry("n-3", A, NEXT),)),
         Row(Appended()),
         Row(Append(A)),
         Row(found(A, at=10, life=NEXT), (), (EntriesRead(AT, (A,), life=NEXT),)),
@@ -206,14 +206,14 @@ def test_the_answer_for_the_life_before_says_nothing_about_the_next_one(*, is_ta
     """The journal has taken the entry just before its store was lost. The same entry of the next life is on its way
     until it was read back from there. A read that finds nothing does not show that it was lost."""
     link = played(
-        Row(Append(A), (Say("n-1", A),)),
+        Row(Append(A), (SendEntry("n-1", A),)),
         Row(IN_NEXT, (), (READ_NEXT,)),
         Row(FOLDED, (Read(9, LOOK_S),)),
         Row(Append(A)),
-        Row(Appended(is_taken), (Say("n-2", A, NEXT),)),
-        Row(Found(Batch(9, life=NEXT)), (Read(9, LOOK_S),)),
+        Row(Appended(is_taken), (SendEntry("n-2", A, NEXT),)),
+        Row(BatchRead(Batch(9, life=NEXT)), (Read(9, LOOK_S),)),
         Row(Append(A)),
-        Row(Found(Batch(9, life=NEXT)), (Read(9, LOOK_S),)),
+        Row(BatchRead(Batch(9, life=NEXT)), (Read(9, LOOK_S),)),
         Row(Append(A)),
     )
     assert link.saying.underway == {A}
@@ -223,26 +223,26 @@ def test_a_call_that_fails_is_made_again_for_the_life_in_which_it_was_wanted() -
     """Its first try may have written the entry. The journal tells a repetition by its token, and only in that life. The
     agent may fold another one meanwhile."""
     played(
-        Row(Append(A), (Say("n-1", A),)),
+        Row(Append(A), (SendEntry("n-1", A),)),
         Row(IN_NEXT, (), (READ_NEXT,)),
-        Row(fails(Lane.SAY), (Say("n-1", A, pause_s=0.05),), (FAILED,)),
+        Row(fails(Lane.SAY), (SendEntry("n-1", A, pause_s=0.05),), (FAILED,)),
         Row(FOLDED),
-        Row(fails(Lane.SAY), (Say("n-1", A, pause_s=0.1),), (FAILED,)),
+        Row(fails(Lane.SAY), (SendEntry("n-1", A, pause_s=0.1),), (FAILED,)),
         Row(Append(A)),
-        Row(Appended(is_taken=False), (Say("n-2", A, NEXT), Read(9, 0.0))),
+        Row(Appended(is_taken=False), (SendEntry("n-2", A, NEXT), Read(9, 0.0))),
     )
 
 
 def test_an_entry_that_the_journal_has_not_written_may_be_said_again() -> None:
     """The writer has found another life that the agent has not folded. Until it has, each entry is refused."""
     link = played(
-        Row(Append(A), (Say("n-1", A),)),
+        Row(Append(A), (SendEntry("n-1", A),)),
         Row(Appended(is_taken=False)),
-        Row(Append(A), (Say("n-2", A),)),
+        Row(Append(A), (SendEntry("n-2", A),)),
         Row(Appended(is_taken=False)),
         Row(IN_NEXT, (), (READ_NEXT,)),
         Row(FOLDED, (Read(9, LOOK_S),)),
-        Row(Append(A), (Say("n-3", A, NEXT),)),
+        Row(Append(A), (SendEntry("n-3", A, NEXT),)),
         Row(Appended()),
     )
     assert link.saying.taken == {A}
@@ -253,13 +253,13 @@ def test_another_life_is_told_even_if_nothing_was_said_there() -> None:
     wants `Opened`. (2) Its writer finds the store lost, begins another journal, and refuses the entry. (3) The reader,
     whose connection was closed between two reads, finds the new journal empty. If the agent is not told, it says
     `Opened` for the life before for ever."""
-    empty = Found(Batch(0, life=NEXT))
+    empty = BatchRead(Batch(0, life=NEXT))
     played(
-        Row(Append(A), (Say("n-1", A),)),
+        Row(Append(A), (SendEntry("n-1", A),)),
         Row(Appended(is_taken=False)),
         Row(empty, (), (EntriesRead(AT, life=NEXT),)),
         Row(FOLDED, (IDLE,)),
-        Row(Append(A), (Say("n-2", A, NEXT),)),
+        Row(Append(A), (SendEntry("n-2", A, NEXT),)),
     )
 
 
@@ -271,12 +271,12 @@ def test_a_read_that_was_dropped_is_of_no_life() -> None:
         Row(fails(Lane.BEAT), (SendBeat(BEAT, 0.05),), (FAILED,)),
         Row(IN_NEXT),
         Row(FOLDED),
-        Row(Append(A), (Say("n-1", A),)),
+        Row(Append(A), (SendEntry("n-1", A),)),
         Row(Beaten({}), (AGAIN,), (Counters(AT, {}),)),
         Row(IN_NEXT, (), (READ_NEXT,)),
         Row(FOLDED, (Read(9, LOOK_S),)),
         Row(Appended(is_taken=False)),
-        Row(Append(A), (Say("n-2", A, NEXT),)),
+        Row(Append(A), (SendEntry("n-2", A, NEXT),)),
     )
 
 
@@ -286,7 +286,7 @@ def test_a_read_that_was_dropped_is_of_no_life() -> None:
 def test_a_beat_does_not_wait_for_an_append() -> None:
     """A node that waits for its turn to write is not silent."""
     played(
-        Row(Append(A), (Say("n-1", A),)),
+        Row(Append(A), (SendEntry("n-1", A),)),
         Row(BEAT, (SendBeat(BEAT),)),
         Row(Beaten({ME: 1}), (), (Counters(AT, {ME: 1}),)),
         Row(LATER, (SendBeat(LATER),)),
@@ -331,7 +331,7 @@ def test_after_a_beat_a_read_is_told() -> None:
 @pytest.mark.parametrize("lane", [Lane.SAY, Lane.BEAT])
 def test_while_something_cannot_be_said_nothing_is_read(lane: Lane) -> None:
     """The agent would take each read for the end of the outage. Afterwards it is told of a read at any rate."""
-    wish, call = (Append(A), Say("n-1", A)) if lane is Lane.SAY else (BEAT, SendBeat(BEAT))
+    wish, call = (Append(A), SendEntry("n-1", A)) if lane is Lane.SAY else (BEAT, SendBeat(BEAT))
     answer: Input = Appended() if lane is Lane.SAY else Beaten({})
     counters = () if lane is Lane.SAY else (Counters(AT, {}),)
     played(
@@ -358,8 +358,8 @@ def test_what_was_under_way_during_an_outage_is_read_again() -> None:
 def test_beats_go_on_while_something_cannot_be_said() -> None:
     """On a full disk: the node lives, and must not be taken for dead."""
     played(
-        Row(Append(A), (Say("n-1", A),)),
-        Row(fails(Lane.SAY), (Say("n-1", A, pause_s=0.05),), (FAILED,)),
+        Row(Append(A), (SendEntry("n-1", A),)),
+        Row(fails(Lane.SAY), (SendEntry("n-1", A, pause_s=0.05),), (FAILED,)),
         Row(NOTHING),
         Row(BEAT, (SendBeat(BEAT),)),
         Row(Beaten({}), (), (Counters(AT, {}),)),
@@ -393,7 +393,7 @@ def test_pauses_grow_to_a_second() -> None:
 def test_a_refusal_is_the_end() -> None:
     """There is no use in trying. What was under way returns, and nobody is told."""
     played(
-        Row(Append(A), (Say("n-1", A),)),
+        Row(Append(A), (SendEntry("n-1", A),)),
         Row(BEAT, (SendBeat(BEAT),)),
         Row(Forbidden(Refusal.SECRET, "another secret"), (), (JournalFailed(AT, "another secret", Refusal.SECRET),)),
         *(Row(after) for after in (Appended(), Beaten({}), found(A, at=1), fails(Lane.SAY), Append(B), LATER, FOLDED)),
@@ -402,7 +402,7 @@ def test_a_refusal_is_the_end() -> None:
 
 def test_the_close_is_the_end() -> None:
     """Nobody listens any more."""
-    played(Row(Closed()), Row(found(A, at=1)), Row(Append(A)), Row(Forbidden(Refusal.SECRET, "no")))
+    played(Row(LinkClosed()), Row(found(A, at=1)), Row(Append(A)), Row(Forbidden(Refusal.SECRET, "no")))
 
 
 # ---- how much is waited for ----

@@ -14,7 +14,7 @@ from subprocess import PIPE
 import pytest
 
 from reknit.adapters.observe import http
-from reknit.adapters.observe.http import Answer, Page, Server, line
+from reknit.adapters.observe.http import Page, PageServer, Response, line
 from reknit.adapters.runtime.clock import is_readable
 from tests.support.alone import ENV, ROOT, command, run_alone
 from tests.support.asking import connected, full, get, listening, served
@@ -24,7 +24,7 @@ from tests.support.waiting import PATIENCE_S, until
 BIG = "x" * 20_000_000
 
 
-def fails(query: Mapping[str, str]) -> Answer:
+def fails(query: Mapping[str, str]) -> Response:
     raise LookupError("no such thing")
 
 
@@ -35,7 +35,7 @@ class Gate:
         self.is_open = threading.Event()
         self.asked = 0
 
-    def page(self, query: Mapping[str, str]) -> Answer:
+    def page(self, query: Mapping[str, str]) -> Response:
         self.asked += 1
         return line(200, "open") if self.is_open.wait(PATIENCE_S) else line(503, "too late")
 
@@ -46,15 +46,15 @@ def gate() -> Gate:
 
 
 @pytest.fixture
-def server(gate: Gate) -> Iterator[Server]:
+def server(gate: Gate) -> Iterator[PageServer]:
     pages: dict[str, Page] = {
         "/ok": lambda query: line(200, f"fine {sorted(query.items())}"),
         "/fails": fails,
         "/gate": gate.page,
-        "/big": lambda query: Answer(200, BIG),
+        "/big": lambda query: Response(200, BIG),
     }
     with nothing_left():
-        server = Server("127.0.0.1", 0, pages)
+        server = PageServer("127.0.0.1", 0, pages)
         server.start()
         yield server
         gate.is_open.set()
@@ -62,7 +62,7 @@ def server(gate: Gate) -> Iterator[Server]:
         server.close()
 
 
-def test_a_page_and_its_query(server: Server) -> None:
+def test_a_page_and_its_query(server: PageServer) -> None:
     """What a probe and a person with curl see."""
     status, body, headers = full(f"{server.url}/ok?a=1&b=x%20y")
     assert (status, body) == (200, "fine [('a', '1'), ('b', 'x y')]\n")
@@ -71,14 +71,14 @@ def test_a_page_and_its_query(server: Server) -> None:
     assert headers["Date"].endswith("GMT")
 
 
-def test_head_has_the_headers_alone(server: Server) -> None:
+def test_head_has_the_headers_alone(server: PageServer) -> None:
     """Some load balancers ask with HEAD."""
     status, body, headers = full(f"{server.url}/ok", "HEAD")
     assert (status, body) == (200, "")
     assert int(headers["Content-Length"]) == len("fine []\n")
 
 
-def test_what_cannot_be_answered(server: Server) -> None:
+def test_what_cannot_be_answered(server: PageServer) -> None:
     """Each mistake has its status, and one line that says what is possible."""
     status, body = get(f"{server.url}/nowhere")
     assert (status, body) == (404, "there is no such page; the pages are /ok, /fails, /gate, /big\n")
@@ -98,7 +98,7 @@ def test_what_cannot_be_answered(server: Server) -> None:
         b"GET /ok HTTP/1.1\r\n" + b"A: b\r\n" * 200,
     ],
 )
-def test_garbage_ends_nothing(server: Server, request_: bytes) -> None:
+def test_garbage_ends_nothing(server: PageServer, request_: bytes) -> None:
     """A scanner of ports, or somebody who speaks TLS. The next client is answered."""
     with connected(server.url) as client:
         try:
@@ -112,7 +112,7 @@ def test_garbage_ends_nothing(server: Server, request_: bytes) -> None:
     assert get(f"{server.url}/ok")[0] == 200
 
 
-def test_a_page_that_waits(server: Server, gate: Gate) -> None:
+def test_a_page_that_waits(server: PageServer, gate: Gate) -> None:
     """Others are answered meanwhile."""
     with ThreadPoolExecutor() as pool:
         answers = [pool.submit(get, f"{server.url}/gate") for _ in range(5)]
@@ -122,7 +122,7 @@ def test_a_page_that_waits(server: Server, gate: Gate) -> None:
         assert [answer.result() for answer in answers] == [(200, "open\n")] * 5
 
 
-def test_a_client_that_half_closes_has_its_answer(server: Server) -> None:
+def test_a_client_that_half_closes_has_its_answer(server: PageServer) -> None:
     """As `nc` does."""
     with connected(server.url) as client:
         client.sendall(b"GET /ok HTTP/1.1\r\n\r\n")
@@ -130,7 +130,7 @@ def test_a_client_that_half_closes_has_its_answer(server: Server) -> None:
         assert client.recv(100).startswith(b"HTTP/1.0 200")
 
 
-def test_slow_clients_hold_nobody_up(server: Server) -> None:
+def test_slow_clients_hold_nobody_up(server: PageServer) -> None:
     """More clients than the server has places for say nothing. Somebody who asks is answered at once, and the oldest of
     the silent ones has lost its place."""
     silent = [connected(server.url) for _ in range(http._MOST_CLIENTS + 5)]
@@ -145,7 +145,7 @@ def test_slow_clients_hold_nobody_up(server: Server) -> None:
             client.close()
 
 
-def test_pages_that_wait_do_not_take_all_threads(server: Server, gate: Gate) -> None:
+def test_pages_that_wait_do_not_take_all_threads(server: PageServer, gate: Gate) -> None:
     """Probes of an agent that hangs wait for a minute each. The host may allow a few thousand threads, which the
     workers need."""
     probes = []
@@ -165,7 +165,7 @@ def test_pages_that_wait_do_not_take_all_threads(server: Server, gate: Gate) -> 
             probe.close()
 
 
-def test_a_silent_client_is_cut_off(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_silent_client_is_cut_off(server: PageServer, monkeypatch: pytest.MonkeyPatch) -> None:
     """It would keep its thread for ever."""
     monkeypatch.setattr(http._Handler, "timeout", 0.1)
     with connected(server.url) as silent, connected(server.url) as reads_nothing:
@@ -175,7 +175,7 @@ def test_a_silent_client_is_cut_off(server: Server, monkeypatch: pytest.MonkeyPa
     assert get(f"{server.url}/ok")[0] == 200
 
 
-def test_closing_cuts_everybody_off(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_closing_cuts_everybody_off(server: PageServer, monkeypatch: pytest.MonkeyPatch) -> None:
     """`close` does not wait for a client that says nothing, nor for one that does not take its answer."""
     monkeypatch.setattr(http, "_END_S", PATIENCE_S)
     with connected(server.url) as silent, connected(server.url) as reads_nothing:
@@ -190,22 +190,22 @@ def test_closing_cuts_everybody_off(server: Server, monkeypatch: pytest.MonkeyPa
 def test_a_server_that_was_not_started() -> None:
     """The system has allowed no thread: the socket is closed all the same."""
     with nothing_left():
-        Server("127.0.0.1", 0, {}).close()
+        PageServer("127.0.0.1", 0, {}).close()
 
 
-def test_a_port_in_use(server: Server) -> None:
+def test_a_port_in_use(server: PageServer) -> None:
     """Nothing is left of the second server."""
     with nothing_left(), pytest.raises(OSError, match="in use"):
-        Server("127.0.0.1", server.port, {})
+        PageServer("127.0.0.1", server.port, {})
 
 
 def test_the_port_can_be_had_again_at_once() -> None:
     """A connection of the last server may linger in the kernel for a minute."""
-    first = Server("127.0.0.1", 0, {"/": lambda query: line(200, "first")})
+    first = PageServer("127.0.0.1", 0, {"/": lambda query: line(200, "first")})
     first.start()
     assert get(f"{first.url}/") == (200, "first\n")
     first.close()
-    second = Server("127.0.0.1", first.port, {"/": lambda query: line(200, "second")})
+    second = PageServer("127.0.0.1", first.port, {"/": lambda query: line(200, "second")})
     second.start()
     assert get(f"{second.url}/") == (200, "second\n")
     second.close()
@@ -215,7 +215,7 @@ def test_the_port_can_be_had_again_at_once() -> None:
 def test_other_addresses(host: str) -> None:
     """Kubernetes asks at the address of the pod."""
     try:
-        server = Server(host, 0, {"/": lambda query: line(200, "here")})
+        server = PageServer(host, 0, {"/": lambda query: line(200, "here")})
     except OSError as error:
         pytest.skip(f"this system has no {host}: {error}")
     server.start()
@@ -224,7 +224,7 @@ def test_other_addresses(host: str) -> None:
 
 
 @pytest.mark.alone
-def test_a_forked_child_has_none_of_the_sockets(server: Server, gate: Gate) -> None:
+def test_a_forked_child_has_none_of_the_sockets(server: PageServer, gate: Gate) -> None:
     """Otherwise the port would stay taken, and clients would wait, as long as the child lives."""
     with connected(server.url) as client:
         client.sendall(b"GET /gate HTTP/1.1\r\n\r\n")

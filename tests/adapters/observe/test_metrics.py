@@ -13,7 +13,7 @@ import pytest
 from attrs import evolve
 
 from reknit.adapters.observe import metrics
-from reknit.adapters.observe.metrics import CAUSES, Metrics, Watch, no_processes, standings, usage, workers
+from reknit.adapters.observe.metrics import CAUSES, Metrics, MetricsObserver, no_processes, standings, usage, workers
 from reknit.adapters.simulated import faults
 from reknit.adapters.simulated import workers as staff
 from reknit.adapters.simulated.hosts import Proc
@@ -31,20 +31,20 @@ from tests.support.playbook import an_agent, exits, failure, joined, node, playi
 
 
 class Watches:
-    """Watches a simulated world: one `Watch` per agent."""
+    """Watches a simulated world: one `MetricsObserver` per agent."""
 
     def __init__(self) -> None:
-        self.of: dict[Proc, Watch] = {}
+        self.of: dict[Proc, MetricsObserver] = {}
 
     def stepped(self, proc: Proc, before: Agent, event: Event, commands: Sequence[Command]) -> None:
         if proc not in self.of:
-            self.of[proc] = Watch(before, before.at)
+            self.of[proc] = MetricsObserver(before, before.at)
         self.of[proc](before, event, proc.agent, commands)
 
     def landed(self, entry: Entry, before: Job) -> None: ...
 
 
-def shown(watch: Watch, now: float = 0.0, run_id: str = "job42") -> dict[str, float]:
+def shown(watch: MetricsObserver, now: float = 0.0, run_id: str = "job42") -> dict[str, float]:
     return parsed(Metrics(watch, lambda: now, run_id, no_processes).text())
 
 
@@ -111,7 +111,7 @@ def test_a_job_that_fails_has_no_round_after_its_last_one() -> None:
 
 def test_rounds_that_were_not_seen() -> None:
     """An agent that was cut off reads several rounds at once. The cause of the last one alone is known."""
-    watch = Watch(an_agent(), 0.0)
+    watch = MetricsObserver(an_agent(), 0.0)
 
     def read(*jobs: Job) -> tuple[int, dict[str, int]]:
         for each in jobs:
@@ -172,7 +172,7 @@ def test_nodes_by_standing() -> None:
 
 def test_strange_names_can_be_read() -> None:
     """Labels are quoted, and a name that is no UTF-8 does not break the page."""
-    found = shown(Watch(an_agent('n"0\\'), 0.0), run_id="a\nb\udcff")
+    found = shown(MetricsObserver(an_agent('n"0\\'), 0.0), run_id="a\nb\udcff")
     (info,) = [name for name in found if name.startswith("reknit_agent_info")]
     assert 'n"0\\' in info
 
@@ -180,7 +180,9 @@ def test_strange_names_can_be_read() -> None:
 def test_every_metric_is_explained_and_the_common_registry_is_left_alone() -> None:
     """A program may have metrics of its own, and several agents."""
     before = prometheus_client.generate_latest()
-    one, other = (Metrics(Watch(an_agent(name), 0.0), lambda: 0.0, "job", no_processes) for name in ("a", "b"))
+    one, other = (
+        Metrics(MetricsObserver(an_agent(name), 0.0), lambda: 0.0, "job", no_processes) for name in ("a", "b")
+    )
     names = {line.split()[2] for line in one.text().splitlines() if line.startswith("# TYPE")}
     helps = {
         line.split()[2]: line.split(maxsplit=3)[3] for line in one.text().splitlines() if line.startswith("# HELP")

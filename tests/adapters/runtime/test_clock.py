@@ -12,26 +12,26 @@ from collections.abc import Iterator
 
 import pytest
 
-from reknit.adapters.runtime.clock import Clock, Poller
+from reknit.adapters.runtime.clock import Poller, SystemClock
 from tests.support.waiting import descriptors
 
 
 @pytest.fixture(params=["epoll", "poll"])
-def clock(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Clock]:
+def clock(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[SystemClock]:
     """Both ways of waiting: Linux has epoll, macOS has poll."""
     if request.param == "poll":
         monkeypatch.setattr(sys, "platform", "darwin")
-    clock = Clock()
+    clock = SystemClock()
     yield clock
     clock.close()
 
 
-def test_now_is_monotonic_time(clock: Clock) -> None:
+def test_now_is_monotonic_time(clock: SystemClock) -> None:
     """Deadlines of the core are compared with it."""
     assert time.monotonic() <= clock.now() <= time.monotonic()
 
 
-def test_wait_never_returns_a_moment_too_early(clock: Clock) -> None:
+def test_wait_never_returns_a_moment_too_early(clock: SystemClock) -> None:
     """Returning half a millisecond early, again and again, is a busy wait before every deadline."""
     for delay in (0.0, 0.0003, 0.0011, 0.0205):
         until = clock.now() + delay
@@ -39,13 +39,13 @@ def test_wait_never_returns_a_moment_too_early(clock: Clock) -> None:
         assert clock.now() >= until
 
 
-def test_a_deadline_that_has_passed_does_not_wait(clock: Clock) -> None:
+def test_a_deadline_that_has_passed_does_not_wait(clock: SystemClock) -> None:
     """A late agent must catch up, not sleep for ever (a negative timeout means that)."""
     clock.wait(clock.now() - 100.0)
     clock.wait(0.0)
 
 
-def test_wait_ends_for_a_readable_descriptor(clock: Clock) -> None:
+def test_wait_ends_for_a_readable_descriptor(clock: SystemClock) -> None:
     """That is how a worker's death is seen at once."""
     read_end, write_end = os.pipe()
     clock.watch(read_end)
@@ -57,7 +57,7 @@ def test_wait_ends_for_a_readable_descriptor(clock: Clock) -> None:
     os.close(write_end)
 
 
-def test_unwatch_is_forgiving(clock: Clock) -> None:
+def test_unwatch_is_forgiving(clock: SystemClock) -> None:
     """Cleaning up twice, or after somebody closed the descriptor, happens on crash paths."""
     read_end, write_end = os.pipe()
     clock.watch(read_end)
@@ -68,7 +68,7 @@ def test_unwatch_is_forgiving(clock: Clock) -> None:
     os.close(write_end)
 
 
-def test_an_infinite_deadline_is_none(clock: Clock) -> None:
+def test_an_infinite_deadline_is_none(clock: SystemClock) -> None:
     """`inf` must neither overflow nor return at once."""
     read_end, write_end = os.pipe()
     clock.watch(read_end)
@@ -80,7 +80,7 @@ def test_an_infinite_deadline_is_none(clock: Clock) -> None:
     os.close(write_end)
 
 
-def test_any_thread_ends_the_wait(clock: Clock) -> None:
+def test_any_thread_ends_the_wait(clock: SystemClock) -> None:
     """The link's threads have news, and the loop sleeps without a deadline."""
     for _ in range(3):
         waker = threading.Timer(0.02, clock.wake)  # before or during the wait: both are right
@@ -89,7 +89,7 @@ def test_any_thread_ends_the_wait(clock: Clock) -> None:
         waker.join()
 
 
-def test_a_wake_before_the_wait_is_not_lost_and_counts_once(clock: Clock) -> None:
+def test_a_wake_before_the_wait_is_not_lost_and_counts_once(clock: SystemClock) -> None:
     """The news may come between the last look and the sleep. Old news must not make every later wait a spin."""
     for _ in range(100_000):  # more than a pipe holds
         clock.wake()
@@ -99,7 +99,7 @@ def test_a_wake_before_the_wait_is_not_lost_and_counts_once(clock: Clock) -> Non
     assert clock.now() >= until
 
 
-def test_a_handler_may_wake_the_clock_while_its_own_thread_does(clock: Clock) -> None:
+def test_a_handler_may_wake_the_clock_while_its_own_thread_does(clock: SystemClock) -> None:
     """Python runs handlers between any two instructions, those inside `wake` among them: no deadlock."""
     before = signal.signal(signal.SIGALRM, lambda *_: clock.wake())
     try:
@@ -115,7 +115,7 @@ def test_a_handler_may_wake_the_clock_while_its_own_thread_does(clock: Clock) ->
 def test_a_clock_that_is_closed_leaves_no_descriptor_and_writes_to_none() -> None:
     """A thread that ends late wakes a closed clock, whose numbers may be another file's by then."""
     before = descriptors()
-    clock = Clock()
+    clock = SystemClock()
     opened = {int(entry.split()[0]) for entry in descriptors() - before}
     assert len(opened) >= 3
     clock.close()
@@ -137,10 +137,10 @@ def test_a_clock_that_is_closed_leaves_no_descriptor_and_writes_to_none() -> Non
 def test_closing_while_others_wake_harms_nobody() -> None:
     """Threads of a link that could not be joined in time go on waking."""
     for _ in range(50):
-        clock = Clock()
+        clock = SystemClock()
         is_over = threading.Event()
 
-        def go_on(clock: Clock = clock, is_over: threading.Event = is_over) -> None:
+        def go_on(clock: SystemClock = clock, is_over: threading.Event = is_over) -> None:
             while not is_over.is_set():
                 clock.wake()
 
@@ -154,7 +154,7 @@ def test_closing_while_others_wake_harms_nobody() -> None:
 
 def test_another_event_loop_can_wait_for_its_descriptor() -> None:
     """A host that never blocks waits for everything in its own loop: wake-ups, and the descriptors that are watched."""
-    clock = Clock()
+    clock = SystemClock()
     read_end, write_end = os.pipe()
     clock.watch(read_end)
 
@@ -178,7 +178,7 @@ def test_another_event_loop_can_wait_for_its_descriptor() -> None:
 def test_without_epoll_there_is_no_descriptor_and_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     """The asyncio shell needs one; the blocking shell in a thread does without."""
     monkeypatch.setattr(sys, "platform", "darwin")
-    clock = Clock()
+    clock = SystemClock()
     with pytest.raises(OSError, match="no epoll"):
         clock.fileno()
     clock.close()

@@ -13,7 +13,7 @@ import pytest
 
 from reknit.adapters.journals.memory import MemoryJournal, MemoryLink
 from reknit.adapters.keeper.process.processes import Processes
-from reknit.adapters.runtime.clock import Clock
+from reknit.adapters.runtime.clock import SystemClock
 from reknit.adapters.runtime.loop import Loop, Observer, Ports
 from reknit.adapters.runtime.shells import run
 from reknit.core.agent.agent import Agent, Spec
@@ -64,7 +64,7 @@ class Trace:
         return [type(event).__name__ for event, _ in self.steps]
 
 
-class RecordingClock(Clock):
+class RecordingClock(SystemClock):
     """The real one; it remembers until when it was told to sleep, and does something before it does."""
 
     def __init__(self) -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from reknit.adapters.journals.memory import MemoryJournal, MemoryLink
 from reknit.adapters.link import ThreadedLink
-from reknit.adapters.runtime.clock import Clock
+from reknit.adapters.runtime.clock import SystemClock
 from reknit.adapters.runtime.loop import Loop, Ports
 from reknit.adapters.runtime.ports import Link
 from reknit.adapters.runtime.shells import LoopThread, Wishes, run, run_async
@@ -29,7 +29,7 @@ from tests.support.waiting import PATIENCE_S, descriptors, until
 class Staff:
     """Workers that live until they are told to end, by the agent or (from any thread) by a test."""
 
-    def __init__(self, clock: Clock, nonce: str) -> None:
+    def __init__(self, clock: SystemClock, nonce: str) -> None:
         self._clock = clock
         self._news: list[Callable[[float], Event]] = [lambda now: Started(now, nonce, 4000)]
         self.round: int | None = None
@@ -68,7 +68,7 @@ class Node:
     """An agent with its loop."""
 
     def __init__(self, name: str, nodes: int = 1, journal: MemoryJournal | None = None) -> None:
-        self.clock = Clock()
+        self.clock = SystemClock()
         self.staff = Staff(self.clock, name)
         self.wishes = Wishes(self.clock)
         self.link: Link = (

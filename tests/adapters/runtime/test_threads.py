@@ -15,11 +15,11 @@ import pytest
 
 from reknit.adapters.elastic.foreign_rendezvous import ForeignRendezvous
 from reknit.adapters.journals.memory import MemoryJournal
-from reknit.adapters.keeper.output.console import Console
+from reknit.adapters.keeper.output.console import ConsoleWriter
 from reknit.adapters.keeper.output.printing import Printing
 from reknit.adapters.keeper.output.relay import Relay, Tap
 from reknit.adapters.link import ThreadedLink
-from reknit.adapters.runtime.clock import Clock
+from reknit.adapters.runtime.clock import SystemClock
 from reknit.adapters.runtime.threads import Thread, sheltered
 from reknit.core.job.entries import Joined, Node, NodeId
 from reknit.elastic.multiprocessing.tail_log import TailLog
@@ -147,7 +147,7 @@ def printing(held: Held, folder: Path, patch: pytest.MonkeyPatch) -> Callable[[]
 
 
 def link(held: Held, folder: Path, patch: pytest.MonkeyPatch) -> Callable[[], object]:
-    journal, clock = MemoryJournal(), Clock()
+    journal, clock = MemoryJournal(), SystemClock()
     patch.setattr(journal, "append", held.hold)
     made = ThreadedLink(journal, clock, "nonce")
     made.append(Joined(Node(NodeId("a"), 0), "a", 0, address="x", port=1))
@@ -156,7 +156,7 @@ def link(held: Held, folder: Path, patch: pytest.MonkeyPatch) -> Callable[[], ob
 
 def console(held: Held, folder: Path, patch: pytest.MonkeyPatch) -> Callable[[], object]:
     fd = os.open(folder / "console", os.O_WRONLY | os.O_CREAT)
-    made = Console(fd)
+    made = ConsoleWriter(fd)
     patch.setattr(made, "_write", held.hold)
     patch.setattr("reknit.adapters.keeper.output.console._LEAVES_S", PATIENCE_S)
     made.say("x")
@@ -187,7 +187,7 @@ def tail_log(held: Held, folder: Path, patch: pytest.MonkeyPatch) -> Callable[[]
 def foreign(held: Held, folder: Path, patch: pytest.MonkeyPatch) -> Callable[[], object]:
     patch.setattr("reknit.adapters.elastic.foreign_rendezvous._CLOSE_S", PATIENCE_S)
     made = ForeignRendezvous(SimpleNamespace(next_rendezvous=held.hold), 0, 1.0)
-    wired: Any = SimpleNamespace(close=lambda: None, spec=None, ports=SimpleNamespace(clock=Clock(), link=None))
+    wired: Any = SimpleNamespace(close=lambda: None, spec=None, ports=SimpleNamespace(clock=SystemClock(), link=None))
     patch.setattr("reknit.adapters.elastic.foreign_rendezvous.evolve", lambda value, **more: value)
     made.rewire(wired)
     made._join(Joined(Node(NodeId("a"), 0), "a", 0, address="x", port=1))

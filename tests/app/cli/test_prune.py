@@ -18,7 +18,7 @@ from reknit.adapters.journals import envelope as envelope_module
 from reknit.adapters.journals.envelope import Envelope
 from reknit.adapters.journals.etcd.gateway import Cluster, put
 from reknit.adapters.journals.etcd.journal import EtcdJournal
-from reknit.adapters.journals.etcd.keys import Keys
+from reknit.adapters.journals.etcd.keys import EtcdKeys
 from reknit.adapters.journals.etcd.pruning import EtcdShelf
 from reknit.adapters.journals.file.journal import FileJournal
 from reknit.adapters.runtime.ports import Refused, Stored
@@ -80,7 +80,7 @@ def keys(server: Etcd) -> int:
 
 
 def has_keys(server: Etcd, job: str) -> bool:
-    root = Keys(job).root
+    root = EtcdKeys(job).root
     key, end = (b64encode(text.encode()).decode() for text in (root, root[:-1] + "0"))
     return "count" in server.post("/v3/kv/range", {"key": key, "range_end": end, "count_only": True})
 
@@ -224,7 +224,7 @@ def test_what_cannot_be_done_is_one_line(store: Etcd, capfd: pytest.CaptureFixtu
 def test_the_user_of_etcd_needs_all_keys_or_those_of_the_job(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     """The user of a job cannot list the others, and may still remove its own."""
     with Etcd(tmp_path, options=("--bcrypt-cost", "4")) as server:
-        server.add_user("train", "secret", Keys("j").root)
+        server.add_user("train", "secret", EtcdKeys("j").root)
         server.ask_for_users()
         login = {"REKNIT_RDZV_PASSWORD": "secret"}
         assert Pruned(server, capfd, "--rdzv-conf=user=train", environ=login).status == 69

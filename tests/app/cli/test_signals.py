@@ -11,12 +11,12 @@ import time
 
 import pytest
 
-from reknit.adapters.runtime.clock import Clock
+from reknit.adapters.runtime.clock import SystemClock
 from reknit.app.cli.signals import Signals
 
 
 @pytest.mark.alone
-def test_a_signal_ends_the_wait_and_is_taken_once(clock: Clock) -> None:
+def test_a_signal_ends_the_wait_and_is_taken_once(clock: SystemClock) -> None:
     """SIGTERM must be acted on at once, wherever it is delivered."""
     signals = Signals(clock, [signal.SIGTERM, signal.SIGUSR1])
     try:
@@ -35,7 +35,7 @@ def test_a_signal_ends_the_wait_and_is_taken_once(clock: Clock) -> None:
         signals.close()
 
 
-def test_a_child_that_dies_ends_the_wait(clock: Clock) -> None:
+def test_a_child_that_dies_ends_the_wait(clock: SystemClock) -> None:
     """Without pidfds SIGCHLD is all there is; it is not a signal for the job."""
     signals = Signals(clock, [signal.SIGTERM])
     try:
@@ -50,7 +50,7 @@ def test_a_child_that_dies_ends_the_wait(clock: Clock) -> None:
 def test_close_restores_handlers_and_wakeup() -> None:
     """An embedder gets its own signal handling back."""
     before = {s: signal.getsignal(s) for s in (signal.SIGTERM, signal.SIGINT, signal.SIGCHLD)}
-    signals = Signals(Clock(), [signal.SIGTERM, signal.SIGINT])
+    signals = Signals(SystemClock(), [signal.SIGTERM, signal.SIGINT])
     assert signal.getsignal(signal.SIGTERM) != before[signal.SIGTERM]
     signals.close()
     signals.close()
@@ -63,7 +63,7 @@ def test_sigterm_is_taken_although_it_was_ignored_and_blocked() -> None:
     """Some programs start their children so, by mistake. A scheduler would wait in vain for the end of the job."""
     before = signal.signal(signal.SIGTERM, signal.SIG_IGN)
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGUSR1})
-    clock = Clock()
+    clock = SystemClock()
     try:
         signals = Signals(clock, [signal.SIGTERM])
         os.kill(os.getpid(), signal.SIGTERM)
@@ -83,7 +83,7 @@ def test_an_ignored_signal_stays_ignored() -> None:
     """`nohup reknit run …` must survive the hang-up that it was started against."""
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
-        signals = Signals(Clock(), [signal.SIGHUP, signal.SIGKILL, 12345])
+        signals = Signals(SystemClock(), [signal.SIGHUP, signal.SIGKILL, 12345])
         os.kill(os.getpid(), signal.SIGHUP)
         assert signals.taken() == []
         signals.close()

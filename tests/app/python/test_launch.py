@@ -20,9 +20,10 @@ from typing import Any
 
 import pytest
 
-from reknit import FunctionError, JobFailed, Meeting, Settings, launch, launch_async, report_lines, run, start
+from reknit import FunctionError, JobFailed, Meeting, Settings, launch, launch_async, report_lines
 from reknit.core.agent.states import WorkerState
 from reknit.core.job.reasons import BudgetSpent
+from reknit.runtime import run, start
 from tests.support import called
 from tests.support.alone import ENV, ROOT, run_alone
 from tests.support.leaks import children, nothing_left

@@ -17,27 +17,17 @@ from typing import Any
 
 import pytest
 
-from reknit import (
-    CannotStart,
-    Meeting,
-    Prevented,
-    RestartPolicy,
-    Result,
-    Running,
-    Settings,
-    Terms,
-    run,
-    run_async,
-    start,
-)
+from reknit import CannotStart, Meeting, Prevented, RestartPolicy, Settings, Terms
 from reknit.adapters.keeper.client import start as keeper_start
-from reknit.adapters.runtime.clock import Clock
+from reknit.adapters.runtime.clock import SystemClock
+from reknit.core import Result
 from reknit.core.agent.commands import StopWorkers
 from reknit.core.agent.events import Event, Started
 from reknit.core.agent.reasons import SignalReceived
 from reknit.core.agent.states import WorkerState
 from reknit.core.agent.workers import StartWorkers, WorkerExit, WorkersExited, WorkersStarted, WorkersStopped
 from reknit.core.job.reasons import BudgetSpent
+from reknit.runtime import Session, run, run_async, start
 from tests.support.alone import run_alone
 from tests.support.interrupts import interrupted, interrupted_after
 from tests.support.leaks import children, nothing_left
@@ -340,7 +330,8 @@ def test_a_program_that_changes_its_folder(tmp_path: Path, monkeypatch: pytest.M
 DAEMON = """
     import json, os, sys
     from pathlib import Path
-    from reknit import Meeting, Settings, Terms, start
+    from reknit import Meeting, Settings, Terms
+    from reknit.runtime import start
     from tests.support.waiting import until
     def standard(pid): return [os.readlink(f"/proc/{pid}/fd/{fd}") for fd in range(3)]
     shown, folder = os.dup(1), Path(sys.argv[1])
@@ -382,12 +373,12 @@ def test_a_program_brings_the_port_of_its_workers() -> None:
     ended = threading.Event()
     made: list[Staff] = []
 
-    def workers(clock: Clock, nonce: str, mark: str) -> Staff:
+    def workers(clock: SystemClock, nonce: str, mark: str) -> Staff:
         assert nonce in mark
         made.append(Staff(clock, nonce))
         return made[-1]
 
-    running = Running(TRUE, say=lambda line: None, workers=workers, on_end=ended.set)
+    running = Session(TRUE, say=lambda line: None, workers=workers, on_end=ended.set)
     running.start()
     assert ended.wait(PATIENCE_S)
     result = running.join(PATIENCE_S)
@@ -403,7 +394,7 @@ class Staff:
 
     wakes_at = 0.0
 
-    def __init__(self, clock: Clock, nonce: str) -> None:
+    def __init__(self, clock: SystemClock, nonce: str) -> None:
         self.told: list[Event] = [Started(clock.now(), nonce, 1)]
         self.is_closed = False
         self.clock = clock
@@ -438,7 +429,7 @@ def test_an_interrupted_close_can_be_repeated(tmp_path: Path) -> None:
 
     with nothing_left(tmp_path):
         with contextlib.redirect_stdout(Slow()):
-            running = Running(Settings(command=("echo", "line")))
+            running = Session(Settings(command=("echo", "line")))
         running.start()
         assert running.join(PATIENCE_S) is not None
         assert seen.wait(PATIENCE_S)
@@ -464,7 +455,7 @@ def test_an_interrupt_while_a_thread_begins_leaves_nothing(name: str, monkeypatc
     assert not children()
 
 
-@pytest.mark.parametrize(("owner", "moment"), [(keeper_start, "_spawned"), (Running, "_close_own")])
+@pytest.mark.parametrize(("owner", "moment"), [(keeper_start, "_spawned"), (Session, "_close_own")])
 @pytest.mark.alone
 def test_an_interrupt_while_an_agent_is_opened_or_closed_leaves_nothing(owner: Any, moment: str) -> None:
     """Ctrl-C, when a keeper was just started or was just ended. Nobody has the agent, so nobody could close it."""

@@ -17,13 +17,14 @@ from typing import Any
 
 import pytest
 
-from reknit import HealthCheck, Meeting, RestartPolicy, Running, Settings, Terms, start
+from reknit import HealthCheck, Meeting, RestartPolicy, Settings, Terms
 from reknit.adapters.observe.health import RoundTrips, patience_s
 from reknit.app.python.session import opened_async
 from reknit.app.wiring.health import health_check
 from reknit.core.agent.agent import Agent
 from reknit.core.agent.commands import Command
 from reknit.core.agent.events import Event
+from reknit.runtime import Session, start
 from tests.support.alone import run_alone
 from tests.support.asking import get, listening, metrics, served, state
 from tests.support.command import Run, run
@@ -46,7 +47,7 @@ class Started:
 
     def __init__(self, settings: Settings, **more: Any) -> None:
         self.lines: list[str] = []
-        self.running: Running = start(settings, say=self.lines.append, **more)
+        self.running: Session = start(settings, say=self.lines.append, **more)
         (self.line,) = [line for line in self.lines if "health check server" in line]
         found = re.search(r"http://\S+", self.line)
         self.url = found[0] if found else ""
@@ -337,7 +338,8 @@ def test_nothing_is_imported_when_it_is_off() -> None:
     """A launch without a server pays nothing."""
     script = """
         import sys
-        from reknit import Settings, run
+        from reknit import Settings
+        from reknit.runtime import run
         run(Settings(command=("true",)))
         print(sorted(name for name in sys.modules if "observe" in name or "prometheus" in name or name == "email"))
     """

@@ -12,10 +12,11 @@ from typing import Any
 
 import pytest
 
-from reknit import Meeting, RestartPolicy, Settings, Terms, run
+from reknit import Meeting, RestartPolicy, Settings, Terms
 from reknit.adapters.observe.destinations import HANDLERS, RENDEZVOUS, UnusableHandler
 from reknit.app.wiring import recording
 from reknit.core.agent.states import WorkerState
+from reknit.runtime import run
 from tests.support.command import STUBBORN, Run, refusal
 from tests.support.command import run as run_command
 from tests.support.handlers import TO_A_FILE, Failing, Hung, Kept, install

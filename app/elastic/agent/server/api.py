@@ -33,7 +33,7 @@ from typing import Any
 
 from reknit.adapters.host.address import full_host_name as _get_fq_hostname  # torch's name, which programs patch
 from reknit.adapters.observe.events import worker_event_name
-from reknit.adapters.runtime.clock import Clock
+from reknit.adapters.runtime.clock import SystemClock
 from reknit.adapters.runtime.threads import sheltered
 from reknit.elastic.events import Event, EventSource, agents
 from reknit.elastic.events.agents import record
@@ -267,7 +267,7 @@ class SimpleElasticAgent(ElasticAgent):
             if not self._is_in_run:
                 sheltered(self._close_course)
 
-    def _prepare(self, mark: str) -> Clock | None:
+    def _prepare(self, mark: str) -> SystemClock | None:
         """Called at the beginning of a run, before it has a thread. See `Course`."""
         return None
 

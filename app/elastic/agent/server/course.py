@@ -20,9 +20,9 @@ from typing import TYPE_CHECKING, Any
 
 from reknit.adapters.elastic.foreign_rendezvous import ForeignRendezvous
 from reknit.adapters.elastic.hooked_workers import HookedWorkers
-from reknit.adapters.runtime.clock import Clock
+from reknit.adapters.runtime.clock import SystemClock
 from reknit.app.input.readers import HEALTH_CHECK_PORT
-from reknit.app.python.session import Running
+from reknit.app.python.session import Session
 from reknit.app.settings import Settings
 from reknit.app.wiring.world import Wired
 from reknit.core.agent.commands import Result, StopWorkers
@@ -113,7 +113,7 @@ class Course:
     """One run of an agent. The agent's loop runs from the start."""
 
     def __init__(
-        self, spec: WorkerSpec, grace_s: float, prepare: Callable[[str], Clock | None], limit: int | None = None
+        self, spec: WorkerSpec, grace_s: float, prepare: Callable[[str], SystemClock | None], limit: int | None = None
     ) -> None:
         """`grace_s`: the time that workers get to end. `limit`: number of failures of its workers that this node bears.
         None: it bears what the job bears.
@@ -126,8 +126,8 @@ class Course:
         raises."""
         settings = settings_of(spec, grace_s)
         self._owner = os.getpid()
-        self._clock = Clock()
-        self._workers_clock: Clock | None = None
+        self._clock = SystemClock()
+        self._workers_clock: SystemClock | None = None
         self._master_port = _master_port(spec, settings)
         self._has_ended = False
         self._hooked: HookedWorkers
@@ -150,7 +150,7 @@ class Course:
         self.last: RunResult | None = None
         """The end of this node's workers in the present round. None: they run."""
         try:
-            self._running = Running(
+            self._running = Session(
                 settings,
                 say=_logger.info,
                 observers=[] if self._foreign else rendezvous_observers(settings.run_id, spec.event_log_handler),
@@ -164,7 +164,7 @@ class Course:
             raise
 
     def _open(
-        self, prepare: Callable[[str], Clock | None], limit: int | None, clock: Clock, nonce: str, mark: str
+        self, prepare: Callable[[str], SystemClock | None], limit: int | None, clock: SystemClock, nonce: str, mark: str
     ) -> HookedWorkers:
         self._workers_clock = prepare(mark)
         self._hooked = HookedWorkers(clock, nonce, news=self._wake, master_port=self._master_port)
@@ -226,7 +226,7 @@ class Course:
                 return self._taken()
         return command
 
-    def _pause(self, clock: Clock, until: float | None) -> None:
+    def _pause(self, clock: SystemClock, until: float | None) -> None:
         """Wait for news. A signal ends the wait, and is raised when the clock is left."""
         with holding_back(clock.wake):
             clock.wait(until)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from reknit.elastic.utils.logging import get_logger
 
 if TYPE_CHECKING:
-    from reknit.adapters.observe.http import Answer, Page, Server
+    from reknit.adapters.observe.http import Page, PageServer, Response
 
 __all__ = ["HealthCheckServer", "create_healthcheck_server"]
 
@@ -33,7 +33,7 @@ class HealthCheckServer:
         self._alive_callback = alive_callback
         self._port = port
         self._timeout = timeout
-        self._server: Server | None = None
+        self._server: PageServer | None = None
         self.host = "127.0.0.1"
         """The numeric address at which the server listens. To be set before `start`."""
         self.pages: Mapping[str, Page] = {}
@@ -66,7 +66,7 @@ class HealthCheckServer:
         if server is not None:
             server.close()
 
-    def _healthz(self, query: Mapping[str, str]) -> Answer:
+    def _healthz(self, query: Mapping[str, str]) -> Response:
         from reknit.adapters.observe.health import patience_s
         from reknit.adapters.observe.http import line
 

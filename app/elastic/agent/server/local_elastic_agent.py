@@ -18,7 +18,7 @@ from typing import Any
 from reknit.adapters.host.children import stat_of
 from reknit.adapters.keeper.client.calling import METHODS
 from reknit.adapters.keeper.common.environment import device, environment
-from reknit.adapters.runtime.clock import Clock
+from reknit.adapters.runtime.clock import SystemClock
 from reknit.app.cli.options import LEAST_HANG_S, LONGEST_S
 from reknit.app.input.readers import ENABLE_FILE_TIMER, HEALTH_CHECK_PORT, optional, seconds_from, timer_file
 from reknit.elastic.events import EventSource
@@ -127,7 +127,7 @@ class LocalElasticAgent(SimpleElasticAgent):
         finally:
             put_back(signals)
 
-    def _prepare(self, mark: str) -> Clock | None:
+    def _prepare(self, mark: str) -> SystemClock | None:
         is_woken = (
             getattr(self._monitor_workers, "__func__", None) is _OWN_LOOK and not self._uninterruptible_state_timeout
         )

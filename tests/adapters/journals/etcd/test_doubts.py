@@ -9,7 +9,7 @@ from contextlib import closing, contextmanager
 import pytest
 
 from reknit.adapters.journals.envelope import Envelope
-from reknit.adapters.journals.etcd.connection import Server
+from reknit.adapters.journals.etcd.connection import EtcdServer
 from reknit.adapters.journals.etcd.doubts import _MANY, Doubts, loses_writes
 from reknit.adapters.journals.etcd.gateway import Cluster, Gateway, put
 from reknit.adapters.journals.etcd.journal import EtcdJournal
@@ -24,8 +24,8 @@ GROWN = 500_000_000
 
 
 @contextmanager
-def asked(member: Member) -> Iterator[Server]:
-    with closing(Server(*member.endpoint, PATIENCE_S)) as server:
+def asked(member: Member) -> Iterator[EtcdServer]:
+    with closing(EtcdServer(*member.endpoint, PATIENCE_S)) as server:
         yield server
 
 
@@ -122,7 +122,7 @@ def test_a_journal_looks_when_it_has_read(server: Etcd) -> None:
     """Not before: a store that does not answer is told of elsewhere."""
     seen: list[tuple[str, str, int]] = []
 
-    def look(server: Server, key: str, revision: int) -> None:
+    def look(server: EtcdServer, key: str, revision: int) -> None:
         seen.append((server.url, key, revision))
 
     with closing(
@@ -137,10 +137,10 @@ def test_a_journal_looks_when_it_has_read(server: Etcd) -> None:
     assert len(seen) == 1
 
 
-class Grown(Server):
+class Grown(EtcdServer):
     """A real server. Its database seems to grow by half a gigabyte from one question to the next."""
 
-    def __init__(self, server: Server) -> None:
+    def __init__(self, server: EtcdServer) -> None:
         self.url, self._server, self._times = server.url, server, 0
 
     def ask(self, path: str, data: object, within_s: float = PATIENCE_S) -> object:

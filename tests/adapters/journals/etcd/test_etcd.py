@@ -15,7 +15,7 @@ from typing import TypeVar
 import pytest
 
 from reknit.adapters.journals.envelope import Envelope
-from reknit.adapters.journals.etcd.gateway import Cluster, Watch
+from reknit.adapters.journals.etcd.gateway import Cluster, KeyWatch
 from reknit.adapters.journals.etcd.journal import EtcdJournal
 from reknit.adapters.journals.folds import MANY
 from reknit.adapters.runtime.ports import Batch, Refused, Unavailable
@@ -323,12 +323,12 @@ def test_a_cluster_that_hangs_is_unavailable_and_then_what_it_was(
         position = patiently(lambda: journal.read(0, 0)).position
         watch_of(journal, position)
 
-        def hang(watch: Watch, wait_s: float, gate: int) -> bool:
+        def hang(watch: KeyWatch, wait_s: float, gate: int) -> bool:
             for i in range(3):
                 cluster.stop(i)
             return False
 
-        monkeypatch.setattr(Watch, "wait", hang)
+        monkeypatch.setattr(KeyWatch, "wait", hang)
         with pytest.raises(Unavailable, match="no answer"):
             journal.read(position, 600.0)
         with pytest.raises(Unavailable) as e:

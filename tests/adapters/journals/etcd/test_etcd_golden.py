@@ -18,7 +18,7 @@ from typing import Any
 from reknit.adapters.journals.envelope import Envelope
 from reknit.adapters.journals.etcd.gateway import Cluster
 from reknit.adapters.journals.etcd.journal import EtcdJournal
-from reknit.adapters.journals.etcd.keys import Keys
+from reknit.adapters.journals.etcd.keys import EtcdKeys
 from reknit.adapters.journals.etcd.reading import EtcdRecords
 from reknit.core.job.entries import (
     Aborted,
@@ -119,7 +119,7 @@ def test_this_version_reads_the_journal_of_the_file(tmp_path: Path) -> None:
             assert batch.entries == tuple(entries)
             assert journal.beat(B, 1, (A,)) == {B: 1, A: 7}
         keys = {key: value for key, value, _ in golden["keys"]}
-        published = envelope.open_fold(keys[Keys(JOB).fold].encode())
+        published = envelope.open_fold(keys[EtcdKeys(JOB).fold].encode())
         assert published is not None
         assert published[:2] == (batch.position, fold)
         assert json.loads(freeze(fold)) == golden["fold"]

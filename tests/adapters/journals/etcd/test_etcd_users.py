@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from reknit.adapters.journals.envelope import Envelope
-from reknit.adapters.journals.etcd.connection import Login, Server
+from reknit.adapters.journals.etcd.connection import EtcdServer, Login
 from reknit.adapters.journals.etcd.gateway import Cluster, Gateway, get
 from reknit.adapters.journals.etcd.journal import EtcdJournal
 from reknit.adapters.runtime.ports import Batch, Refused, Unavailable
@@ -54,7 +54,7 @@ def expire(server: Etcd, token: str) -> None:
     """Wait until etcd no longer takes the token, which lives for a second."""
     login = Login()
     login.token = token
-    with closing(Server(*server.endpoints[0], 30.0, login=login)) as asked:
+    with closing(EtcdServer(*server.endpoints[0], 30.0, login=login)) as asked:
         while True:
             # A look at a simple token prolongs its life by a second, so this must not look more often.
             threading.Event().wait(1.1 if "." in token[20:] else 2.1)

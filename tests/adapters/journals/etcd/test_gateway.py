@@ -14,12 +14,12 @@ from pathlib import Path
 
 import pytest
 
-from reknit.adapters.journals.etcd.connection import Server
+from reknit.adapters.journals.etcd.connection import EtcdServer
 from reknit.adapters.journals.etcd.gateway import (
     Answer,
     Cluster,
-    Found,
     Gateway,
+    KeyValue,
     Range,
     below,
     created_after,
@@ -166,11 +166,13 @@ def test_a_transaction_compares_and_then_does_one_or_the_other(server: Etcd) -> 
     """All that the journal promises rests on this."""
     gateway = Gateway(Cluster(server.endpoints), 30.0)
     first = gateway.transact([is_created("/t/a", 0)], [put("/t/a", b"1"), get("/t/a")], [])
-    assert first == Answer(True, first.revision, (Range(), Range((Found("/t/a", b"1", first.revision, 1),), count=1)))
+    assert first == Answer(
+        True, first.revision, (Range(), Range((KeyValue("/t/a", b"1", first.revision, 1),), count=1))
+    )
     again = gateway.transact([is_created("/t/a", 0)], [put("/t/a", b"2")], [get("/t/a"), get("/t/b")])
     assert again == Answer(False, first.revision, (first.ranges[1], Range()))
     same = gateway.transact([holds("/t/a", b"1")], [put("/t/a", b"3"), get("/t/a")], [])
-    assert same.ranges[1].found == (Found("/t/a", b"3", first.revision, 2),)
+    assert same.ranges[1].found == (KeyValue("/t/a", b"3", first.revision, 2),)
     gateway.close()
 
 
@@ -470,12 +472,12 @@ def test_servers_that_refuse_are_not_asked_without_end(monkeypatch: pytest.Monke
     with members(2) as made, closing(hasty(made, 2 * PATIENCE_S)) as gateway:
         refusals = 0
 
-        def refused(self: Server, path: str, data: object, within_s: float) -> object:
+        def refused(self: EtcdServer, path: str, data: object, within_s: float) -> object:
             nonlocal refusals
             refusals += 1
             raise ConnectionRefusedError
 
-        monkeypatch.setattr(Server, "begin", refused)
+        monkeypatch.setattr(EtcdServer, "begin", refused)
         with pytest.raises(Unavailable):
             gateway.transact([], [], [])
         assert refusals <= 20

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from reknit.adapters.journals.tcpstore import host as host_module
-from reknit.adapters.journals.tcpstore.client import Client
+from reknit.adapters.journals.tcpstore.client import StoreClient
 from reknit.adapters.journals.tcpstore.host import host_store
 from reknit.adapters.runtime.ports import Refused
 from reknit.core.job.reasons import Refusal
@@ -26,7 +26,7 @@ def test_the_first_at_an_endpoint_of_this_host_serves_and_the_next_does_not() ->
     with hosted() as (_, port):
         assert host_store(HOST, port) is None
         assert host_store("localhost", port) is None, "nor by another name of this host"
-        client = Client("localhost", port, PATIENCE_S)
+        client = StoreClient("localhost", port, PATIENCE_S)
         client.close()
 
 
@@ -65,7 +65,7 @@ def test_an_address_of_no_interface_that_leads_here_is_hosted(monkeypatch: pytes
     """NAT, and the virtual address of a service: the bind fails, and the nonce arrives."""
     monkeypatch.setattr(host_module, "_is_ours", lambda *_: False)
     with hosted() as (host, port):
-        Client(HOST, port, PATIENCE_S).close()
+        StoreClient(HOST, port, PATIENCE_S).close()
         assert host.failure() is None
 
 
@@ -109,7 +109,7 @@ def test_is_host_decides_without_a_proof() -> None:
     assert host_store(HOST, port, must=False) is None
     host = host_store("x" * 64 + ".invalid", port, must=True)
     assert host is not None
-    Client(HOST, port, PATIENCE_S).close()
+    StoreClient(HOST, port, PATIENCE_S).close()
     with pytest.raises(Refused, match=rf"^cannot host the store at 127\.0\.0\.1:{port}: address already in use$") as e:
         host_store(HOST, port, must=True)
     assert e.value.refusal is Refusal.SETUP
@@ -128,7 +128,7 @@ def test_a_server_that_ended_says_how() -> None:
 def test_closing_ends_it_and_frees_the_port() -> None:
     """The next job may use the same endpoint."""
     with hosted() as (host, port):
-        Client(HOST, port, PATIENCE_S).close()
+        StoreClient(HOST, port, PATIENCE_S).close()
         host.close()
         assert not is_alive(host.pid)
         with pytest.raises(ChildProcessError):

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from reknit.adapters.journals.tcpstore import server
-from reknit.adapters.journals.tcpstore.client import Client
+from reknit.adapters.journals.tcpstore.client import StoreClient
 from tests.support.alone import ENV, ROOT, command, run_alone
 from tests.support.stores import HOST, free_port, hosted
 from tests.support.waiting import PATIENCE_S, is_alive, until
@@ -20,7 +20,7 @@ from tests.support.waiting import PATIENCE_S, is_alive, until
 def test_torchs_own_client_speaks_to_it_and_sees_what_we_wrote() -> None:
     """It is the real store: what works with torch's must work with ours, and the reverse."""
     with hosted() as (_, port):
-        client = Client(HOST, port, PATIENCE_S)
+        client = StoreClient(HOST, port, PATIENCE_S)
         client.set("from-us", b"hello")
         script = """
             import sys
@@ -60,7 +60,7 @@ def test_it_ends_with_the_agent_however_that_ends() -> None:
 def test_signals_that_are_meant_for_the_job_do_not_end_it() -> None:
     """Schedulers signal every process; the agents need the store for an end in good order."""
     with hosted() as (host, port):
-        client = Client(HOST, port, PATIENCE_S)  # it serves, so it is past its first lines
+        client = StoreClient(HOST, port, PATIENCE_S)  # it serves, so it is past its first lines
         assert os.getpgid(host.pid) == host.pid, "and a Ctrl-C does not even reach it"
         for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             os.kill(host.pid, signum)
@@ -72,7 +72,7 @@ def test_signals_that_are_meant_for_the_job_do_not_end_it() -> None:
 def test_who_comes_before_it_serves_waits_for_it() -> None:
     """All nodes of a job are started at once, and the store takes a while to load."""
     with hosted() as (_, port):
-        clients = [Client(HOST, port, PATIENCE_S) for _ in range(20)]
+        clients = [StoreClient(HOST, port, PATIENCE_S) for _ in range(20)]
         assert [client.add("n", 1) for client in clients] == list(range(1, 21))
         for client in clients:
             client.close()
@@ -83,7 +83,7 @@ def test_without_the_quick_way_it_takes_the_public_one(tmp_path: Path, monkeypat
     (tmp_path / "sitecustomize.py").write_text("import importlib.machinery as m\nm.EXTENSION_SUFFIXES = []\n")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     with hosted() as (host, port):
-        client = Client(HOST, port, PATIENCE_S)
+        client = StoreClient(HOST, port, PATIENCE_S)
         assert client.add("n", 1) == 1
         with open(f"/proc/{host.pid}/cmdline") as file:
             assert file.read().split("\0")[-2] == server._PUBLIC

@@ -14,9 +14,9 @@ import pytest
 
 from reknit.adapters.journals.envelope import Envelope
 from reknit.adapters.journals.tcpstore import journal as journal_module
-from reknit.adapters.journals.tcpstore.client import Client
+from reknit.adapters.journals.tcpstore.client import StoreClient
 from reknit.adapters.journals.tcpstore.journal import TCPStoreJournal
-from reknit.adapters.journals.tcpstore.keys import OWNER, Keys
+from reknit.adapters.journals.tcpstore.keys import OWNER, StoreKeys
 from reknit.adapters.runtime.ports import Batch, Refused, Unavailable
 from reknit.core.job.entries import Aborted, Entry, Filler, Node, NodeId
 from reknit.core.job.reasons import Refusal
@@ -68,14 +68,14 @@ def test_a_slot_that_is_filled_late_is_not_plugged(store: JobStore) -> None:
 def test_a_writer_whose_slot_was_plugged_takes_another(store: JobStore, monkeypatch: pytest.MonkeyPatch) -> None:
     """It was stopped for a while and knows nothing of it; its entry must not be lost."""
     journal = store.journal()
-    real = Client.compare_set
+    real = StoreClient.compare_set
 
-    def late(client: Client, key: str, expected: bytes, desired: bytes) -> bytes:
+    def late(client: StoreClient, key: str, expected: bytes, desired: bytes) -> bytes:
         if key == store.key("slot/0"):
             real(client, key, b"", Envelope(store.job).wrap("", Filler(), "0"))
         return real(client, key, expected, desired)
 
-    monkeypatch.setattr(Client, "compare_set", late)
+    monkeypatch.setattr(StoreClient, "compare_set", late)
     journal.append("1", Aborted("x"))
     assert plain(journal.read(0, 0.0)) == Batch(2, (Filler(), Aborted("x")))
 
@@ -86,18 +86,18 @@ def test_an_append_that_broke_is_continued_where_it_was(
 ) -> None:
     """Whether the store had done it or not, the entry is there once, and leaves no hole."""
     journal = store.journal()
-    real = Client.compare_set
+    real = StoreClient.compare_set
 
-    def breaking(client: Client, key: str, expected: bytes, desired: bytes) -> bytes:
+    def breaking(client: StoreClient, key: str, expected: bytes, desired: bytes) -> bytes:
         if "/slot/" not in key:
             return real(client, key, expected, desired)
-        monkeypatch.setattr(Client, "compare_set", real)
+        monkeypatch.setattr(StoreClient, "compare_set", real)
         if is_written:
             real(client, key, expected, desired)
         client.close()
         raise Unavailable("as if the connection was lost")
 
-    monkeypatch.setattr(Client, "compare_set", breaking)
+    monkeypatch.setattr(StoreClient, "compare_set", breaking)
     with pytest.raises(Unavailable):
         journal.append("1", Aborted("x"))
     journal.append("1", Aborted("x"))
@@ -140,8 +140,8 @@ def test_a_store_that_serves_another_job_later_is_an_outage() -> None:
         mine.append("1", Aborted("x"))
         mine.remember(1, folded([*mine.read(0, 0.0).entries]))
         store.client.set(OWNER, b"two")
-        store.client.set(Keys("one").header, b"")
-        store.client.set(Keys("one").begun, b"")
+        store.client.set(StoreKeys("one").header, b"")
+        store.client.set(StoreKeys("one").begun, b"")
         for client in mine._connections._clients.values():
             client.close()
         with pytest.raises(Unavailable, match="serves job two, not one"):

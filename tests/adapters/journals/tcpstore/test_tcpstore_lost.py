@@ -17,9 +17,9 @@ from attrs import evolve
 from reknit.adapters.journals.envelope import Envelope
 from reknit.adapters.journals.tcpstore import connections as connections_module
 from reknit.adapters.journals.tcpstore import recovery
-from reknit.adapters.journals.tcpstore.client import Client
+from reknit.adapters.journals.tcpstore.client import StoreClient
 from reknit.adapters.journals.tcpstore.journal import TCPStoreJournal
-from reknit.adapters.journals.tcpstore.keys import Keys
+from reknit.adapters.journals.tcpstore.keys import StoreKeys
 from reknit.adapters.runtime.ports import Batch, Refused, Unavailable
 from reknit.core.job import founding
 from reknit.core.job.entries import Aborted, Entry, Filler, Joined, Lost, Node, NodeId, Opened, Succeeded, Terms
@@ -103,7 +103,7 @@ def at_once(*calls: Callable[[], T]) -> list[T]:
 
 def after_an_offer(store: JobStore, call: Callable[[], T]) -> T:
     """The call, as soon as another agent has offered something."""
-    until(lambda: store.client.get(Keys(store.job).best), "an offer")
+    until(lambda: store.client.get(StoreKeys(store.job).best), "an offer")
     return stubborn(call)
 
 
@@ -260,16 +260,16 @@ def test_of_two_agents_that_found_the_journal_the_first_to_write_the_header_has(
     monkeypatch.setattr(founding, "DEAD_S", 0.1)
     monkeypatch.setattr(founding, "OFFERS_S", 0.1)
     slow, other = lost.elders()
-    real, header = Client.compare_set, Keys(lost.store.job).header
+    real, header = StoreClient.compare_set, StoreKeys(lost.store.job).header
     lives: list[Batch] = []
 
-    def suspended(client: Client, key: str, expected: bytes, desired: bytes) -> bytes:
+    def suspended(client: StoreClient, key: str, expected: bytes, desired: bytes) -> bytes:
         if key == header and not lives:
             lives.append(Batch(0))
             lives[0] = stubborn(lambda: go_on(other, 4))
         return real(client, key, expected, desired)
 
-    monkeypatch.setattr(Client, "compare_set", suspended)
+    monkeypatch.setattr(StoreClient, "compare_set", suspended)
     assert next_life(stubborn(lambda: go_on(slow, 4)), *lives) == base_of(many(4))
     slow.append("5", Aborted("x"))
     assert plain(other.read(4, 0.0)) == Batch(5, (Aborted("x"),))
@@ -312,7 +312,7 @@ def test_a_host_that_has_lost_its_store_waits_longer_for_those_who_have_offered(
 
 def dead_offer(store: JobStore) -> None:
     """An agent that has read more than all others has offered to found the journal again, and has died."""
-    store.client.set(Keys(store.job).best, Envelope(store.job).wrap_offer(Offer(True, 0, 9, "dead")))
+    store.client.set(StoreKeys(store.job).best, Envelope(store.job).wrap_offer(Offer(True, 0, 9, "dead")))
 
 
 def test_the_best_offer_of_an_agent_that_has_died_is_passed_over(
@@ -342,7 +342,7 @@ def test_an_offer_that_nobody_of_the_job_has_made_is_none(lost: LostStore) -> No
     """Anybody who reaches the store can write there. The job must not wait for such an agent."""
     _, alive = lost.elders()
     forged = Envelope(lost.store.job, "a secret").wrap_offer(Offer(True, 9, 9, "forged"))
-    lost.store.client.set(Keys(lost.store.job).best, forged)
+    lost.store.client.set(StoreKeys(lost.store.job).best, forged)
     assert next_life(stubborn(lambda: alive.read(4, 0.0))) == base_of(many(4))
 
 
@@ -384,16 +384,16 @@ def test_what_was_under_way_when_the_store_was_lost_is_said_anew(
 ) -> None:
     """Its slot belonged to the life before."""
     host, guest = lost.readers()
-    real = Client.compare_set
+    real = StoreClient.compare_set
 
-    def breaking(client: Client, key: str, expected: bytes, desired: bytes) -> bytes:
+    def breaking(client: StoreClient, key: str, expected: bytes, desired: bytes) -> bytes:
         if "/slot/" in key:
             client.close()
             raise Unavailable("as if the connection was lost")
         return real(client, key, expected, desired)
 
     with monkeypatch.context() as patch:
-        patch.setattr(Client, "compare_set", breaking)
+        patch.setattr(StoreClient, "compare_set", breaking)
         with pytest.raises(Unavailable):
             host.append("5", Aborted("x"))
     lost.lose()
@@ -408,10 +408,10 @@ def test_a_connection_that_was_greeted_before_the_journal_was_founded_asks_again
     """The writer was greeted by the empty store. Meanwhile the reader of the same agent has founded the journal again.
     The writer must take part in that, and found nothing itself."""
     agent, _ = lost.elders()
-    real = connections_module.Client
-    greeted: list[Client] = []
+    real = connections_module.StoreClient
+    greeted: list[StoreClient] = []
 
-    def slow(*args: Any) -> Client:
+    def slow(*args: Any) -> StoreClient:
         client = real(*args)
         if not greeted:
             greeted.append(client)
@@ -447,10 +447,10 @@ def found(store: JobStore, entries: Sequence[Entry]) -> bytes:
     that is there then."""
     envelope = Envelope(store.job)
     origin = envelope.admit(envelope.header())
-    client = Client(HOST, store.port, PATIENCE_S)
+    client = StoreClient(HOST, store.port, PATIENCE_S)
     try:
         held = Held(origin, len(entries), folded([*entries]), "digest")
-        return recovery.found_again(client, Keys(store.job), envelope, held, 1)
+        return recovery.found_again(client, StoreKeys(store.job), envelope, held, 1)
     finally:
         client.close()
 

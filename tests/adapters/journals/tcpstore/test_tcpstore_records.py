@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from reknit.adapters.journals.envelope import Envelope
-from reknit.adapters.journals.tcpstore.client import Client
+from reknit.adapters.journals.tcpstore.client import StoreClient
 from reknit.adapters.journals.tcpstore.journal import TCPStoreJournal
 from reknit.adapters.runtime.ports import Batch, Refused
 from reknit.core.job.entries import Aborted, Joined, Node, NodeId, Opened, Terms
@@ -44,7 +44,7 @@ def opened(port: int, closing: ExitStack) -> TCPStoreJournal:
     return journal
 
 
-def dump(client: Client, keys: tuple[str, ...], life: str = "") -> list[str]:
+def dump(client: StoreClient, keys: tuple[str, ...], life: str = "") -> list[str]:
     names = ["reknit/owner", *(ROOT + key.format(life) for key in keys)]
     values = client.multi_get(names)
     return [f"/{name} {value.decode()}" for name, value in zip(names, values, strict=True)]
@@ -59,7 +59,7 @@ def test_the_keys_and_the_values_are_as_they_were(monkeypatch: pytest.MonkeyPatc
     with ExitStack() as closing:
         ports = [closing.enter_context(hosted())[1] for _ in range(2)]
         endpoint = closing.enter_context(SlowLink(ports[0]))
-        clients = [Client(HOST, port, PATIENCE_S) for port in ports]
+        clients = [StoreClient(HOST, port, PATIENCE_S) for port in ports]
         for client in clients:
             closing.callback(client.close)
         names = iter((2, 6))  # of the journal, and of its second life: they have 8 bytes
@@ -90,7 +90,7 @@ def test_golden_records_are_read() -> None:
     values = dict(line.removeprefix("/").split(" ", 1) for line in GOLDEN.read_text().splitlines() if line[:1] == "/")
     with ExitStack() as closing:
         port = closing.enter_context(hosted())[1]
-        client = Client(HOST, port, PATIENCE_S)
+        client = StoreClient(HOST, port, PATIENCE_S)
         closing.callback(client.close)
         for key, value in values.items():
             client.set(key, value.encode())
@@ -106,7 +106,7 @@ def test_reading_alone_changes_nothing() -> None:
         journal, reader = (
             TCPStoreJournal(HOST, port, Envelope("j"), reads_only=only, timeout_s=PATIENCE_S) for only in (False, True)
         )
-        client = Client(HOST, port, PATIENCE_S)
+        client = StoreClient(HOST, port, PATIENCE_S)
         for each in (journal, reader, client):
             closing.callback(each.close)
         with pytest.raises(Refused, match="there is no journal of job j") as refused:

@@ -11,7 +11,7 @@ import pytest
 
 from reknit.adapters.journals.envelope import Envelope
 from reknit.adapters.journals.tcpstore import journal as journal_module
-from reknit.adapters.journals.tcpstore.client import Client
+from reknit.adapters.journals.tcpstore.client import StoreClient
 from reknit.adapters.journals.tcpstore.journal import TCPStoreJournal
 from reknit.adapters.runtime.ports import Batch
 from reknit.core.job.entries import Aborted, Entry, Filler, Node, NodeId
@@ -30,7 +30,7 @@ class Far:
         self.job = next(JOBS)
         self.near = self.journal(port)
         self.far = self.journal(link.port)
-        self.client = Client(HOST, port, PATIENCE_S)
+        self.client = StoreClient(HOST, port, PATIENCE_S)
         for each in (self.near, self.far, self.client):
             closing.callback(each.close)
         self.near.read(0, 0.0)
@@ -97,14 +97,14 @@ def test_a_beat_waits_for_no_append(far: Far, monkeypatch: pytest.MonkeyPatch) -
     far.far.beat(ME, 1, ())
     assert set(far.far._connections._clients) == {"writer"}
     reached, go_on = threading.Event(), threading.Event()
-    real = Client.compare_set
+    real = StoreClient.compare_set
 
-    def slow(client: Client, key: str, expected: bytes, desired: bytes) -> bytes:
+    def slow(client: StoreClient, key: str, expected: bytes, desired: bytes) -> bytes:
         reached.set()
         go_on.wait(PATIENCE_S)
         return real(client, key, expected, desired)
 
-    monkeypatch.setattr(Client, "compare_set", slow)
+    monkeypatch.setattr(StoreClient, "compare_set", slow)
     monkeypatch.setattr(journal_module, "_HOLE_S", PATIENCE_S)
     thread = threading.Thread(target=far.far.append, args=("1", Aborted("x")))
     thread.start()

@@ -9,19 +9,19 @@ from pathlib import Path
 import pytest
 
 from reknit.adapters.keeper.client import standing
-from reknit.adapters.keeper.client.connection import Line
+from reknit.adapters.keeper.client.connection import KeeperConnection
 from reknit.adapters.keeper.client.standing import ReadyKeeper, StartingKeeper
 from reknit.adapters.keeper.client.start import by_command
 from reknit.adapters.keeper.protocol import wire
-from reknit.adapters.runtime.clock import Clock
+from reknit.adapters.runtime.clock import SystemClock
 from tests.support.waiting import until
 
 Sent = Callable[[int], list[str]]
 
 
 @pytest.fixture
-def line(clock: Clock, tmp_path: Path) -> Iterator[Line]:
-    line = Line(clock, lambda: by_command(["sh", "-c", f"exec cat > {tmp_path}/sent"]))
+def line(clock: SystemClock, tmp_path: Path) -> Iterator[KeeperConnection]:
+    line = KeeperConnection(clock, lambda: by_command(["sh", "-c", f"exec cat > {tmp_path}/sent"]))
     yield line
     line.end()
 
@@ -45,7 +45,7 @@ def sent(tmp_path: Path) -> Sent:
     return kinds
 
 
-def test_messages_wait_for_the_keeper_and_keep_their_order(line: Line, sent: Sent) -> None:
+def test_messages_wait_for_the_keeper_and_keep_their_order(line: KeeperConnection, sent: Sent) -> None:
     """A stop that overtook its start would leave workers that nobody stops."""
     keeper = StartingKeeper(line, 0.0, [wire.Say("kept from the last keeper")])
     keeper.tell(wire.Resized())
@@ -54,7 +54,7 @@ def test_messages_wait_for_the_keeper_and_keep_their_order(line: Line, sent: Sen
     assert sent(3) == ["Say", "Resized", "Flush"]
 
 
-def test_the_fence_comes_before_the_start_of_workers(line: Line, sent: Sent) -> None:
+def test_the_fence_comes_before_the_start_of_workers(line: KeeperConnection, sent: Sent) -> None:
     """Workers that were started without it would live on if the agent were suspended now. A fence that has not changed
     is not told again, and a keeper on another host has no use for the time of this one."""
     keeper = StartingKeeper(line, 0.0, [wire.Say("starts the workers")])
@@ -68,7 +68,7 @@ def test_the_fence_comes_before_the_start_of_workers(line: Line, sent: Sent) -> 
     assert sent(4) == ["Fence", "Say", "Fence", "Flush"]
 
 
-def test_a_keeper_has_its_time_to_become_ready(line: Line) -> None:
+def test_a_keeper_has_its_time_to_become_ready(line: KeeperConnection) -> None:
     """One that hangs while it starts would hang the agent, which wakes at this time to look."""
     keeper = StartingKeeper(line, 5.0, ())
     assert keeper.wakes_at == 5.0 + standing._HELLO_S
@@ -76,7 +76,7 @@ def test_a_keeper_has_its_time_to_become_ready(line: Line) -> None:
     assert "not ready" in keeper.overdue(keeper.wakes_at)
 
 
-def test_silence_ends_only_a_keeper_that_pings(line: Line) -> None:
+def test_silence_ends_only_a_keeper_that_pings(line: KeeperConnection) -> None:
     """A keeper on this host says nothing for hours, and its end is seen at once in another way."""
     quiet, remote = (ReadyKeeper(line, 0.0, pings=pings) for pings in (False, True))
     assert not quiet.overdue(1e9)
@@ -87,7 +87,7 @@ def test_silence_ends_only_a_keeper_that_pings(line: Line) -> None:
     assert "nothing was heard" in remote.overdue(1.0 + wire.SILENCE_S)
 
 
-def test_pings_come_in_their_time(line: Line, sent: Sent) -> None:
+def test_pings_come_in_their_time(line: KeeperConnection, sent: Sent) -> None:
     """The other side counts silence, too."""
     keeper = ReadyKeeper(line, 0.0, pings=True)
     for now in (0.0, 0.0, wire.PING_S - 1.0, wire.PING_S):
@@ -98,7 +98,7 @@ def test_pings_come_in_their_time(line: Line, sent: Sent) -> None:
     assert sent(3) == ["Ping", "Ping", "Flush"]
 
 
-def test_nothing_is_asked_or_granted_twice(line: Line, sent: Sent) -> None:
+def test_nothing_is_asked_or_granted_twice(line: KeeperConnection, sent: Sent) -> None:
     """Credit that is granted twice fills the memory of a console that nobody reads."""
     keeper = ReadyKeeper(line, 0.0, pings=False)
     keeper.grant()
@@ -112,7 +112,7 @@ def test_nothing_is_asked_or_granted_twice(line: Line, sent: Sent) -> None:
     assert sent(3) == ["Credit", "Flush", "Flush"]
 
 
-def test_only_a_keeper_that_was_ready_for_long_has_failed_for_another_reason(line: Line) -> None:
+def test_only_a_keeper_that_was_ready_for_long_has_failed_for_another_reason(line: KeeperConnection) -> None:
     """Otherwise a keeper that fails at once would be replaced for ever, or one failure a day would add up."""
     keeper = ReadyKeeper(line, 7.0, pings=False)
     assert not keeper.was_steady(7.0 + standing._STEADY_S)

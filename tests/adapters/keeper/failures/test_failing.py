@@ -11,14 +11,14 @@ from reknit.adapters.keeper.common.leaders import Leader
 from reknit.adapters.keeper.failures.failing import failure_of
 from reknit.adapters.keeper.output.streams import WorkerStreams
 from reknit.adapters.keeper.watchdog.watchdog import Hung
-from reknit.adapters.runtime.clock import Clock
+from reknit.adapters.runtime.clock import SystemClock
 from reknit.core.job.workers import NoProgress
 
 RAISED = ["Traceback (most recent call last):", '  File "a.py", line 1, in <module>', "ValueError: no"]
 
 
 @pytest.fixture
-def leader(clock: Clock) -> Leader:
+def leader(clock: SystemClock) -> Leader:
     """A worker of which only the exit code matters."""
     return Leader(2**22, clock, local_rank=1, rank=3, streams=WorkerStreams(), error_file="")
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from reknit.adapters.keeper.output import console as module
-from reknit.adapters.keeper.output.console import OUTPUT, WORDS, Console, escaped
+from reknit.adapters.keeper.output.console import OUTPUT, WORDS, ConsoleWriter, escaped
 from tests.support.waiting import PATIENCE_S, descriptors, until
 
 
@@ -63,7 +63,7 @@ def writers(before: set[threading.Thread]) -> list[threading.Thread]:
 
 def test_lines_come_in_the_order_in_which_they_were_said(ends: tuple[int, int]) -> None:
     """Decisions are read as a history."""
-    console = Console(ends[1])
+    console = ConsoleWriter(ends[1])
     for i in range(100):
         console.say(f"line {i}")
     assert console.close(PATIENCE_S)
@@ -73,7 +73,7 @@ def test_lines_come_in_the_order_in_which_they_were_said(ends: tuple[int, int]) 
 def test_a_console_that_nobody_reads_holds_nobody_up(ends: tuple[int, int], before: set[threading.Thread]) -> None:
     """An unread pipe once hung the agent in its own words, and its workers lived on."""
     fill(ends[1])
-    console = Console(ends[1])
+    console = ConsoleWriter(ends[1])
     for i in range(100):
         console.say(f"line {i}")
     assert not console.flush(0.01)
@@ -84,7 +84,7 @@ def test_a_console_that_nobody_reads_holds_nobody_up(ends: tuple[int, int], befo
 def test_what_waits_is_bounded_and_the_newest_lines_are_kept(ends: tuple[int, int]) -> None:
     """A reader who comes late must find out how the job ended, and that lines are missing."""
     size = fill(ends[1])
-    console = Console(ends[1])
+    console = ConsoleWriter(ends[1])
     count = 2 * WORDS // 100
     for i in range(count):
         console.say(f"{i:099}")
@@ -110,7 +110,7 @@ def test_output_waits_while_the_console_is_full_and_its_writer_is_told_of_room(e
     """Workers that write are held up, not the memory filled; words of reknit still find room."""
     has_room = threading.Event()
     fill(ends[1])
-    console = Console(ends[1], has_room=has_room.set)
+    console = ConsoleWriter(ends[1], has_room=has_room.set)
     written = 0
     while not console.is_full():
         console.write(b"y" * 999 + b"\n", "worker")
@@ -139,7 +139,7 @@ def test_lines_of_two_sources_are_never_mixed(
     ends: tuple[int, int], words: list[tuple[str, bytes]], seen: bytes
 ) -> None:
     """A number that is glued to another rank's cannot be read. Progress bars share their line as without reknit."""
-    console = Console(ends[1])
+    console = ConsoleWriter(ends[1])
     for source, data in words:
         console.write(data, source)
     console.say("END")
@@ -150,9 +150,9 @@ def test_lines_of_two_sources_are_never_mixed(
 
 def test_pieces_for_a_pipe_end_with_a_line(ends: tuple[int, int]) -> None:
     """Several processes write to one pipe (srun's nodes, reknit's two processes). Small writes are not torn there."""
-    console = Console(ends[1])
+    console = ConsoleWriter(ends[1])
     threads = [
-        threading.Thread(target=_many, args=(fd, name)) for name, fd in (("a", console), ("b", Console(ends[1])))
+        threading.Thread(target=_many, args=(fd, name)) for name, fd in (("a", console), ("b", ConsoleWriter(ends[1])))
     ]
     for thread in threads:
         thread.start()
@@ -165,7 +165,7 @@ def test_pieces_for_a_pipe_end_with_a_line(ends: tuple[int, int]) -> None:
         thread.join()
 
 
-def _many(console: Console, word: str) -> None:
+def _many(console: ConsoleWriter, word: str) -> None:
     for _ in range(2000):
         console.say(word * 50)
     console.say(f"{word}END")
@@ -175,7 +175,7 @@ def _many(console: Console, word: str) -> None:
 def test_a_reader_that_left_is_no_error(ends: tuple[int, int]) -> None:
     """`reknit run … | head`: the job goes on."""
     os.close(ends[0])
-    console = Console(ends[1])
+    console = ConsoleWriter(ends[1])
     console.say("nobody hears this")
     console.write(b"x\n" * OUTPUT, "worker")
     assert console.flush(PATIENCE_S), "it is gone, and does not wait"
@@ -194,7 +194,7 @@ def test_a_full_disk_is_told_when_there_is_room_again(tmp_path: Path, monkeypatc
 
     file = os.open(tmp_path / "log", os.O_WRONLY | os.O_CREAT)
     monkeypatch.setattr(module.os, "write", write)
-    console = Console(file)
+    console = ConsoleWriter(file)
     console.write(b"a\nb\n", "worker")
     assert console.flush(PATIENCE_S)
     fails.clear()
@@ -210,7 +210,7 @@ def test_closing_leaves_nothing_and_a_later_word_is_still_said(
 ) -> None:
     """A library may close a hundred agents in one process. What says its last line late must not fail."""
     opened = descriptors()
-    console = Console(ends[1])
+    console = ConsoleWriter(ends[1])
     assert not writers(before), "no word, no thread"
     for word in ("one", "two"):
         console.say(word)
@@ -224,7 +224,7 @@ def test_a_terminal_that_nobody_reads_holds_nobody_up(before: set[threading.Thre
     """A terminal that was stopped with Ctrl-S has little room at the end, and its mode belongs to the shell, too."""
     master, slave = pty.openpty()
     opened = descriptors()
-    console = Console(slave)
+    console = ConsoleWriter(slave)
     while not console.is_full():
         console.write(b"y" * 99 + b"\n", "worker")
     assert not console.flush(0.01)
@@ -251,7 +251,7 @@ def test_a_write_that_blocks_for_ever_is_left_behind(
         return real(fd, data)
 
     monkeypatch.setattr(module.os, "write", write)
-    console = Console(ends[1])
+    console = ConsoleWriter(ends[1])
     console.say("stuck")
     (thread,) = writers(before)
     assert entered.wait(PATIENCE_S)
@@ -277,7 +277,7 @@ def test_without_a_thread_words_are_still_said(ends: tuple[int, int], monkeypatc
         raise RuntimeError("can't start new thread")
 
     monkeypatch.setattr("threading.Thread.start", refuse)
-    console = Console(ends[1])
+    console = ConsoleWriter(ends[1])
     console.say("heard")
     assert read(ends[0], b"heard\n") == b"heard\n"
     fill(ends[1])
@@ -304,7 +304,7 @@ def test_a_line_cannot_drive_the_terminal(line: str, shown: str) -> None:
 
 def test_what_is_said_is_escaped(ends: tuple[int, int]) -> None:
     """One place for all lines, so that no line is forgotten; and a line always ends."""
-    console = Console(ends[1])
+    console = ConsoleWriter(ends[1])
     console.say("\x1b[2J\udc80")
     assert console.close(PATIENCE_S)
     assert read(ends[0], b"\n") == b"\\x1b[2J\\udc80\n"

@@ -13,7 +13,7 @@ import threading
 from pathlib import Path
 
 from reknit.adapters.keeper.output.streams import STDERR, STDOUT, Streams, StreamSettings
-from reknit.adapters.runtime.clock import Clock
+from reknit.adapters.runtime.clock import SystemClock
 from reknit.core.agent.workers import WorkersStopped
 from tests.support.alone import ENV
 from tests.support.processes import Make, drive, drive_exits, start, stop, stopped
@@ -29,7 +29,7 @@ for i in range(3000):
 """
 
 
-def test_two_streams_of_two_ranks_into_one_file(make: Make, clock: Clock, tmp_path: Path) -> None:
+def test_two_streams_of_two_ranks_into_one_file(make: Make, clock: SystemClock, tmp_path: Path) -> None:
     """`> log 2>&1`, which Slurm does by default: each rank's lines in the order in which it wrote them, and whole."""
     workers = make(script=NUMBERED)
     start(workers, 2)
@@ -184,7 +184,7 @@ def test_close_does_not_wait_for_a_console_that_nobody_reads(err: Console) -> No
     until(lambda: threading.active_count() == threads, "the end of all threads")
 
 
-def test_a_console_that_nobody_reads_keeps_no_worker_alive(make: Make, clock: Clock, err: Console) -> None:
+def test_a_console_that_nobody_reads_keeps_no_worker_alive(make: Make, clock: SystemClock, err: Console) -> None:
     """An unread terminal once kept workers alive beside the next round, and the process that should have ended them."""
     threads = threading.active_count()
     script = "import os\nwhile True: os.write(1, b'%0999d\\n' % 7)"

@@ -12,14 +12,14 @@ import pytest
 from reknit.adapters.keeper.common.leaders import Leader
 from reknit.adapters.keeper.output.streams import WorkerStreams
 from reknit.adapters.keeper.process.pauses import Pauses
-from reknit.adapters.runtime.clock import Clock
+from reknit.adapters.runtime.clock import SystemClock
 from tests.support.waiting import until
 
 
 class Stopped:
     """A process, and what is said of it."""
 
-    def __init__(self, clock: Clock) -> None:
+    def __init__(self, clock: SystemClock) -> None:
         self.said: list[str] = []
         # A group of its own: in a group without a parent, as that of a job in the background may be, the kernel lets
         # nobody be stopped by a terminal's signal.
@@ -47,7 +47,7 @@ class Stopped:
 
 
 @pytest.fixture
-def one(clock: Clock) -> Iterator[Stopped]:
+def one(clock: SystemClock) -> Iterator[Stopped]:
     made = Stopped(clock)
     yield made
     made.process.kill()

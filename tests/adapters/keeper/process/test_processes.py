@@ -18,7 +18,7 @@ from attrs import evolve
 from reknit.adapters.keeper.common.bootstrap import Reservation
 from reknit.adapters.keeper.common.environment import arguments
 from reknit.adapters.keeper.output.streams import StreamSettings
-from reknit.adapters.runtime.clock import Clock
+from reknit.adapters.runtime.clock import SystemClock
 from reknit.core.agent.workers import PortReserved, StartWorkers, WorkersExited, WorkersStarted, WorkersStopped
 from tests.support.alone import ENV, ROOT, command, run_alone
 from tests.support.processes import Make, assignment, drive, drive_exits, failures, start, stop, stopped
@@ -37,7 +37,7 @@ def test_the_start_path_imports_nothing_heavy() -> None:
     assert run_alone(script) == "\n"
 
 
-def test_workers_run_and_succeed(make: Make, clock: Clock) -> None:
+def test_workers_run_and_succeed(make: Make, clock: SystemClock) -> None:
     """The life of a healthy round, event by event."""
     workers = make("true")
     start(workers, 3)
@@ -53,7 +53,7 @@ def test_workers_run_and_succeed(make: Make, clock: Clock) -> None:
     assert workers.events(clock.now()) == []
 
 
-def test_a_port_that_was_asked_for_is_that_of_every_round(make: Make, clock: Clock) -> None:
+def test_a_port_that_was_asked_for_is_that_of_every_round(make: Make, clock: SystemClock) -> None:
     """It is never let go of between two rounds, when somebody else might take it."""
     free = Reservation()
     port = free.port
@@ -75,7 +75,7 @@ def test_a_port_that_is_taken_is_an_error(make: Make) -> None:
             workers.reserve_port()
 
 
-def test_the_environment_is_torchelastics(make: Make, clock: Clock, tmp_path: Path) -> None:
+def test_the_environment_is_torchelastics(make: Make, clock: SystemClock, tmp_path: Path) -> None:
     """Scripts written for torchrun read these, and only these."""
     script = f"import json, os; json.dump(dict(os.environ), open({str(tmp_path)!r} + '/' + os.environ['RANK'], 'w'))"
     env = {"PATH": os.environ["PATH"], "OMP_NUM_THREADS": "7", "RANK": "stale"}
@@ -116,7 +116,7 @@ def test_local_rank_is_substituted_in_arguments() -> None:
     assert arguments(argv, 3) == ["${local_rank}", "a3b", "3", "${other}", "pa$$word", "3${x}"]
 
 
-def test_each_worker_leads_a_group_and_has_default_signals(make: Make, clock: Clock, tmp_path: Path) -> None:
+def test_each_worker_leads_a_group_and_has_default_signals(make: Make, clock: SystemClock, tmp_path: Path) -> None:
     """Ctrl-C must not reach workers twice, and `yes | head` inside a worker must end."""
     script = f"""
         grep -E '^Sig(Blk|Ign)' /proc/self/status > {tmp_path}/state
@@ -141,7 +141,7 @@ def test_each_worker_leads_a_group_and_has_default_signals(make: Make, clock: Cl
     [(errno.EAGAIN, 71), (errno.ENOMEM, 71), (errno.ENOEXEC, 126), (errno.EACCES, 126), (errno.ENOENT, 127)],
 )
 def test_a_spawn_that_fails_is_a_failure_of_that_worker(
-    make: Make, clock: Clock, monkeypatch: pytest.MonkeyPatch, number: int, exitcode: int
+    make: Make, clock: SystemClock, monkeypatch: pytest.MonkeyPatch, number: int, exitcode: int
 ) -> None:
     """Nothing is raised, those before it run on until they are stopped, those after it never exist."""
     spawn, calls = os.posix_spawnp, []
@@ -166,7 +166,7 @@ def test_a_spawn_that_fails_is_a_failure_of_that_worker(
 
 
 @pytest.mark.parametrize("kind", ["missing", "forbidden", "binary", "folder", "null"])
-def test_programs_that_are_none(make: Make, clock: Clock, tmp_path: Path, kind: str) -> None:
+def test_programs_that_are_none(make: Make, clock: SystemClock, tmp_path: Path, kind: str) -> None:
     """A wrong path is the most common mistake of all: it must say so, and not hang."""
     program = tmp_path / "program"
     if kind == "folder":
@@ -205,7 +205,7 @@ def test_a_process_limit_is_reported(tmp_path: Path) -> None:
     assert done == "71 cannot start sleep: Resource temporarily unavailable\n"
 
 
-def test_folders_that_cannot_be_made(make: Make, clock: Clock, tmp_path: Path) -> None:
+def test_folders_that_cannot_be_made(make: Make, clock: SystemClock, tmp_path: Path) -> None:
     """A log folder on a full or missing disk is a failure with a name, not a crash of the agent."""
     (tmp_path / "file").write_text("")
     workers = make("true", log_dir=str(tmp_path / "file"), streams=StreamSettings(redirects=1))
@@ -215,7 +215,7 @@ def test_folders_that_cannot_be_made(make: Make, clock: Clock, tmp_path: Path) -
     assert failure.message == f"cannot write to {tmp_path}/file/round_0: Not a directory"
 
 
-def test_a_folder_that_nobody_needs_may_be_missing(make: Make, clock: Clock, tmp_path: Path) -> None:
+def test_a_folder_that_nobody_needs_may_be_missing(make: Make, clock: SystemClock, tmp_path: Path) -> None:
     """/tmp is full: no error file, and the job goes on."""
     (tmp_path / "file").write_text("")
     workers = make("true", log_dir=str(tmp_path / "file"))
@@ -226,7 +226,7 @@ def test_a_folder_that_nobody_needs_may_be_missing(make: Make, clock: Clock, tmp
 # ---- failing ----
 
 
-def test_a_failure_is_told_with_all_that_is_known(make: Make, clock: Clock, tmp_path: Path) -> None:
+def test_a_failure_is_told_with_all_that_is_known(make: Make, clock: SystemClock, tmp_path: Path) -> None:
     """This is what a user sees of a crash: exit code, exception, last lines, where the output is."""
     script = """
         import sys
@@ -246,7 +246,7 @@ def test_a_failure_is_told_with_all_that_is_known(make: Make, clock: Clock, tmp_
     assert failure.log == str(tmp_path / "logs/round_0/0")
 
 
-def test_an_error_file_is_believed_before_stderr(make: Make, clock: Clock) -> None:
+def test_an_error_file_is_believed_before_stderr(make: Make, clock: SystemClock) -> None:
     """Workers with `@record` know best; a file of an earlier run in the same folder is not theirs."""
     write = "import os; open(os.environ['TORCHELASTIC_ERROR_FILE'], 'w').write('{\"message\": \"mine\"}')"
     workers = make(script=write + "; raise ValueError('other')")
@@ -260,7 +260,7 @@ def test_an_error_file_is_believed_before_stderr(make: Make, clock: Clock) -> No
     assert failure.message == "ValueError: other"
 
 
-def test_a_worker_killed_by_a_signal_is_not_blamed_for_an_old_exception(make: Make, clock: Clock) -> None:
+def test_a_worker_killed_by_a_signal_is_not_blamed_for_an_old_exception(make: Make, clock: SystemClock) -> None:
     """An exception that was logged and survived has nothing to do with the out-of-memory killer."""
     script = """
         import os, traceback
@@ -277,7 +277,7 @@ def test_a_worker_killed_by_a_signal_is_not_blamed_for_an_old_exception(make: Ma
     assert "ZeroDivisionError: division by zero" in failure.stderr
 
 
-def test_all_that_died_by_the_time_of_one_look_are_told_together(make: Make, clock: Clock) -> None:
+def test_all_that_died_by_the_time_of_one_look_are_told_together(make: Make, clock: SystemClock) -> None:
     """Which was first is not known, and must not be guessed from the order of events."""
     workers = make("false")
     start(workers, 3)
@@ -289,7 +289,7 @@ def test_all_that_died_by_the_time_of_one_look_are_told_together(make: Make, clo
     assert sum(isinstance(event, WorkersExited) for event in seen) == 1
 
 
-def test_a_worker_that_died_before_the_stop_is_still_told(make: Make, clock: Clock) -> None:
+def test_a_worker_that_died_before_the_stop_is_still_told(make: Make, clock: SystemClock) -> None:
     """The cause of a failure may be seen a moment after its echo."""
     workers = make("false")
     start(workers)
@@ -300,7 +300,7 @@ def test_a_worker_that_died_before_the_stop_is_still_told(make: Make, clock: Clo
     assert [type(event) for event in seen] == [WorkersStarted, WorkersExited, WorkersStopped]
 
 
-def test_a_worker_reaped_by_somebody_else_is_not_a_success(make: Make, clock: Clock) -> None:
+def test_a_worker_reaped_by_somebody_else_is_not_a_success(make: Make, clock: SystemClock) -> None:
     """An embedder may wait for any child; the exit code is lost then, not zero."""
     workers = make("true")
     start(workers)
@@ -339,7 +339,7 @@ def test_stdin_is_inherited_unless_it_is_a_terminal(tmp_path: Path) -> None:
 # ---- the port ----
 
 
-def test_each_round_has_another_port_and_the_last_one_is_free_again(make: Make, clock: Clock) -> None:
+def test_each_round_has_another_port_and_the_last_one_is_free_again(make: Make, clock: SystemClock) -> None:
     """A fresh store every round: nothing of an earlier round can be read by a later one."""
     workers = make("true")
     first = workers.reserve_port()
@@ -352,7 +352,7 @@ def test_each_round_has_another_port_and_the_last_one_is_free_again(make: Make, 
     assert workers.reserve_port() == second
 
 
-def test_another_port_on_demand(make: Make, clock: Clock) -> None:
+def test_another_port_on_demand(make: Make, clock: SystemClock) -> None:
     """A round was sealed with the last one, and is over before it began here."""
     workers = make("true")
     first = workers.reserve_port()
@@ -376,7 +376,7 @@ def test_a_port_of_an_earlier_round_never_comes_back() -> None:
         reservation.release()
 
 
-def test_torchs_store_binds_over_the_reservation(make: Make, clock: Clock) -> None:
+def test_torchs_store_binds_over_the_reservation(make: Make, clock: SystemClock) -> None:
     """The reason to keep the socket: nobody else gets the port, and rank 0 does."""
     script = """
         import os
@@ -403,7 +403,7 @@ def test_no_ipv6_is_no_reason_to_fail(monkeypatch: pytest.MonkeyPatch, make: Mak
     assert make("true").reserve_port() == 0
 
 
-def test_a_process_without_descriptors_left_reports_it(make: Make, clock: Clock) -> None:
+def test_a_process_without_descriptors_left_reports_it(make: Make, clock: SystemClock) -> None:
     """A leak elsewhere in the process must not crash the agent."""
     workers = make("true")
     before = resource.getrlimit(resource.RLIMIT_NOFILE)

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from reknit.adapters.keeper.output.streams import StreamSettings
-from reknit.adapters.runtime.clock import Clock
+from reknit.adapters.runtime.clock import SystemClock
 from reknit.core.agent.workers import WorkersExited, WorkersStopped
 from tests.support.alone import STUBBORN, run_alone
 from tests.support.processes import FOR_EVER, Make, drive, failures, start, stop, stopped
@@ -20,7 +20,7 @@ from tests.support.waiting import PATIENCE_S, is_alive, read_pids, until
 # ---- stopping ----
 
 
-def test_a_stop_ends_workers_and_answers_once(make: Make, clock: Clock, tmp_path: Path) -> None:
+def test_a_stop_ends_workers_and_answers_once(make: Make, clock: SystemClock, tmp_path: Path) -> None:
     """`WorkersStopped` is what lets the next round start: exactly one, and when nothing is left."""
     pids = tmp_path / "pids"
     workers = make(sys.executable, STUBBORN, str(pids))
@@ -34,7 +34,9 @@ def test_a_stop_ends_workers_and_answers_once(make: Make, clock: Clock, tmp_path
     assert workers.wakes_at is None
 
 
-def test_a_worker_that_ignores_the_signal_is_killed_after_the_grace(make: Make, clock: Clock, tmp_path: Path) -> None:
+def test_a_worker_that_ignores_the_signal_is_killed_after_the_grace(
+    make: Make, clock: SystemClock, tmp_path: Path
+) -> None:
     """Training code often catches SIGTERM for ever."""
     pids = tmp_path / "pids"
     workers = make(sys.executable, STUBBORN, str(pids), "ignore")
@@ -64,7 +66,7 @@ MOVES = """
 
 
 @pytest.mark.parametrize("wish", ["obey", "ignore"])
-def test_a_worker_that_leaves_its_group_is_ended_too(make: Make, clock: Clock, tmp_path: Path, wish: str) -> None:
+def test_a_worker_that_leaves_its_group_is_ended_too(make: Make, clock: SystemClock, tmp_path: Path, wish: str) -> None:
     """Its old group is empty: SIGTERM and SIGKILL must reach the worker itself, and what descends from it."""
     workers = make(sys.executable, "-c", textwrap.dedent(MOVES), str(tmp_path / "pids"), wish)
     start(workers)
@@ -74,7 +76,7 @@ def test_a_worker_that_leaves_its_group_is_ended_too(make: Make, clock: Clock, t
     until(lambda: not any(map(is_alive, pids)), "their end")
 
 
-def test_a_second_stop_only_shortens_the_grace(make: Make, clock: Clock, tmp_path: Path) -> None:
+def test_a_second_stop_only_shortens_the_grace(make: Make, clock: SystemClock, tmp_path: Path) -> None:
     """Whoever presses Ctrl-C again wants it faster; a later, longer grace must not undo that."""
     pids = tmp_path / "pids"
     workers = make(sys.executable, STUBBORN, str(pids), "ignore")
@@ -89,7 +91,7 @@ def test_a_second_stop_only_shortens_the_grace(make: Make, clock: Clock, tmp_pat
     drive(workers, clock, WorkersStopped)
 
 
-def test_a_stopped_process_is_continued(make: Make, clock: Clock, tmp_path: Path) -> None:
+def test_a_stopped_process_is_continued(make: Make, clock: SystemClock, tmp_path: Path) -> None:
     """A worker under SIGSTOP cannot obey SIGTERM: it would cost the whole grace."""
     pids = tmp_path / "pids"
     workers = make(sys.executable, STUBBORN, str(pids))
@@ -100,7 +102,7 @@ def test_a_stopped_process_is_continued(make: Make, clock: Clock, tmp_path: Path
     drive(workers, clock, WorkersStopped)
 
 
-def test_the_group_is_signalled_although_its_leader_is_dead(make: Make, clock: Clock, tmp_path: Path) -> None:
+def test_the_group_is_signalled_although_its_leader_is_dead(make: Make, clock: SystemClock, tmp_path: Path) -> None:
     """torchelastic skips these, so that the data loaders of a crashed worker keep its memory."""
     pids = tmp_path / "pids"
     script = f"{sys.executable} {STUBBORN} {pids} & while ! test -s {pids}; do sleep 0.01; done; exit 3"
@@ -115,7 +117,7 @@ def test_the_group_is_signalled_although_its_leader_is_dead(make: Make, clock: C
     drive(workers, clock, WorkersStopped)
 
 
-def test_a_stop_with_nothing_alive_is_answered(make: Make, clock: Clock) -> None:
+def test_a_stop_with_nothing_alive_is_answered(make: Make, clock: SystemClock) -> None:
     """The agent waits for that answer before it joins again."""
     workers = make("true")
     port = workers.reserve_port()
@@ -125,7 +127,7 @@ def test_a_stop_with_nothing_alive_is_answered(make: Make, clock: Clock) -> None
     assert event == WorkersStopped(event.at, 3, port)
 
 
-def test_rounds_follow_each_other_and_leak_nothing(make: Make, clock: Clock, tmp_path: Path) -> None:
+def test_rounds_follow_each_other_and_leak_nothing(make: Make, clock: SystemClock, tmp_path: Path) -> None:
     """A job may restart a thousand times."""
     workers = make("sh", "-c", "exit 1", streams=StreamSettings(tee=1, redirects=0))
     counts = []

@@ -16,7 +16,7 @@ from reknit import JobFailed, launch
 from reknit.adapters.keeper.process.processes import Processes
 from reknit.adapters.keeper.watchdog import stacks
 from reknit.adapters.keeper.watchdog.watchdog import Watchdog
-from reknit.adapters.runtime.clock import Clock
+from reknit.adapters.runtime.clock import SystemClock
 from reknit.core.agent.workers import WorkersExited, WorkersStopped
 from reknit.core.job.reasons import BudgetSpent
 from reknit.core.job.workers import NoProgress, TimerExpired, WorkerFailure
@@ -36,7 +36,7 @@ HUNG_AFTER_STEP_2 = r"rank [01] on node \S+ failed: no progress for [\d.]+ s aft
 class Hanging:
     """A worker that calls one of the functions of `hanging`, and the watchdog that ends it."""
 
-    def __init__(self, make: Make, clock: Clock, folder: Path, how: str, argv: tuple[str, ...] = ()) -> None:
+    def __init__(self, make: Make, clock: SystemClock, folder: Path, how: str, argv: tuple[str, ...] = ()) -> None:
         self.clock = clock
         self.watchdog = Watchdog(clock)
         call = f"from tests.support import hanging; hanging.{how}({str(folder)!r})"
@@ -67,7 +67,7 @@ def _py_spy(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
 @ways
 @pytest.mark.parametrize(("how", "frame"), [("waits", "waits"), ("computes", "computes"), ("forks", "forks")])
 def test_what_it_was_doing_is_told(
-    make: Make, clock: Clock, tmp_path: Path, how: str, frame: str, has_py_spy: bool
+    make: Make, clock: SystemClock, tmp_path: Path, how: str, frame: str, has_py_spy: bool
 ) -> None:
     """Whatever it does: it sleeps, it computes with the interpreter's lock held, it has children."""
     failure = Hanging(make, clock, tmp_path, how).expire()
@@ -77,7 +77,7 @@ def test_what_it_was_doing_is_told(
 
 
 @ways
-def test_a_worker_that_was_stopped(make: Make, clock: Clock, tmp_path: Path, has_py_spy: bool) -> None:
+def test_a_worker_that_was_stopped(make: Make, clock: SystemClock, tmp_path: Path, has_py_spy: bool) -> None:
     """The report says so: nothing is wrong with its code."""
     failure = Hanging(make, clock, tmp_path, "stops").expire()
     assert failure.message == "it was stopped by a signal"
@@ -85,7 +85,7 @@ def test_a_worker_that_was_stopped(make: Make, clock: Clock, tmp_path: Path, has
 
 
 def test_a_worker_that_ignores_the_signal(
-    make: Make, clock: Clock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    make: Make, clock: SystemClock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Then only the kernel can say something."""
     monkeypatch.setattr(stacks, "py_spy_for", lambda pid: "")
@@ -94,7 +94,7 @@ def test_a_worker_that_ignores_the_signal(
     assert failure.traceback.startswith("state ")
 
 
-def test_no_core_is_written(make: Make, clock: Clock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_core_is_written(make: Make, clock: SystemClock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It would take as much disk as the worker has memory."""
     monkeypatch.setattr(stacks, "py_spy_for", lambda pid: "")
     failure = Hanging(make, clock, tmp_path, "would_leave_a_core").expire()
@@ -102,7 +102,7 @@ def test_no_core_is_written(make: Make, clock: Clock, tmp_path: Path, monkeypatc
     assert not [*tmp_path.glob("core*")]
 
 
-def test_the_children_of_a_hung_worker_are_ended_by_the_stop(make: Make, clock: Clock, tmp_path: Path) -> None:
+def test_the_children_of_a_hung_worker_are_ended_by_the_stop(make: Make, clock: SystemClock, tmp_path: Path) -> None:
     """Nothing else is special about the end of its round."""
     hung = Hanging(make, clock, tmp_path, "forks")
     hung.expire()
@@ -113,7 +113,7 @@ def test_the_children_of_a_hung_worker_are_ended_by_the_stop(make: Make, clock: 
 
 
 @ways
-def test_a_shell_that_runs_python(make: Make, clock: Clock, tmp_path: Path, has_py_spy: bool) -> None:
+def test_a_shell_that_runs_python(make: Make, clock: SystemClock, tmp_path: Path, has_py_spy: bool) -> None:
     """The stacks are those of the Python, which the shell waits for."""
     call = shlex.join([sys.executable, "-c", f"from tests.support import hanging; hanging.waits({str(tmp_path)!r})"])
     failure = Hanging(make, clock, tmp_path, "waits", ("sh", "-c", f"{call}; exit $?")).expire()
@@ -122,7 +122,7 @@ def test_a_shell_that_runs_python(make: Make, clock: Clock, tmp_path: Path, has_
 
 
 @ways
-def test_the_stacks_are_shown_at_once(make: Make, clock: Clock, tmp_path: Path, has_py_spy: bool) -> None:
+def test_the_stacks_are_shown_at_once(make: Make, clock: SystemClock, tmp_path: Path, has_py_spy: bool) -> None:
     """No report shows them if a restart follows. The rank stands above them."""
     hung = Hanging(make, clock, tmp_path, "waits")
     hung.expire()
@@ -133,7 +133,7 @@ def test_the_stacks_are_shown_at_once(make: Make, clock: Clock, tmp_path: Path, 
 
 
 def test_what_faulthandler_will_write_is_announced(
-    make: Make, clock: Clock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    make: Make, clock: SystemClock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its text says neither which rank writes, nor that reknit has asked for it."""
     monkeypatch.setattr(stacks, "py_spy_for", lambda pid: "")
@@ -149,7 +149,7 @@ def test_what_faulthandler_will_write_is_announced(
 
 
 def test_a_py_spy_that_hangs_holds_up_nobody(
-    make: Make, clock: Clock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    make: Make, clock: SystemClock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The worker is ended without it, and nothing of it is left."""
     slow = tmp_path / "slow"
@@ -167,7 +167,7 @@ def test_a_py_spy_that_hangs_holds_up_nobody(
 # ---- no progress ----
 
 
-def test_only_the_worker_that_reports_nothing_is_ended(make: Make, clock: Clock, tmp_path: Path) -> None:
+def test_only_the_worker_that_reports_nothing_is_ended(make: Make, clock: SystemClock, tmp_path: Path) -> None:
     """The cause names its last step. The other one runs on until the round is stopped."""
     call = f"from tests.support import hanging; hanging.second_reports({str(tmp_path)!r})"
     env = {**ENV, "TORCHELASTIC_RESTART_COUNT": "0"}

@@ -10,7 +10,7 @@ from reknit.adapters.keeper.common.leaders import Leader
 from reknit.adapters.keeper.output.streams import WorkerStreams
 from reknit.adapters.keeper.watchdog.hangs import Hangs
 from reknit.adapters.keeper.watchdog.progress import FOR_EVER, RECORD, SLOT, VARIABLE
-from reknit.adapters.runtime.clock import Clock
+from reknit.adapters.runtime.clock import SystemClock
 from reknit.core.job.workers import NoProgress
 
 BEGIN = 1000.0
@@ -20,7 +20,7 @@ LIMIT = 10.0
 class Watched:
     """`Hangs` with workers that write what a test wants."""
 
-    def __init__(self, clock: Clock, count: int = 1) -> None:
+    def __init__(self, clock: SystemClock, count: int = 1) -> None:
         self.hangs = Hangs(LIMIT)
         self.leaders = [
             Leader(2**22 + rank, clock, local_rank=rank, rank=rank, streams=WorkerStreams(), error_file="")
@@ -43,7 +43,7 @@ class Watched:
 
 
 @pytest.fixture
-def one(clock: Clock) -> Watched:
+def one(clock: SystemClock) -> Watched:
     return Watched(clock)
 
 
@@ -66,7 +66,7 @@ def test_the_time_in_the_page_counts_and_not_that_of_the_look(one: Watched) -> N
     one.close()
 
 
-def test_a_worker_that_waits_for_others_is_not_hung(clock: Clock) -> None:
+def test_a_worker_that_waits_for_others_is_not_hung(clock: SystemClock) -> None:
     """Its function has returned. The others are watched as before."""
     two = Watched(clock, 2)
     os.pwrite(two.page, RECORD.pack(FOR_EVER, 0), SLOT)
@@ -95,7 +95,7 @@ def test_another_source_of_progress(one: Watched) -> None:
     one.close()
 
 
-def test_workers_that_stop_at_nearly_the_same_time_hang_together(clock: Clock) -> None:
+def test_workers_that_stop_at_nearly_the_same_time_hang_together(clock: SystemClock) -> None:
     """A collective that waits for one worker: each of them has reported the last step a little later."""
     three = Watched(clock, 3)
     for rank, at in enumerate((5.0, 5.9, 6.1)):
@@ -106,7 +106,7 @@ def test_workers_that_stop_at_nearly_the_same_time_hang_together(clock: Clock) -
     three.close()
 
 
-def test_who_hangs_when_the_round_is_stopped(clock: Clock) -> None:
+def test_who_hangs_when_the_round_is_stopped(clock: SystemClock) -> None:
     """Workers of another node were silent for the whole time. Those that are nearly so wait for the same thing."""
     three = Watched(clock, 3)
     for rank, at in enumerate((3.0, 3.8, 4.5)):
@@ -121,7 +121,7 @@ def test_who_hangs_when_the_round_is_stopped(clock: Clock) -> None:
     three.close()
 
 
-def test_a_dead_worker_does_not_hang(clock: Clock) -> None:
+def test_a_dead_worker_does_not_hang(clock: SystemClock) -> None:
     """The others are still watched."""
     two = Watched(clock, 2)
     two.write(BEGIN + 5, rank=1)

@@ -23,7 +23,7 @@ from reknit.adapters.keeper.watchdog.stacks import (
     split_dump,
     state_of,
 )
-from reknit.adapters.runtime.clock import Clock
+from reknit.adapters.runtime.clock import SystemClock
 from tests.support.leaks import nothing_left
 from tests.support.waiting import until
 
@@ -42,7 +42,7 @@ def sleeper() -> Iterator[subprocess.Popen[bytes]]:
         process.kill()
 
 
-def dumped(pid: int, clock: Clock, py_spy: str) -> str:
+def dumped(pid: int, clock: SystemClock, py_spy: str) -> str:
     guard = Guard()
     dump = Dump(py_spy, pid, clock, guard)
     while not dump.is_over():
@@ -54,7 +54,7 @@ def dumped(pid: int, clock: Clock, py_spy: str) -> str:
 
 @needs_py_spy
 @pytest.mark.parametrize("is_stopped", [False, True])
-def test_py_spy_shows_the_stacks(sleeper: subprocess.Popen[bytes], clock: Clock, is_stopped: bool) -> None:
+def test_py_spy_shows_the_stacks(sleeper: subprocess.Popen[bytes], clock: SystemClock, is_stopped: bool) -> None:
     """Also of a process that was stopped. Nothing is left of py-spy."""
     if is_stopped:
         sleeper.send_signal(signal.SIGSTOP)
@@ -67,12 +67,12 @@ def test_py_spy_shows_the_stacks(sleeper: subprocess.Popen[bytes], clock: Clock,
 
 
 @pytest.mark.parametrize("program", ["true", "cat"])
-def test_a_py_spy_that_shows_nothing(clock: Clock, program: str) -> None:
+def test_a_py_spy_that_shows_nothing(clock: SystemClock, program: str) -> None:
     """It was not allowed to look, or the process is no Python."""
     assert dumped(os.getpid(), clock, shutil.which(program) or "") == ""
 
 
-def test_a_py_spy_that_hangs(clock: Clock, tmp_path: Path) -> None:
+def test_a_py_spy_that_hangs(clock: SystemClock, tmp_path: Path) -> None:
     """It is killed when its time is over."""
     slow = tmp_path / "py-spy"
     slow.write_text("#!/bin/sh\necho\necho Thread 1\nexec sleep 1000000\n")
@@ -87,7 +87,7 @@ def test_a_py_spy_that_hangs(clock: Clock, tmp_path: Path) -> None:
     guard.close()
 
 
-def test_a_py_spy_that_cannot_be_started(clock: Clock, tmp_path: Path) -> None:
+def test_a_py_spy_that_cannot_be_started(clock: SystemClock, tmp_path: Path) -> None:
     """Nothing is left open."""
     guard = Guard()
     with nothing_left(), pytest.raises(OSError, match="No such file"):

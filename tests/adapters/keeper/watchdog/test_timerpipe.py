@@ -12,8 +12,8 @@ import pytest
 
 from reknit.adapters.keeper.common.run_folder import CannotMake, remove_abandoned
 from reknit.adapters.keeper.watchdog.timerpipe import TimerPipe
-from reknit.adapters.keeper.watchdog.timers import Timer
-from reknit.adapters.runtime.clock import Clock
+from reknit.adapters.keeper.watchdog.timers import WorkerTimer
+from reknit.adapters.runtime.clock import SystemClock
 from reknit.elastic.timer import FileTimerClient
 from tests.support.leaks import nothing_left
 
@@ -27,7 +27,7 @@ class Watched:
 
     def __init__(self, path: str = "") -> None:
         self.said: list[str] = []
-        self.clock = Clock()
+        self.clock = SystemClock()
         try:
             self.pipe = TimerPipe(self.clock, path, "job", self.said.append)
         except CannotMake:
@@ -38,7 +38,7 @@ class Watched:
     def acquire(self, scope: str, after_s: float, signum: int = signal.SIGKILL) -> None:
         FileTimerClient(self.pipe.path, signum).acquire(scope, time.time() + after_s)
 
-    def look(self) -> list[Timer]:
+    def look(self) -> list[WorkerTimer]:
         return self.pipe.look(self.clock.now(), ME)
 
     def rest(self) -> None:

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reknit.adapters.keeper.watchdog.timers import Client, Reader, Request, Timer, Timers, client
+from reknit.adapters.keeper.watchdog.timers import Reader, Request, TimerProcess, Timers, WorkerTimer, client
 from tests.support.waiting import read_pids, until
 
 
@@ -144,7 +144,7 @@ def test_a_descendant_of_a_worker_counts_for_the_worker() -> None:
     with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE) as worker:
         try:
             (sleep,) = until(lambda: _children(worker.pid))
-            assert client(worker.pid, {worker.pid}) == Client(worker.pid, worker.pid, 0)
+            assert client(worker.pid, {worker.pid}) == TimerProcess(worker.pid, worker.pid, 0)
             inner = client(sleep, {worker.pid})
             assert inner is not None
             assert (inner.pid, inner.worker, inner.is_there) == (sleep, worker.pid, True)
@@ -180,7 +180,7 @@ def test_another_process_with_the_pid_is_another_client() -> None:
         found = client(process.pid, {os.getpid()})
         assert found is not None
         assert found.is_there
-        assert not Client(process.pid, os.getpid(), found.started - 1).is_there
+        assert not TimerProcess(process.pid, os.getpid(), found.started - 1).is_there
         process.kill()
 
 
@@ -192,8 +192,8 @@ def _children(pid: int) -> list[int]:
 # ---- the timers that are set ----
 
 
-def timer(scope: str, at: float, pid: int = 7, worker: int = 7) -> Timer:
-    return Timer(Client(pid, worker, 0), scope, at, 9, 0.0)
+def timer(scope: str, at: float, pid: int = 7, worker: int = 7) -> WorkerTimer:
+    return WorkerTimer(TimerProcess(pid, worker, 0), scope, at, 9, 0.0)
 
 
 def timers() -> Timers:
@@ -232,7 +232,7 @@ def test_a_client_that_has_ended_has_no_timers() -> None:
         process.kill()
     assert holder is not None
     found = timers()
-    found.add(Timer(holder, "a", 1.0, 9, 0.0))
+    found.add(WorkerTimer(holder, "a", 1.0, 9, 0.0))
     found.add(timer("b", 1.0))
     assert [each.scope for each in found.expired(1.0)] == ["b"]
 

@@ -11,7 +11,7 @@ import pytest
 from reknit.adapters.keeper.process.processes import Processes
 from reknit.adapters.keeper.watchdog import stacks
 from reknit.adapters.keeper.watchdog.watchdog import KILL_AFTER_S, Hung, Watchdog
-from reknit.adapters.runtime.clock import Clock
+from reknit.adapters.runtime.clock import SystemClock
 from reknit.core.agent.workers import WorkersExited, WorkersStopped
 from reknit.core.job.workers import TimerExpired
 from tests.support.alone import run_alone
@@ -30,7 +30,7 @@ def expire(workers: Processes, watchdog: Watchdog, *ranks: int, signum: int = si
     workers._wakes_at = watchdog.wakes_at
 
 
-def test_an_expired_worker_is_a_failed_worker(make: Make, clock: Clock) -> None:
+def test_an_expired_worker_is_a_failed_worker(make: Make, clock: SystemClock) -> None:
     """The exit carries the cause, and the usual restart policy decides. The other workers run on until then."""
     watchdog = Watchdog(clock)
     workers = make("sleep", "1000000", watchdog=watchdog)
@@ -45,7 +45,7 @@ def test_an_expired_worker_is_a_failed_worker(make: Make, clock: Clock) -> None:
     assert watchdog.wakes_at is None
 
 
-def test_workers_that_hang_together_are_reported_together(make: Make, clock: Clock, tmp_path: Path) -> None:
+def test_workers_that_hang_together_are_reported_together(make: Make, clock: SystemClock, tmp_path: Path) -> None:
     """One ignores the signal, and gets SIGKILL a second later. The other one, which is dead, waits for it."""
     watchdog = Watchdog(clock)
     script = f"[ $LOCAL_RANK = 0 ] && trap '' ABRT; echo $$ >> {tmp_path}/pids; while :; do sleep 0.1; done"
@@ -60,7 +60,7 @@ def test_workers_that_hang_together_are_reported_together(make: Make, clock: Clo
     }
 
 
-def test_a_worker_that_is_stopped_ends_all_the_same(make: Make, clock: Clock) -> None:
+def test_a_worker_that_is_stopped_ends_all_the_same(make: Make, clock: SystemClock) -> None:
     """SIGABRT must be able to reach it, because its stacks are written then."""
     watchdog = Watchdog(clock)
     workers = make("sleep", "1000000", watchdog=watchdog)
@@ -71,7 +71,7 @@ def test_a_worker_that_is_stopped_ends_all_the_same(make: Make, clock: Clock) ->
     assert failure.exitcode == -signal.SIGABRT
 
 
-def test_a_worker_that_ends_by_itself_was_not_hung(make: Make, clock: Clock) -> None:
+def test_a_worker_that_ends_by_itself_was_not_hung(make: Make, clock: SystemClock) -> None:
     """It has ended just before the signal was sent, so what it did counts."""
     watchdog = Watchdog(clock)
     workers = make("sh", "-c", "exit 3", watchdog=watchdog)
@@ -83,7 +83,7 @@ def test_a_worker_that_ends_by_itself_was_not_hung(make: Make, clock: Clock) -> 
     assert (failure.exitcode, failure.cause) == (3, None)
 
 
-def test_an_end_with_0_because_of_the_signal_is_a_failure(make: Make, clock: Clock, tmp_path: Path) -> None:
+def test_an_end_with_0_because_of_the_signal_is_a_failure(make: Make, clock: SystemClock, tmp_path: Path) -> None:
     """Its work is not done, and the other workers wait for it."""
     watchdog = Watchdog(clock)
     script = f"trap 'exit 0' TERM; echo $$ >> {tmp_path}/pids; while :; do sleep 0.1; done"
@@ -95,7 +95,7 @@ def test_an_end_with_0_because_of_the_signal_is_a_failure(make: Make, clock: Clo
     assert (failure.exitcode, failure.cause) == (-signal.SIGTERM, CAUSE)
 
 
-def test_a_stop_reports_the_hung_workers_that_are_dead(make: Make, clock: Clock, tmp_path: Path) -> None:
+def test_a_stop_reports_the_hung_workers_that_are_dead(make: Make, clock: SystemClock, tmp_path: Path) -> None:
     """They were held back for another one, which the stop ends."""
     watchdog = Watchdog(clock)
     script = f"[ $LOCAL_RANK = 0 ] && trap '' ABRT TERM; echo $$ >> {tmp_path}/pids; while :; do sleep 0.1; done"
@@ -109,7 +109,7 @@ def test_a_stop_reports_the_hung_workers_that_are_dead(make: Make, clock: Clock,
     assert [f.local_rank for f in failures(drive(workers, clock, WorkersStopped))] == [1]
 
 
-def test_a_stop_waits_until_hung_workers_were_ended(make: Make, clock: Clock) -> None:
+def test_a_stop_waits_until_hung_workers_were_ended(make: Make, clock: SystemClock) -> None:
     """Another node has found its worker hung first. The stacks of this one may tell why."""
     watchdog = Watchdog(clock)
     workers = make("sleep", "1000000", watchdog=watchdog)
@@ -124,7 +124,9 @@ def test_a_stop_waits_until_hung_workers_were_ended(make: Make, clock: Clock) ->
     assert workers.exitcodes == (0, {0: -signal.SIGTERM, 1: -signal.SIGABRT})
 
 
-def test_a_worker_that_survives_sigkill_is_reported(make: Make, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_worker_that_survives_sigkill_is_reported(
+    make: Make, clock: SystemClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Such a worker hangs in a call of the kernel. The stop of the round then says that it is stuck."""
     watchdog = Watchdog(clock)
     workers = make("sleep", "1000000", watchdog=watchdog)
@@ -141,7 +143,7 @@ def test_a_worker_that_survives_sigkill_is_reported(make: Make, clock: Clock, mo
     send(signal.SIGKILL)
 
 
-def test_a_second_expiry_changes_nothing(make: Make, clock: Clock) -> None:
+def test_a_second_expiry_changes_nothing(make: Make, clock: SystemClock) -> None:
     """Two sources may find the same worker hung."""
     watchdog = Watchdog(clock)
     workers = make("sleep", "1000000", watchdog=watchdog)
@@ -155,7 +157,7 @@ def test_a_second_expiry_changes_nothing(make: Make, clock: Clock) -> None:
 
 
 def test_a_slow_look_at_one_worker_does_not_hold_up_the_end_of_another(
-    make: Make, clock: Clock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    make: Make, clock: SystemClock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A worker that ignores its signal gets SIGKILL in time, while py-spy looks into one that was found hung later. And
     the clock is never asked to wake up at a time that is over."""
@@ -192,7 +194,7 @@ def test_nothing_is_imported_for_a_job_that_does_not_watch() -> None:
     assert run_alone(script) == "\n"
 
 
-def test_what_is_due_when(make: Make, clock: Clock) -> None:
+def test_what_is_due_when(make: Make, clock: SystemClock) -> None:
     """The keeper sleeps until then."""
     workers = make("sleep", "1000000")
     start(workers)
