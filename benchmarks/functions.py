@@ -24,8 +24,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from reknit.adapters.keeper.client.client import KeeperClient
-from reknit.adapters.keeper.client.functions import Function
+from reknit.adapters.keeper.client.function_workers import Function
+from reknit.adapters.keeper.client.keeper_client import KeeperClient
 from reknit.adapters.keeper.client.start import by_exec
 from reknit.adapters.keeper.protocol.wire import Configure, Process, StartProcesses
 from reknit.adapters.runtime.clock import SystemClock

@@ -29,24 +29,32 @@ if TYPE_CHECKING:
 
 __all__ = ["Agent", "Job", "Result", "Spec", "Step", "fold", "step"]
 
-_HOME = {
-    "Agent": "agent.agent",
-    "Job": "job.job",
-    "Result": "agent.commands",
-    "Spec": "agent.agent",
-    "Step": "agent.step",
-    "fold": "job.fold",
-    "step": "agent.step",
-}
-"""In which module of `reknit.core` a name lives. A program that needs one of them does not load the others."""
-
 
 def __getattr__(name: str) -> object:
-    if name not in _HOME:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from importlib import import_module
+    """Fetches a name when it is first asked for. A program that needs one part of the core does not load the others."""
+    match name:
+        case "Agent" | "Spec":
+            from .agent import agent
 
-    return getattr(import_module(f"{__name__}.{_HOME[name]}"), name)
+            return getattr(agent, name)
+        case "Result":
+            from .agent import commands
+
+            return commands.Result
+        case "Step" | "step":
+            from .agent import step
+
+            return getattr(step, name)
+        case "Job":
+            from .job import job
+
+            return job.Job
+        case "fold":
+            from .job import fold
+
+            return fold.fold
+        case _:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:

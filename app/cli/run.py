@@ -9,7 +9,7 @@ from reknit.adapters.keeper.output.console import LAST_WORDS_S, ConsoleWriter
 from reknit.adapters.runtime.ports import CannotStart
 from reknit.app.limits import limit_text
 from reknit.app.report import BUG, LIMIT, PREFIX, USAGE, exit_status, origin, own_origin
-from reknit.app.wiring.world import Prevented
+from reknit.app.wiring.surroundings import Prevented
 from reknit.core.agent.commands import Result
 from reknit.core.agent.states import WorkerState
 

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from reknit.adapters.host.children import become_subreaper, children, reaped, sweep
-from reknit.adapters.keeper.client.client import KeeperClient
+from reknit.adapters.keeper.client.keeper_client import KeeperClient
 from reknit.adapters.keeper.client.start import by_fork
 from reknit.adapters.keeper.output.console import LAST_WORDS_S, READER_S, ConsoleWriter
 from reknit.adapters.runtime import shells
@@ -21,8 +21,8 @@ from reknit.adapters.runtime.clock import SystemClock
 from reknit.adapters.runtime.loop import Loop, Observer
 from reknit.app.report import PREFIX, Reporter, exit_status, final_lines
 from reknit.app.settings import NO_EVENTS, Settings
+from reknit.app.wiring.surroundings import Surroundings, Wired
 from reknit.app.wiring.wiring import wire
-from reknit.app.wiring.world import Surroundings, Wired
 from reknit.core.agent.agent import Agent
 from reknit.core.agent.commands import Command, Result
 from reknit.core.agent.events import Event, Started

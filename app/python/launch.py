@@ -24,7 +24,7 @@ from reknit.adapters.keeper.output.console import escaped
 from reknit.app.input.readers import timer_file
 from reknit.app.report import final_lines
 from reknit.app.settings import Meeting, Settings
-from reknit.app.wiring.world import Prevented
+from reknit.app.wiring.surroundings import Prevented
 from reknit.core.agent.commands import Result
 from reknit.core.agent.states import WorkerState
 from reknit.core.job.entries import RestartPolicy, Terms

@@ -39,8 +39,8 @@ from reknit.adapters.runtime.ports import CannotStart, Workers
 from reknit.adapters.runtime.threads import sheltered
 from reknit.app.report import PREFIX, Reporter
 from reknit.app.settings import NO_EVENTS, Settings
+from reknit.app.wiring.surroundings import Surroundings, Wired
 from reknit.app.wiring.wiring import wire
-from reknit.app.wiring.world import Surroundings, Wired
 from reknit.core.agent.agent import Agent
 from reknit.core.agent.commands import Result
 
@@ -245,7 +245,9 @@ def start(
     """Run an agent in a thread of its own, and return at once. Arguments and errors are those of `Session`."""
     _check(settings, say)
     if settings.function is not None:
-        from reknit.adapters.keeper.client.functions import end_import  # slow to import, and not needed for programs
+        from reknit.adapters.keeper.client.function_workers import (
+            end_import,  # slow to import, and not needed for programs
+        )
 
         end_import(settings.start_method)  # only in the main thread it ends a worker without a traceback
 

@@ -10,15 +10,15 @@ from collections.abc import Mapping
 
 from attrs import evolve
 
-from reknit.adapters.keeper.client.client import KeeperClient
-from reknit.adapters.observe.health import Pages, RoundTrips
+from reknit.adapters.keeper.client.keeper_client import KeeperClient
 from reknit.adapters.observe.http import Page, PageServer
 from reknit.adapters.observe.metrics import MetricsObserver, Processes, no_processes
+from reknit.adapters.observe.pages import Pages, RoundTrips
 from reknit.app.input.readers import whole
 from reknit.app.settings import HealthCheck
 from reknit.core.agent.agent import Agent
 
-from .world import Wired
+from .surroundings import Wired
 
 TIMEOUT_S = 60.0
 

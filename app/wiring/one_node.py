@@ -6,11 +6,11 @@ import os
 
 from attrs import evolve
 
-from reknit.adapters.journals.memory import MemoryJournal, MemoryLink
+from reknit.adapters.journals.in_memory import MemoryJournal, MemoryLink
 from reknit.adapters.runtime.loop import Ports
 from reknit.app.settings import Settings
 
-from .world import Surroundings, Wired, end_left, open_workers, spec_of
+from .surroundings import Surroundings, Wired, end_left, open_workers, spec_of
 
 
 def wire_one(settings: Settings, world: Surroundings, nonce: str) -> Wired:

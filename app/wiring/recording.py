@@ -11,10 +11,10 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 
 from reknit.adapters.host.address import full_host_name
-from reknit.adapters.keeper.client.client import KeeperClient
+from reknit.adapters.keeper.client.keeper_client import KeeperClient
 from reknit.adapters.observe.delivery import Delivery
 from reknit.adapters.observe.destinations import CONSOLE, RENDEZVOUS, handler_of, is_recorded, is_silent, logger_of
-from reknit.adapters.observe.events import About, Events, RendezvousEvents
+from reknit.adapters.observe.torchelastic_events import About, Events, RendezvousEvents
 from reknit.adapters.runtime.loop import Observer
 from reknit.app.report import PREFIX, Say
 from reknit.app.settings import Settings
@@ -22,7 +22,7 @@ from reknit.core.agent.agent import Agent
 from reknit.core.agent.commands import Command
 from reknit.core.agent.events import Event
 
-from .world import Wired
+from .surroundings import Wired
 
 _FLUSH_S = 5.0
 """How long the end of an agent waits for a slow handler. Seconds."""

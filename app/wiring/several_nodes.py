@@ -31,7 +31,7 @@ from reknit.app.settings import Meeting, Settings
 from reknit.core.agent.reasons import JournalRefused, Replaced
 from reknit.core.job.entries import Node, NodeId, Terms
 
-from .world import Prevented, Surroundings, Wired, end_left, ended_text, open_workers, spec_of
+from .surroundings import Prevented, Surroundings, Wired, end_left, ended_text, open_workers, spec_of
 
 if TYPE_CHECKING:
     from reknit.adapters.journals.etcd.gateway import Cluster

@@ -10,7 +10,7 @@ from __future__ import annotations
 from reknit.app.settings import Settings
 
 from .one_node import wire_one
-from .world import Surroundings, Wired
+from .surroundings import Surroundings, Wired
 
 
 def wire(settings: Settings, world: Surroundings, nonce: str) -> Wired:

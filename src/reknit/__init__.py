@@ -18,12 +18,12 @@ TYPE_CHECKING = (
     False  # type checkers take it for true under this name; importing `typing` would cost more than the rest
 )
 if TYPE_CHECKING:
-    from .adapters.keeper.client.functions import FunctionError
+    from .adapters.keeper.client.function_workers import FunctionError
     from .adapters.keeper.watchdog.progress import progress
     from .adapters.runtime.ports import CannotStart
     from .app.python.launch import JobFailed, launch, launch_async, report_lines
     from .app.settings import HealthCheck, Meeting, Settings
-    from .app.wiring.world import Prevented
+    from .app.wiring.surroundings import Prevented
     from .core.job.entries import Admission, RestartPolicy, Terms
 
 __all__ = [
@@ -47,11 +47,11 @@ __all__ = [
 _HOME = {
     "Admission": "core.job.entries",
     "CannotStart": "adapters.runtime.ports",
-    "FunctionError": "adapters.keeper.client.functions",
+    "FunctionError": "adapters.keeper.client.function_workers",
     "JobFailed": "app.python.launch",
     "HealthCheck": "app.settings",
     "Meeting": "app.settings",
-    "Prevented": "app.wiring.world",
+    "Prevented": "app.wiring.surroundings",
     "RestartPolicy": "core.job.entries",
     "Settings": "app.settings",
     "Terms": "core.job.entries",

@@ -7,8 +7,8 @@ Loop, Ports      run `reknit.core` with parts of your own: another journal, othe
 
 from __future__ import annotations
 
-from .adapters.runtime.loop import Loop, Ports
-from .app.python.session import Session, run, run_async, start
-from .core.agent.commands import Result
+from reknit.adapters.runtime.loop import Loop, Ports
+from reknit.app.python.session import Session, run, run_async, start
+from reknit.core.agent.commands import Result
 
 __all__ = ["Loop", "Ports", "Result", "Session", "run", "run_async", "start"]

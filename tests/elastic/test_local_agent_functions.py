@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from reknit.adapters.keeper.client.client import KeeperClient
+from reknit.adapters.keeper.client.keeper_client import KeeperClient
 from reknit.core.agent.events import Event
 from reknit.core.agent.workers import WorkersExited, WorkersStarted
 from reknit.core.job.workers import NoProgress

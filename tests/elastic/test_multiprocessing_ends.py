@@ -203,7 +203,7 @@ def test_an_interrupt_that_is_not_taken_passes(tmp_path: Path, monkeypatch: pyte
 
 def test_a_call_that_was_interrupted_half_way_costs_the_keeper(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A message may be lost then, for example the answer to the stop, for which nobody must wait."""
-    from reknit.adapters.keeper.client.client import KeeperClient
+    from reknit.adapters.keeper.client.keeper_client import KeeperClient
 
     context = shell(IGNORES, args=(str(tmp_path / "pids"),))
     alive = read_pids(tmp_path / "pids", 1)

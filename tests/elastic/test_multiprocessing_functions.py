@@ -1,6 +1,6 @@
 """Functions that a program starts as processes, beside torch's context where its behaviour is promised.
 
-What the keeper itself does with functions is tested in `test_functions.py`.
+What the keeper itself does with functions is tested in `test_function_workers.py`.
 """
 
 from __future__ import annotations

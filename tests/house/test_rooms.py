@@ -1,9 +1,9 @@
-"""The rooms of the house: no circle of files anywhere, and adapters that know no face."""
+"""The rooms of the house: no circle of files anywhere, and one name per thing."""
 
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
@@ -67,6 +67,45 @@ def test_a_circle_would_be_found(tmp_path: Path) -> None:
         "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from . import a\n"
     )
     assert set(circle(graph(tmp_path))) == {"reknit.core.a", "reknit.core.b"}
+
+
+def twice(names: Iterable[tuple[str, str]]) -> dict[str, list[str]]:
+    """The names that several modules have, each with these modules. `names`: pairs of a name and a module."""
+    found: dict[str, list[str]] = {}
+    for name, module in names:
+        found.setdefault(name, []).append(module)
+    return {name: places for name, places in found.items() if len(places) > 1}
+
+
+def ours() -> dict[str, Path]:
+    """The modules whose names we choose. In `reknit.elastic` most are torchelastic's."""
+    return {name: path for name, path in modules(ROOT).items() if not name.startswith("reknit.elastic")}
+
+
+def test_no_two_classes_have_the_same_name() -> None:
+    """A reader who looks for a class finds one."""
+    trees = {name: ast.parse(path.read_text()) for name, path in ours().items()}
+    classes = (
+        (node.name, name) for name, tree in trees.items() for node in tree.body if isinstance(node, ast.ClassDef)
+    )
+    assert twice(classes) == {}
+
+
+PARALLEL = (
+    ("reknit.adapters.journals.etcd", "reknit.adapters.journals.file", "reknit.adapters.journals.tcpstore"),
+    ("reknit.core.job", "reknit.core.agent"),
+)
+"""These folders have files of the same names, for the same purpose. So has `simulated`, beside all others: each of its
+files has the name of what it simulates."""
+
+
+def test_no_two_files_have_the_same_name() -> None:
+    """A reader who is told of `keeper_client.py` need not ask which."""
+    files = [name for name, path in ours().items() if path.stem not in ("__init__", "__main__")]
+    files = [name for name in files if not name.startswith("reknit.adapters.simulated.")]
+    for name, places in twice((name.rpartition(".")[2], name) for name in files).items():
+        folders = {place.rpartition(".")[0] for place in places}
+        assert any(folders <= set(parallel) for parallel in PARALLEL), f"{name}: {places}"
 
 
 @pytest.mark.parametrize("room", ["core", "adapters", "app"])

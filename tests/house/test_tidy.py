@@ -49,6 +49,7 @@ NO_TEST_OF_ITS_OWN = {
     "adapters/keeper/functions/forks.py": "test_forking",
     "adapters/keeper/protocol/wire.py": "vocabulary; test_stream",
     "adapters/link/messages.py": "vocabulary; test_machine",
+    "adapters/observe/pages.py": "test_health asks for them over HTTP",
     "app/cli/run.py": "test_main and test_running",
     "adapters/runtime/ports.py": "protocols: the contract suites are their tests",
     "adapters/keeper/common/bootstrap.py": "test_processes: the port, with torch's store on it",

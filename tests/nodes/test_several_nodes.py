@@ -14,14 +14,14 @@ from typing import Any
 import pytest
 
 from reknit.adapters.host.orphans import MARK
-from reknit.adapters.journals.memory import MemoryJournal
+from reknit.adapters.journals.in_memory import MemoryJournal
 from reknit.adapters.journals.tcpstore.hosted import HostedJournal
 from reknit.adapters.runtime.ports import Refused, Unavailable
 from reknit.app.cli.arguments import parse
 from reknit.app.cli.parsing import asked
 from reknit.app.settings import Meeting
 from reknit.app.wiring.several_nodes import _lock_place, open_journal
-from reknit.app.wiring.world import SECRETS
+from reknit.app.wiring.surroundings import SECRETS
 from reknit.core.job.entries import Entry, Filler, Node, NodeId
 from reknit.core.job.founding import Life
 from reknit.core.job.job import Job

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from reknit.adapters.keeper.client.functions import Function
+from reknit.adapters.keeper.client.function_workers import Function
 from reknit.adapters.keeper.protocol.wire import Process, StartProcesses
 from tests.support.keepers import Kept
 from tests.support.processes import drive_exits, failures

@@ -249,8 +249,17 @@ def _is_not_named(tree: Tree, target: Path, name: str) -> str:
     if "/" in name:
         return "" if (tree.root / name).resolve() == target else f"{name} is not where the link leads"
     if target.suffix == ".py" and name != target.name:
+        if name == _module(tree, target):
+            return ""
         return "" if name in names_in(target) else f"{target.name} has no {name}"
     return "" if target.stem == name or target.name == name or target.is_dir() else f"{name} is not {target.name}"
+
+
+def _module(tree: Tree, file: Path) -> str:
+    """The name under which this file is imported."""
+    place = file.parent if file.stem == "__init__" else file.with_suffix("")
+    parts = place.relative_to(tree.root).parts
+    return ".".join(parts[1:] if parts[0] == "src" else ("reknit", *parts))
 
 
 def _package(tree: Tree, text: Text) -> Problems:
@@ -269,18 +278,18 @@ def _is_in_package(tree: Tree, dotted: str) -> bool:
     if words[0] == "elastic":
         words.insert(0, "app")  # `src/reknit/elastic` is a link into this folder
     for count in range(len(words), 0, -1):
-        path = tree.root.joinpath(*words[:count])
         rest = ".".join(words[count:])
-        if path.is_dir():
-            package = path / "__init__.py"
-            return not rest or (package.exists() and rest in _exported(package))
-        if path.with_suffix(".py").exists():
-            return not rest or rest in names_in(path.with_suffix(".py"))
+        for path in (tree.root.joinpath(*words[:count]), tree.root.joinpath("src", "reknit", *words[:count])):
+            if path.is_dir():
+                package = path / "__init__.py"
+                return not rest or (package.exists() and rest in _exported(package))
+            if path.with_suffix(".py").exists():
+                return not rest or rest in _exported(path.with_suffix(".py"))
     return False
 
 
 def _exported(path: Path) -> frozenset[str]:
-    """The names of a package: those that its file defines, and those that it lists in `__all__`."""
+    """The names of a module: those that its file defines, and those that it lists in `__all__`."""
     listed = (
         ast.literal_eval(node.value)
         for node in ast.parse(path.read_text()).body

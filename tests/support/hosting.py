@@ -19,7 +19,7 @@ import signal
 import sys
 import threading
 
-from reknit.adapters.keeper.client.client import KeeperClient
+from reknit.adapters.keeper.client.keeper_client import KeeperClient
 from reknit.adapters.keeper.protocol.wire import Configure
 from reknit.adapters.runtime.clock import SystemClock
 from reknit.core.agent.events import Started

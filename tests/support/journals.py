@@ -23,7 +23,7 @@ from typing import Protocol, Self
 from reknit.adapters.journals.envelope import Envelope
 from reknit.adapters.journals.file.folder import file_name
 from reknit.adapters.journals.file.journal import FileJournal
-from reknit.adapters.journals.memory import MemoryJournal
+from reknit.adapters.journals.in_memory import MemoryJournal
 from reknit.adapters.runtime.ports import Journal, Unavailable
 from reknit.core.job.entries import Entry, Joined, Node, NodeId
 from tests.support.alone import ENV, ROOT

@@ -12,7 +12,7 @@ from typing import Any
 import psutil
 
 from reknit.adapters.keeper.client import start as starting
-from reknit.adapters.keeper.client.client import KeeperClient
+from reknit.adapters.keeper.client.keeper_client import KeeperClient
 from reknit.adapters.keeper.client.start import Keeping, Start
 from reknit.adapters.keeper.output.console import ConsoleWriter
 from reknit.adapters.keeper.protocol.wire import Configure

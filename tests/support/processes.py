@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from reknit.adapters.keeper.client.client import KeeperClient
+from reknit.adapters.keeper.client.keeper_client import KeeperClient
 from reknit.adapters.keeper.output.console import LAST_WORDS_S
 from reknit.adapters.keeper.process.processes import Processes
 from reknit.adapters.keeper.protocol.wire import Stop

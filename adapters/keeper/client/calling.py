@@ -18,7 +18,7 @@ from reknit.core.job.workers import WorkerRanks
 from .start import Start
 
 if TYPE_CHECKING:
-    from .functions import Calls, Function
+    from .function_workers import Calls, Function
 
 
 METHODS = ("spawn", "fork", "forkserver")
@@ -60,7 +60,7 @@ class Calling:
                 raise ValueError(f"the worker of local rank {process.local_rank} must be a program or a function")
         if not functions:
             return command
-        from .functions import Calls, FunctionError
+        from .function_workers import Calls, FunctionError
 
         if not takes_files and not self.forks:
             raise FunctionError("a worker can be a function only if its keeper is on the same host")

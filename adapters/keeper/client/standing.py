@@ -12,7 +12,7 @@ from attrs import frozen
 
 from reknit.adapters.keeper.protocol import wire
 
-from .connection import KeeperConnection
+from .keeper_connection import KeeperConnection
 
 _HELLO_S = 60.0
 """Time for a new keeper to say that it is ready. A keeper that needs longer is killed. Seconds."""

@@ -12,8 +12,8 @@ from logging import NullHandler
 from reknit.adapters.host.address import full_host_name
 from reknit.adapters.observe.delivery import Delivery
 from reknit.adapters.observe.destinations import HANDLERS, RENDEZVOUS, handler_of, is_silent, logger_of
-from reknit.adapters.observe.events import RendezvousEvents
 from reknit.adapters.observe.records import Event, RdzvEvent
+from reknit.adapters.observe.torchelastic_events import RendezvousEvents
 from reknit.adapters.runtime.loop import Observer
 from reknit.app.settings import NO_EVENTS
 from reknit.elastic.utils.logging import get_logger

@@ -473,7 +473,9 @@ class MultiprocessContext(_KeptContext):
         self._numa_options = numa_options
 
     def _start(self) -> None:
-        from reknit.adapters.keeper.client.functions import Function  # slow to import, and not needed for programs
+        from reknit.adapters.keeper.client.function_workers import (
+            Function,  # slow to import, and not needed for programs
+        )
 
         functions = {
             rank: Function(bind_function(self._function, rank, self._numa_options), tuple(self.args[rank]))

@@ -25,8 +25,8 @@ from .shared import SharedKeeper
 from .signals import holding_back
 
 if TYPE_CHECKING:
-    from reknit.adapters.keeper.client.client import KeeperClient
-    from reknit.adapters.keeper.client.functions import Function
+    from reknit.adapters.keeper.client.function_workers import Function
+    from reknit.adapters.keeper.client.keeper_client import KeeperClient
 
 _START_S = 180.0
 """Time for the keeper to start all processes. A fork server, which the keeper waits for, may take 120 s. Seconds."""

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from attrs import frozen
 
-from reknit.adapters.keeper.client.client import KeeperClient
+from reknit.adapters.keeper.client.keeper_client import KeeperClient
 from reknit.adapters.keeper.client.start import by_exec
 from reknit.adapters.keeper.common.run_folder import working_folder
 from reknit.adapters.keeper.protocol.wire import Configure
@@ -91,7 +91,7 @@ class SharedKeeper:
         if self._is_closed:
             raise RuntimeError("this keeper was closed")
         if start_method is not None:
-            from reknit.adapters.keeper.client.functions import (
+            from reknit.adapters.keeper.client.function_workers import (
                 end_import,  # slow to import, and not needed for programs
             )
 
@@ -137,7 +137,7 @@ class SharedKeeper:
         self._lock = take_alone(self._mark)
         ended, stuck = end_left()
         if ended or stuck:
-            from reknit.app.wiring.world import left_lines  # slow to import, and rarely needed
+            from reknit.app.wiring.surroundings import left_lines  # slow to import, and rarely needed
 
             for line in left_lines(ended, stuck):
                 _logger.warning("%s", line)

@@ -48,7 +48,7 @@ from reknit.adapters.runtime.clock import SystemClock
 from reknit.adapters.runtime.ports import CannotStart
 from reknit.app.python.session import Session
 from reknit.app.settings import Settings
-from reknit.app.wiring.world import Prevented, Wired
+from reknit.app.wiring.surroundings import Prevented, Wired
 from reknit.core.agent import reasons as own
 from reknit.core.agent.agent import Agent
 from reknit.core.agent.commands import Command, StopWorkers

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 
-from reknit.adapters.journals.memory import MemoryJournal, MemoryLink
+from reknit.adapters.journals.in_memory import MemoryJournal, MemoryLink
 from reknit.adapters.runtime.clock import SystemClock
 from reknit.core.agent.events import Counters, EntriesRead
 from reknit.core.job.entries import Aborted, Node, NodeId

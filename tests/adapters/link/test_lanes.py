@@ -9,7 +9,7 @@ from queue import SimpleQueue
 
 import pytest
 
-from reknit.adapters.journals.memory import MemoryJournal
+from reknit.adapters.journals.in_memory import MemoryJournal
 from reknit.adapters.link import ThreadedLink
 from reknit.adapters.runtime.clock import SystemClock
 from reknit.adapters.runtime.ports import Batch, Refused, Unavailable

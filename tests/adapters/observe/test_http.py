@@ -254,7 +254,7 @@ def test_idle_clients_leave_descriptors_for_the_agent() -> None:
         import os, resource
         from reknit.adapters.observe import http
         http._Handler.timeout = 1000  # nobody is cut off because of silence
-        server = http.Server("127.0.0.1", 0, {"/": lambda query: http.line(200, "here")})
+        server = http.PageServer("127.0.0.1", 0, {"/": lambda query: http.line(200, "here")})
         server.start()
         resource.setrlimit(resource.RLIMIT_NOFILE, (40, 40))
         print(server.url, flush=True)
@@ -288,7 +288,7 @@ def test_no_descriptor_is_left() -> None:
         from reknit.adapters.observe import http
         from tests.support.waiting import until
 
-        server = http.Server("127.0.0.1", 0, {"/": lambda query: http.line(200, "here")})
+        server = http.PageServer("127.0.0.1", 0, {"/": lambda query: http.line(200, "here")})
         server.start()
         first = socket.create_connection((server.host, server.port))
         until(lambda: server._listener._clients)

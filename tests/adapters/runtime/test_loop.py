@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from reknit.adapters.journals.memory import MemoryJournal, MemoryLink
+from reknit.adapters.journals.in_memory import MemoryJournal, MemoryLink
 from reknit.adapters.keeper.process.processes import Processes
 from reknit.adapters.runtime.clock import SystemClock
 from reknit.adapters.runtime.loop import Loop, Observer, Ports

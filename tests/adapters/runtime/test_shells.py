@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from reknit.adapters.journals.memory import MemoryJournal, MemoryLink
+from reknit.adapters.journals.in_memory import MemoryJournal, MemoryLink
 from reknit.adapters.link import ThreadedLink
 from reknit.adapters.runtime.clock import SystemClock
 from reknit.adapters.runtime.loop import Loop, Ports

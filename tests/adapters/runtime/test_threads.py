@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from reknit.adapters.elastic.foreign_rendezvous import ForeignRendezvous
-from reknit.adapters.journals.memory import MemoryJournal
+from reknit.adapters.journals.in_memory import MemoryJournal
 from reknit.adapters.keeper.output.console import ConsoleWriter
 from reknit.adapters.keeper.output.printing import Printing
 from reknit.adapters.keeper.output.relay import Relay, Tap

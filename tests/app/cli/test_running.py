@@ -244,12 +244,12 @@ def test_the_report_waits_for_a_reader_behind_the_first_lines(tmp_path: Path) ->
 import os
 import reknit.adapters.keeper.output.console as console
 console.LAST_WORDS_S = 0.0
-agent, flush = os.getpid(), console.Console.flush
+agent, flush = os.getpid(), console.ConsoleWriter.flush
 def noted(self, deadline_s):
     if os.getpid() == agent and deadline_s > 0:
         open("waits", "w").close()
     return flush(self, deadline_s)
-console.Console.flush = noted
+console.ConsoleWriter.flush = noted
 """
     ours, theirs = os.pipe()
     os.set_blocking(theirs, False)
@@ -293,13 +293,13 @@ def test_own_lines_keep_their_order_although_two_processes_write_them(tmp_path: 
     patch = """
 import os, threading
 import reknit.app.cli.running as m
-from reknit.adapters.keeper.output.console import Console
-agent, has_said_all, write = os.getpid(), threading.Event(), Console._write
+from reknit.adapters.keeper.output.console import ConsoleWriter
+agent, has_said_all, write = os.getpid(), threading.Event(), ConsoleWriter._write
 def late(*args):
     if os.getpid() == agent:
         has_said_all.wait()
     write(*args)
-Console._write = late
+ConsoleWriter._write = late
 real = m._wait_for_reader
 def wait_for_reader(*args):
     has_said_all.set()

@@ -96,9 +96,9 @@ def test_waiting_for_ever_uses_no_processor_time() -> None:
     """An agent that is idle must cost nothing beside the training."""
     script = """
 import os, resource, signal, sys, time
-from reknit.adapters.runtime.clock import Clock
+from reknit.adapters.runtime.clock import SystemClock
 from reknit.app.cli.signals import Signals
-clock = Clock()
+clock = SystemClock()
 signals = Signals(clock, [signal.SIGTERM])
 print("ready", flush=True)
 before, begin, used = resource.getrusage(resource.RUSAGE_SELF).ru_nvcsw, time.monotonic(), time.process_time()

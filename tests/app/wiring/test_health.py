@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from reknit import HealthCheck, Meeting, RestartPolicy, Settings, Terms
-from reknit.adapters.observe.health import RoundTrips, patience_s
+from reknit.adapters.observe.pages import RoundTrips, patience_s
 from reknit.app.python.session import opened_async
 from reknit.app.wiring.health import health_check
 from reknit.core.agent.agent import Agent

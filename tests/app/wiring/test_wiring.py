@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from reknit.app.wiring.world import SECRETS
+from reknit.app.wiring.surroundings import SECRETS
 from tests.support.command import run
 
 

@@ -32,7 +32,7 @@ from functools import partial
 from typing import Any
 
 from reknit.adapters.host.address import full_host_name as _get_fq_hostname  # torch's name, which programs patch
-from reknit.adapters.observe.events import worker_event_name
+from reknit.adapters.observe.torchelastic_events import worker_event_name
 from reknit.adapters.runtime.clock import SystemClock
 from reknit.adapters.runtime.threads import sheltered
 from reknit.elastic.events import Event, EventSource, agents

@@ -24,7 +24,7 @@ from reknit.adapters.runtime.clock import SystemClock
 from reknit.app.input.readers import HEALTH_CHECK_PORT
 from reknit.app.python.session import Session
 from reknit.app.settings import Settings
-from reknit.app.wiring.world import Wired
+from reknit.app.wiring.surroundings import Wired
 from reknit.core.agent.commands import Result, StopWorkers
 from reknit.core.agent.ending import sequel
 from reknit.core.agent.workers import StartWorkers
@@ -41,9 +41,9 @@ from .ranks import Place, assignment_of, place_at, place_of
 from .results import is_graceful_exit
 
 if TYPE_CHECKING:
-    from reknit.adapters.observe.health import RoundTrips
     from reknit.adapters.observe.http import Page
     from reknit.adapters.observe.metrics import Processes
+    from reknit.adapters.observe.pages import RoundTrips
 
 _FAREWELL_S = 15.0
 """Time for the agent to say goodbye to the others. The store may not answer. Seconds."""

@@ -67,8 +67,8 @@ class HealthCheckServer:
             server.close()
 
     def _healthz(self, query: Mapping[str, str]) -> Response:
-        from reknit.adapters.observe.health import patience_s
         from reknit.adapters.observe.http import line
+        from reknit.adapters.observe.pages import patience_s
 
         timeout_s = patience_s(query, self._timeout)
         if timeout_s is None:

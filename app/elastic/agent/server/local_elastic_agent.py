@@ -114,7 +114,7 @@ class LocalElasticAgent(SimpleElasticAgent):
     def run(self, role: str = DEFAULT_ROLE) -> RunResult:
         """See `SimpleElasticAgent.run`."""
         if not isinstance(self._worker_group.spec.entrypoint, str):
-            from reknit.adapters.keeper.client.functions import (
+            from reknit.adapters.keeper.client.function_workers import (
                 end_import,  # slow to import, and not needed for programs
             )
 

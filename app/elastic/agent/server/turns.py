@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import NoReturn
 
-from reknit.adapters.observe.events import hang_events
+from reknit.adapters.observe.torchelastic_events import hang_events
 from reknit.core.agent.commands import StopWorkers
 from reknit.core.agent.workers import StartWorkers
 from reknit.core.job.restart import Sequel

@@ -143,13 +143,13 @@ def test_it_outlives_all_that_is_swept() -> None:
     """Whatever else is a child of the agent was left behind by workers, and is killed; not the store of all agents."""
     script = """
         from reknit.adapters.host.children import become_subreaper, children, sweep
-        from reknit.adapters.journals.tcpstore.client import Client
+        from reknit.adapters.journals.tcpstore.client import StoreClient
         from tests.support.stores import hosted
         from tests.support.processes import *
         assert become_subreaper()
         clock = Clock()
         with hosted() as (host, port):
-            client = Client("127.0.0.1", port, 60.0)
+            client = StoreClient("127.0.0.1", port, 60.0)
             assert client.add("n", 1) == 1
             client.close()
             sleeper = os.posix_spawn("/bin/sleep", ["sleep", "600"], {})

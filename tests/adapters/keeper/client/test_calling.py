@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from reknit.adapters.keeper.client.functions import Function, FunctionError
+from reknit.adapters.keeper.client.function_workers import Function, FunctionError
 from reknit.adapters.keeper.protocol.wire import Process, StartProcesses
 from tests.support import called
 from tests.support.alone import run_alone
@@ -29,8 +29,9 @@ def test_a_client_without_functions_does_not_load_multiprocessing() -> None:
     """A launch of programs would wait for the import."""
     script = """
         import sys
-        import reknit.adapters.keeper.client.client
-        print(*sorted({"multiprocessing", "pickle", "reknit.adapters.keeper.client.functions"} & set(sys.modules)))
+        import reknit.adapters.keeper.client.keeper_client
+        unwanted = {"multiprocessing", "pickle", "reknit.adapters.keeper.client.function_workers"}
+        print(*sorted(unwanted & set(sys.modules)))
     """
     assert run_alone(script) == "\n"
 

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from reknit.adapters.keeper.client import forking
-from reknit.adapters.keeper.client.functions import Function, FunctionError
+from reknit.adapters.keeper.client.function_workers import Function, FunctionError
 from reknit.adapters.keeper.output.console import LAST_WORDS_S
 from reknit.adapters.keeper.protocol.wire import variables
 from reknit.core.agent.events import Started
@@ -247,7 +247,7 @@ def test_whoever_is_killed_no_forked_worker_is_left(tmp_path: Path, who: str) ->
     script = """
         import os, signal, sys
         from pathlib import Path
-        from reknit.adapters.keeper.client.functions import Function
+        from reknit.adapters.keeper.client.function_workers import Function
         from reknit.core.agent.workers import WorkersStarted
         from tests.support import called
         from tests.support.calling import begin

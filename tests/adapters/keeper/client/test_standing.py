@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from reknit.adapters.keeper.client import standing
-from reknit.adapters.keeper.client.connection import KeeperConnection
+from reknit.adapters.keeper.client.keeper_connection import KeeperConnection
 from reknit.adapters.keeper.client.standing import ReadyKeeper, StartingKeeper
 from reknit.adapters.keeper.client.start import by_command
 from reknit.adapters.keeper.protocol import wire

@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from reknit.adapters.keeper.client import client
+from reknit.adapters.keeper.client import keeper_client as client
 from reknit.adapters.keeper.client.start import Keeping, Start, _paths, by_command
 from reknit.adapters.keeper.process import boot
 from reknit.adapters.keeper.protocol.wire import LARGEST_RECORD, WINDOW, Configure, Output

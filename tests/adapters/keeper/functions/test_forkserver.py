@@ -14,7 +14,7 @@ from typing import Any
 import psutil
 import pytest
 
-from reknit.adapters.keeper.client.functions import Function
+from reknit.adapters.keeper.client.function_workers import Function
 from reknit.adapters.keeper.protocol.wire import variables
 from reknit.core.agent.workers import WorkersExited, WorkersStarted
 from tests.support import called

@@ -16,7 +16,7 @@ def test_a_server_that_cannot_fork_says_why_and_goes_on() -> None:
         ours, theirs = socket.socketpair()
         os.dup2(theirs.fileno(), SOCKET)
         theirs.close()
-        server = forkserver_main.Server(["no.such.module"], 10)
+        server = forkserver_main.ForkServerProcess(["no.such.module"], 10)
         thread = threading.Thread(target=server.run)
         thread.start()
         for _ in range(2):

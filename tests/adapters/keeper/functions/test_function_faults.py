@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from reknit.adapters.keeper.client import forking
-from reknit.adapters.keeper.client.functions import Function, FunctionError
+from reknit.adapters.keeper.client.function_workers import Function, FunctionError
 from reknit.adapters.keeper.protocol.wire import Process, StartProcesses
 from tests.support import called
 from tests.support.alone import run_alone
@@ -116,7 +116,7 @@ KILLED = """
     import os, random, select, signal, sys, time
     from pathlib import Path
     from reknit.adapters.host.children import become_subreaper
-    from reknit.adapters.keeper.client.functions import Function
+    from reknit.adapters.keeper.client.function_workers import Function
     from tests.support import called
     from tests.support.calling import begin
     from tests.support.keepers import Kept

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from reknit.adapters.keeper.client.functions import Function
+from reknit.adapters.keeper.client.function_workers import Function
 from reknit.adapters.keeper.protocol.wire import variables
 from reknit.adapters.keeper.watchdog.page import Page
 from reknit.adapters.keeper.watchdog.progress import FOR_EVER, VARIABLE

@@ -353,7 +353,7 @@ def test_an_idle_relay_uses_no_processor_time() -> None:
     """
     script = """
 import os, resource, subprocess, sys, time
-from reknit.adapters.runtime.clock import Clock
+from reknit.adapters.runtime.clock import SystemClock
 from reknit.adapters.keeper.output.streams import Streams, StreamSettings
 streams = Streams(StreamSettings())
 one = streams.open(local_rank=0, rank=0, role="r", folder="")

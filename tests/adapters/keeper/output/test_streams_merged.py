@@ -78,7 +78,7 @@ def test_dev_tty_and_the_terminal_itself_are_one() -> None:
     """Shells and wrappers open /dev/tty for one of the two. Seen through its two names it is still one terminal."""
     script = """
 import os
-from reknit.adapters.runtime.clock import Clock
+from reknit.adapters.runtime.clock import SystemClock
 from reknit.adapters.keeper.output.streams import Streams, StreamSettings
 for other in (os.open("/dev/tty", os.O_RDWR), os.open("/dev/null", os.O_RDWR)):
     worker = Streams(StreamSettings(), stdout=other, stderr=2).open(local_rank=0, rank=0, role="r", folder="")

@@ -59,7 +59,7 @@ def test_a_host_without_stdin_stdout_and_stderr_is_served(how: str, tmp_path: Pa
         from tests.support.processes import *
         from tests.support.keepers import *
         from tests.adapters.keeper.client.test_start import behind
-        from reknit.adapters.keeper.client.client import Keeper
+        from reknit.adapters.keeper.client.keeper_client import KeeperClient
         from reknit.adapters.keeper.protocol.wire import Configure
         how, file = sys.argv[1:]
         start_ = {**ways(), "command": behind([])}[how]
@@ -67,7 +67,7 @@ def test_a_host_without_stdin_stdout_and_stderr_is_served(how: str, tmp_path: Pa
         for fd in (0, 1, 2): os.close(fd)
         clock = Clock()
         argv = ("sh", "-c", "echo out; echo err >&2; exit 3")
-        keeper = Keeper(clock, Configure(argv=argv, run_id="job"), "n", start_)
+        keeper = KeeperClient(clock, Configure(argv=argv, run_id="job"), "n", start_)
         drive(keeper, clock, Started)
         start(keeper, 2); seen = drive_exits(keeper, clock, 2); keeper.close()
         os.write(shown, str([f.exitcode for f in failures(seen)]).encode())

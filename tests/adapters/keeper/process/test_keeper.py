@@ -163,7 +163,7 @@ def test_a_host_that_ignores_or_takes_all_exits_is_served_all_the_same() -> None
         from pathlib import Path
         from tests.support.processes import *
         from tests.support.keepers import *
-        from tests.adapters.keeper.client.test_client import exits
+        from tests.adapters.keeper.client.test_keeper_client import exits
         def takes_all():
             while True:
                 try: os.waitpid(-1, 0)
@@ -263,7 +263,7 @@ def test_an_agent_without_descriptors_says_so_and_goes_on(how: str) -> None:
         from tests.support.processes import *
         from tests.support.keepers import *
         from reknit.adapters.runtime.ports import CannotStart
-        from reknit.adapters.keeper.client.client import Keeper
+        from reknit.adapters.keeper.client.keeper_client import KeeperClient
         from reknit.adapters.keeper.protocol.wire import Configure
         resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
         clock, said = Clock(), []
@@ -274,7 +274,7 @@ def test_an_agent_without_descriptors_says_so_and_goes_on(how: str) -> None:
                 except OSError: break
             for fd in taken[:left]: os.close(fd)
             try:
-                keeper = Keeper(clock, Configure(argv=("true",), run_id="job"), "nonce", ways()[sys.argv[1]])
+                keeper = KeeperClient(clock, Configure(argv=("true",), run_id="job"), "nonce", ways()[sys.argv[1]])
                 drive(keeper, clock, Started); keeper.close(); said.append("ready")
             except CannotStart as error: said.append(str(error)); assert "\\n" not in str(error)
             for fd in taken[left:]: os.close(fd)

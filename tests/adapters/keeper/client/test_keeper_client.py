@@ -11,7 +11,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from reknit.adapters.keeper.client import client, standing
+from reknit.adapters.keeper.client import keeper_client as client
+from reknit.adapters.keeper.client import standing
 from reknit.adapters.keeper.client.start import Keeping
 from reknit.adapters.keeper.process import keeper as process
 from reknit.adapters.runtime.ports import CannotStart
@@ -372,7 +373,7 @@ def test_thirty_clients_leave_nothing(tmp_path: Path) -> None:
         from tests.support.processes import *
         from pathlib import Path
         from tests.support.keepers import *
-        from tests.adapters.keeper.client.test_client import exits
+        from tests.adapters.keeper.client.test_keeper_client import exits
         from tests.support.waiting import descriptors
         folder = Path(sys.argv[1]); os.environ["TMPDIR"] = str(folder)
         def runs(kept):

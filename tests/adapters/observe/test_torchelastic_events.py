@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from reknit.adapters.observe.events import About, Events, RendezvousEvents
 from reknit.adapters.observe.records import Event, EventSource, NodeState, RdzvEvent
+from reknit.adapters.observe.torchelastic_events import About, Events, RendezvousEvents
 from reknit.adapters.simulated import faults
 from reknit.adapters.simulated import workers as staff
 from reknit.adapters.simulated.hosts import Proc

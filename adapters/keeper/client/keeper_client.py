@@ -34,13 +34,13 @@ from reknit.core.agent.workers import PortReserved, ReservePort, StartWorkers, W
 from reknit.core.job.job import EMPTY
 
 from .calling import Calling
-from .connection import KeeperConnection
+from .keeper_connection import KeeperConnection
 from .round import Staff, Told
 from .standing import NoKeeper, ReadyKeeper, StartingKeeper
 from .start import Start, cause
 
 if TYPE_CHECKING:
-    from .functions import Function
+    from .function_workers import Function
 
 _ANSWER_S = 20.0
 """Time between the SIGKILL of a stop and the keeper's answer, at most. Seconds."""
@@ -75,7 +75,7 @@ class KeeperClient:
 
         `nonce`: the agent's nonce, for the event `Started`.
         `start`: starts the first keeper. `restart`: starts every later one. None: as the first.
-        `say`: shows a line while no keeper with a console is ready. `has_said`: see `World.has_said`.
+        `say`: shows a line while no keeper with a console is ready. `has_said`: see `Surroundings.has_said`.
         `consoles`: needed if the keeper has no console. By stream (1 and 2), where the workers' output goes.
         `on_death`: called when a keeper has died, before the next one is started.
         `function`: what each worker of a `StartWorkers` calls. None: these workers run the command line of `configure`.

@@ -8,7 +8,7 @@ from math import inf
 
 from attrs import Factory, evolve, frozen
 
-from reknit.adapters.keeper.client.client import KeeperClient
+from reknit.adapters.keeper.client.keeper_client import KeeperClient
 from reknit.adapters.keeper.client.start import Start, by_exec
 from reknit.adapters.keeper.common.run_folder import working_folder
 from reknit.adapters.keeper.protocol.wire import Configure, variables
@@ -127,7 +127,7 @@ def open_workers(settings: Settings, world: Surroundings, nonce: str, *, mark: s
         return world.workers(nonce, mark)
     function = None
     if settings.function is not None:
-        from reknit.adapters.keeper.client.functions import Function, verify
+        from reknit.adapters.keeper.client.function_workers import Function, verify
 
         function = Function(settings.function, settings.args)
         verify(function, settings.start_method)

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from reknit.adapters.keeper.client.functions import Calls, Function, FunctionError
+from reknit.adapters.keeper.client.function_workers import Calls, Function, FunctionError
 from reknit.adapters.keeper.protocol.wire import Process, StartProcesses, variables
 from reknit.core.agent.workers import WorkersExited, WorkersStarted
 from tests.support import called
