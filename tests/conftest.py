@@ -22,7 +22,7 @@ from tests.support import places
 from tests.support.alone import ROOT
 from tests.support.etcd import Etcd
 from tests.support.keepers import Kept
-from tests.support.processes import Make, let_go
+from tests.support.processes import Make, let_go, make_processes
 from tests.support.stores import JobStore, hosted
 from tests.support.streams import Console
 
@@ -140,16 +140,9 @@ def make(clock: SystemClock, tmp_path: Path) -> Iterator[Make]:
     console = os.open(tmp_path / "console", os.O_RDWR | os.O_CREAT | os.O_APPEND)
 
     def make(*argv: str, script: str = "", **settings: Any) -> Processes:
-        settings = {
-            "stdout": console,
-            "stderr": console,
-            "log_dir": str(tmp_path / "logs"),
-            "env": os.environ,
-            "run_id": "job",
-            **settings,
-        }
         argv = argv or (sys.executable, "-c", textwrap.dedent(script))
-        made.append(Processes(clock=clock, argv=argv, **settings))
+        settings = {"console": (console, console), "log_dir": str(tmp_path / "logs"), **settings}
+        made.append(make_processes(clock, *argv, **settings))
         return made[-1]
 
     yield make

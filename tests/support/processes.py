@@ -10,12 +10,14 @@ import resource
 import signal
 import sys
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import Any, Protocol
+
+from attrs import fields
 
 from reknit.adapters.keeper.client.keeper_client import KeeperClient
 from reknit.adapters.keeper.output.console import LAST_WORDS_S
 from reknit.adapters.keeper.process.processes import Processes
-from reknit.adapters.keeper.protocol.wire import Stop
+from reknit.adapters.keeper.protocol.wire import Configure, Stop
 from reknit.adapters.runtime.clock import SystemClock
 from reknit.core.agent.commands import StopWorkers
 from reknit.core.agent.events import Event
@@ -28,7 +30,6 @@ from tests.support.waiting import PATIENCE_S, is_alive, read_pids, until
 __all__ = [
     "FOR_EVER",
     "STUBBORN",
-    "Processes",
     "SystemClock",
     "WorkersExited",
     "WorkersStopped",
@@ -37,6 +38,7 @@ __all__ = [
     "drive_exits",
     "failures",
     "is_alive",
+    "make_processes",
     "os",
     "read_pids",
     "resource",
@@ -66,6 +68,13 @@ def assignment(count: int, round_: int = 0) -> Assignment:
         restart_count=1,
         max_restarts=3,
     )
+
+
+def make_processes(clock: SystemClock, *argv: str, **options: Any) -> Processes:
+    """`options`: fields of `Configure`, and arguments of `Processes`."""
+    names = {field.name for field in fields(Configure)} - {"env"}
+    wanted = {name: options.pop(name) for name in names & options.keys()}
+    return Processes(clock, Configure(argv, **{"run_id": "job", **wanted}), **{"env": os.environ, **options})
 
 
 def start(workers: Processes | KeeperClient, count: int = 1, round_: int = 0) -> None:

@@ -39,18 +39,13 @@ def environment(
     *,
     run_id: str,
     error_file: str,
-    virtual_local_rank: bool = False,
 ) -> dict[str, str]:
     """The whole environment of one worker: the variables in `base`, and those of its ranks.
 
     `error_file`: the value of TORCHELASTIC_ERROR_FILE. Empty: the worker has no such variable. (torch takes an empty
     value for a file name, and writes `.<pid>` into the working directory.) The value in `base` is never handed down.
-
-    `virtual_local_rank`: the worker sees one GPU, as its device 0. Raises `ValueError` if CUDA_VISIBLE_DEVICES in
-    `base` names too few devices.
     """
-    given = given_by(base, assignment, worker, run_id=run_id, virtual_local_rank=virtual_local_rank)
-    return whole(base, given, error_file)
+    return whole(base, given_by(base, assignment, worker, run_id=run_id, virtual_local_rank=False), error_file)
 
 
 def whole(base: Mapping[str, str], given: Mapping[str, str], error_file: str) -> dict[str, str]:
@@ -63,7 +58,7 @@ def whole(base: Mapping[str, str], given: Mapping[str, str], error_file: str) ->
 def given_by(
     base: Mapping[str, str], assignment: Assignment, worker: WorkerRanks, *, run_id: str, virtual_local_rank: bool
 ) -> dict[str, str]:
-    """The variables of a worker that come from its ranks. Raises `ValueError` as `environment` does."""
+    """The variables of a worker that come from its ranks. `virtual_local_rank`, and the error: as in `device`."""
     return {
         **device(base, worker.local_rank, virtual=virtual_local_rank),
         "RANK": str(worker.rank),
@@ -87,8 +82,9 @@ def given_by(
 
 
 def device(base: Mapping[str, str], local_rank: int, *, virtual: bool) -> dict[str, str]:
-    """The variables that say which device a worker uses. The parameters are those of `environment`, and so is the
-    error."""
+    """The variables that say which device a worker uses. `base`: the worker's environment before. `virtual`: the
+    worker sees one GPU, as its device 0. Raises `ValueError` if CUDA_VISIBLE_DEVICES in `base` names too few devices.
+    """
     if not virtual:
         return {"LOCAL_RANK": str(local_rank)}
     listed = base.get("CUDA_VISIBLE_DEVICES")

@@ -36,10 +36,9 @@ def main() -> None:
         os.set_inheritable(parcels_fd, False)
     close_all_but(source, sink, parcels_fd)
 
+    from reknit.adapters.keeper.process.keeper import keep
     from reknit.adapters.keeper.protocol.stream import Stream
     from reknit.adapters.keeper.protocol.wire import ToKeeper
-
-    from .keeper import keep
 
     keep(Stream(source, sink, ToKeeper), int(agent), has_console=wire != "-", parcels=parcels_fd)
 

@@ -22,6 +22,8 @@ import signal
 import sys
 from typing import TYPE_CHECKING, NoReturn
 
+from attrs import evolve
+
 from reknit.adapters.host.children import become_subreaper, pidfd_of
 from reknit.adapters.host.orphans import end_marked, processes_of
 from reknit.adapters.keeper.common.environment import handed_down
@@ -263,27 +265,16 @@ class Keeper:
             return
         if wanted.pings:
             self._pings_at = self._heard_at = self._clock.now()
-        stdout, stderr = self._console
         self._workers = Processes(
-            clock=self._clock,
-            argv=wanted.argv,
+            self._clock,
+            evolve(wanted, log_dir=self._folder.path),
             env=handed_down(os.environ, wanted, "" if watchdog is None else watchdog.timer_file, _is_read),
-            run_id=wanted.run_id,
-            log_dir=self._folder.path,
-            streams=wanted.streams,
             # Only on Linux is this process a subreaper, so that all its children belong to the job.
             own_children=sys.platform == "linux",
             given_back=self._given_back,
             is_abandoned=self._is_abandoned,
-            used_ports=wanted.used_ports,
-            port=wanted.port,
-            master_port=wanted.master_port,
-            virtual_local_rank=wanted.virtual_local_rank,
+            console=self._console,
             forks=self._forks,
-            stdin=None if wanted.stdin is None else wanted.stdin.encode("latin-1"),
-            stdout=stdout,
-            stderr=stderr,
-            relays=wanted.relays,
             watchdog=watchdog,
         )
         try:

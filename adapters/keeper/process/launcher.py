@@ -20,7 +20,7 @@ from reknit.adapters.keeper.common.leaders import Leader, spawn, spawn_exitcode
 from reknit.adapters.keeper.common.run_folder import worker_folder
 from reknit.adapters.keeper.functions.forkserver import ForkServer
 from reknit.adapters.keeper.output.streams import STDERR, STDIN, STDOUT, Streams, file_with
-from reknit.adapters.keeper.protocol.wire import Process, StartProcesses, variables
+from reknit.adapters.keeper.protocol.wire import Configure, Process, StartProcesses, variables
 from reknit.core.agent.workers import StartWorkers
 from reknit.core.job.workers import WorkerFailure, WorkerRanks
 
@@ -31,33 +31,26 @@ if TYPE_CHECKING:
 
 
 class Launcher:
-    """Starts the workers of one keeper. The arguments are those of `Processes`."""
+    """Starts the workers of one keeper."""
 
     def __init__(
         self,
         clock: Clock,
         streams: Streams,
+        wanted: Configure,
         *,
-        argv: Sequence[str],
         env: Mapping[str, str],
-        run_id: str,
-        log_dir: str,
         given_back: Collection[signal.Signals],
-        stdin: bytes | None,
-        virtual_local_rank: bool,
         forks: Forks | None,
         is_abandoned: Callable[[], bool],
         watchdog: Watchdog | None,
     ) -> None:
+        """The arguments are those of `Processes`."""
         self._clock = clock
         self._streams = streams
-        self._argv = tuple(argv)
+        self._wanted = wanted
         self._env = dict(env)
-        self._run_id = run_id
-        self._log_dir = log_dir
         self._given_back = given_back
-        self._stdin = stdin
-        self._virtual_local_rank = virtual_local_rank
         self._forks = forks
         self._is_abandoned = is_abandoned
         self._watchdog = watchdog
@@ -83,8 +76,8 @@ class Launcher:
                 self._guard = Guard()
                 if MARK in self._env:
                     carry(self._env[MARK])  # not before: what an earlier agent has left carries the same mark
-            if self._stdin is not None:
-                streams.ends[STDIN] = file_with(self._stdin)
+            if self._wanted.stdin is not None:
+                streams.ends[STDIN] = file_with(self._wanted.stdin.encode("latin-1"))
             env = whole(self._env, given, process.error_file)
             if self._watchdog is not None:
                 env |= self._watchdog.variables(process.local_rank, env)
@@ -140,20 +133,22 @@ class Launcher:
 
     def _process(self, command: StartWorkers | StartProcesses, worker: WorkerRanks | Process) -> Process:
         if isinstance(worker, WorkerRanks):
-            argv = tuple(arguments(self._argv, worker.local_rank))
+            argv = tuple(arguments(self._wanted.argv, worker.local_rank))
             worker = Process(worker.local_rank, worker.rank, argv)
         assignment, local_rank = command.assignment, worker.local_rank
         if assignment is None:
             return worker
         ranks = next(ranks for ranks in assignment.workers if ranks.local_rank == local_rank)
-        given = given_by(self._env, assignment, ranks, run_id=self._run_id, virtual_local_rank=self._virtual_local_rank)
-        folder = worker_folder(self._log_dir, command.round, local_rank, must=self._streams.has_files)
+        wanted = self._wanted
+        virtual = wanted.virtual_local_rank
+        given = given_by(self._env, assignment, ranks, run_id=wanted.run_id, virtual_local_rank=virtual)
+        folder = worker_folder(wanted.log_dir, command.round, local_rank, must=self._streams.has_files)
         error_file = os.path.join(folder, "error.json") if folder else ""
         return evolve(worker, env=variables({**given, **dict(worker.env)}), error_file=error_file)
 
     def failure(self, worker: WorkerRanks | Process, error: OSError | ValueError) -> WorkerFailure:
         """Why this worker could not be started."""
-        argv = worker.argv if isinstance(worker, Process) else self._argv
+        argv = worker.argv if isinstance(worker, Process) else self._wanted.argv
         program = argv[0] if argv else "the function"
         reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
         # posix_spawn gives the program as the file name. Any other file is one for the worker's output.

@@ -20,8 +20,8 @@ from reknit.adapters.host.children import reap
 from reknit.adapters.keeper.common.bootstrap import BootstrapPorts
 from reknit.adapters.keeper.common.leaders import Leader
 from reknit.adapters.keeper.failures.failing import failure_of
-from reknit.adapters.keeper.output.streams import Streams, StreamSettings
-from reknit.adapters.keeper.protocol.wire import Happened, StartProcesses, Stop, workers_of
+from reknit.adapters.keeper.output.streams import Streams
+from reknit.adapters.keeper.protocol.wire import Configure, Happened, StartProcesses, Stop, workers_of
 from reknit.core.agent.workers import (
     PortReserved,
     StartWorkers,
@@ -79,51 +79,38 @@ class Processes:
 
     def __init__(
         self,
-        *,
         clock: Clock,
-        argv: Sequence[str],
+        wanted: Configure,
+        *,
         env: Mapping[str, str],
-        run_id: str,
-        log_dir: str = "",
-        streams: StreamSettings | None = None,
         own_children: bool = False,
         given_back: Collection[signal.Signals] = (),
         is_abandoned: Callable[[], bool] = lambda: False,
-        used_ports: Collection[int] = (),
-        port: int = 0,
-        stdin: bytes | None = None,
-        stdout: int = 1,
-        stderr: int = 2,
-        relays: bool = False,
-        master_port: int = 0,
-        virtual_local_rank: bool = False,
+        console: tuple[int, int] = (1, 2),
         forks: Forks | None = None,
         watchdog: Watchdog | None = None,
     ) -> None:
-        """`log_dir`: a worker's files are in `<log_dir>/round_<round>/<local_rank>/`. Empty: there are no files.
+        """`wanted`: what the workers are. `wanted.log_dir` must be there. A worker's files are in
+        `<log_dir>/round_<round>/<local_rank>/`. Empty: there are no files.
+        `env`: the environment with which that of every worker begins.
         `own_children`: True if every child of this process belongs to the job. Then strays are ended as well.
         `given_back`: signals that this process ignores and its workers do not.
         `is_abandoned`: asked between the starts of two workers. If it returns True, no further worker is started.
-        `used_ports`, `port`, `master_port`: see `BootstrapPorts`.
-        `stdin`: what each worker reads from its standard input. None: workers inherit that of this process.
-        `stdout`, `stderr`: the descriptors of the console. `relays`: see `Streams`.
-        `virtual_local_rank`: see `environment`. `watchdog`: ends hung workers. None: nobody looks for them.
+        `console`: the descriptors of stdout and stderr of the console.
         `forks`: the workers without a program, which are forked from this process. None: there are none.
+        `watchdog`: ends hung workers. None: nobody looks for them.
         """
         self._clock = clock
-        self._streams = Streams(streams or StreamSettings(), env=env, stdout=stdout, stderr=stderr, relays=relays)
+        stdout, stderr = console
+        self._streams = Streams(wanted.streams, env=env, stdout=stdout, stderr=stderr, relays=wanted.relays)
         self._launcher = Launcher(
             clock,
             self._streams,
-            argv=argv,
+            wanted,
             env=env,
-            run_id=run_id,
-            log_dir=log_dir,
             given_back=given_back,
-            stdin=stdin,
-            virtual_local_rank=virtual_local_rank,
-            forks=forks,
             is_abandoned=is_abandoned,
+            forks=forks,
             watchdog=watchdog,
         )
         self._is_abandoned = is_abandoned
@@ -139,7 +126,7 @@ class Processes:
         self.exitcodes: tuple[int, dict[int, int]] = (-1, {})
         """The last round that was stopped, and how its workers have ended, by local rank."""
         self._unknown_stops: list[int] = []
-        self._ports = BootstrapPorts(used_ports, port, master_port)
+        self._ports = BootstrapPorts(wanted.used_ports, wanted.port, wanted.master_port)
         self._owes_port = False
         self._wakes_at: float | None = None
         self._fenced_at: float | None = None

@@ -147,7 +147,7 @@ def test_it_outlives_all_that_is_swept() -> None:
         from tests.support.stores import hosted
         from tests.support.processes import *
         assert become_subreaper()
-        clock = Clock()
+        clock = SystemClock()
         with hosted() as (host, port):
             client = StoreClient("127.0.0.1", port, 60.0)
             assert client.add("n", 1) == 1
@@ -169,7 +169,7 @@ def test_a_dead_store_is_reported_by_its_host_and_not_reaped_by_others() -> None
         from tests.support.stores import hosted
         from tests.support.processes import *
         assert become_subreaper()
-        clock = Clock()
+        clock = SystemClock()
         with hosted() as (host, _):
             os.kill(host.pid, signal.SIGTERM)  # of no effect, even in its first moment
             os.kill(host.pid, signal.SIGBUS)

@@ -188,7 +188,7 @@ def test_a_console_that_nobody_reads_keeps_no_worker_alive(make: Make, clock: Sy
     """An unread terminal once kept workers alive beside the next round, and the process that should have ended them."""
     threads = threading.active_count()
     script = "import os\nwhile True: os.write(1, b'%0999d\\n' % 7)"
-    workers = make(script=script, stdout=err.fd, stderr=err.fd)
+    workers = make(script=script, console=(err.fd, err.fd))
     start(workers, 2)
     until(workers._streams._consoles[STDERR].is_full, "a full queue")
     workers.say("round 0 ends")

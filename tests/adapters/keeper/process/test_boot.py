@@ -65,7 +65,7 @@ def test_a_host_without_stdin_stdout_and_stderr_is_served(how: str, tmp_path: Pa
         start_ = {**ways(), "command": behind([])}[how]
         shown = os.dup(1)
         for fd in (0, 1, 2): os.close(fd)
-        clock = Clock()
+        clock = SystemClock()
         argv = ("sh", "-c", "echo out; echo err >&2; exit 3")
         keeper = KeeperClient(clock, Configure(argv=argv, run_id="job"), "n", start_)
         drive(keeper, clock, Started)

@@ -266,7 +266,7 @@ def test_an_agent_without_descriptors_says_so_and_goes_on(how: str) -> None:
         from reknit.adapters.keeper.client.keeper_client import KeeperClient
         from reknit.adapters.keeper.protocol.wire import Configure
         resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
-        clock, said = Clock(), []
+        clock, said = SystemClock(), []
         for left in range(12):
             taken = []
             while True:

@@ -190,10 +190,10 @@ def test_a_process_limit_is_reported(tmp_path: Path) -> None:
     script = """
         import os, resource, signal
         from tests.support.processes import *
-        clock = Clock()
+        clock = SystemClock()
         resource.setrlimit(resource.RLIMIT_NPROC, (3, 3))
         os.setuid(54321)
-        workers = Processes(clock=clock, argv=["sleep", "600"], env=dict(os.environ), run_id="job", own_children=True)
+        workers = make_processes(clock, "sleep", "600", own_children=True)
         start(workers, 8)
         (failure,) = failures(drive(workers, clock, WorkersExited))
         print(failure.exitcode, failure.message)
@@ -319,9 +319,8 @@ def test_stdin_is_inherited_unless_it_is_a_terminal(tmp_path: Path) -> None:
     """`reknit run … < data` works; a background group that reads a terminal would be stopped: a hang without a word."""
     script = f"""
         from tests.support.processes import *
-        clock = Clock()
-        workers = Processes(clock=clock, argv=["sh", "-c", "cat > {tmp_path}/stdin"], env=dict(os.environ),
-                            run_id="job")
+        clock = SystemClock()
+        workers = make_processes(clock, "sh", "-c", "cat > {tmp_path}/stdin")
         start(workers)
         assert failures(drive(workers, clock, WorkersExited)) == []
         workers.end_all()

@@ -147,10 +147,9 @@ STRAYS = """
     from tests.support.processes import *
     from reknit.adapters.host.children import become_subreaper, children
     assert become_subreaper()
-    clock = Clock()
+    clock = SystemClock()
     pids, wishes, grace = sys.argv[1], sys.argv[2].split(), float(sys.argv[3])
-    workers = Processes(clock=clock, argv=[sys.executable, STUBBORN, pids, *wishes], env=dict(os.environ), run_id="job",
-                        own_children=True)
+    workers = make_processes(clock, sys.executable, STUBBORN, pids, *wishes, own_children=True)
     start(workers, 2)
     everybody = read_pids(pids, 4)
     if "die" in wishes or "exit0" in wishes:
@@ -184,9 +183,9 @@ def test_daemons_are_found_without_a_free_descriptor(tmp_path: Path, way: str) -
         from reknit.adapters.host.children import become_subreaper, children
         assert become_subreaper()
         resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
-        clock = Clock()
-        workers = Processes(clock=clock, argv=[sys.executable, STUBBORN, sys.argv[1], "grandchild", "ignore"],
-                            env=dict(os.environ), run_id="job", own_children=True)
+        clock = SystemClock()
+        argv = [sys.executable, STUBBORN, sys.argv[1], "grandchild", "ignore"]
+        workers = make_processes(clock, *argv, own_children=True)
         start(workers)
         everybody = read_pids(sys.argv[1], 2)
         taken = []
@@ -212,10 +211,9 @@ def test_adopted_processes_that_end_are_reaped_while_the_round_runs(tmp_path: Pa
         from tests.support.processes import *
         from reknit.adapters.host.children import become_subreaper, children
         assert become_subreaper()
-        clock = Clock()
+        clock = SystemClock()
         script = "for i in 1 2 3 4 5; do (true &) ; done; echo x >> $0; exec sleep 600"
-        workers = Processes(clock=clock, argv=["sh", "-c", script, sys.argv[1]], env=dict(os.environ), run_id="job",
-                            own_children=True)
+        workers = make_processes(clock, "sh", "-c", script, sys.argv[1], own_children=True)
         start(workers)
         until(lambda: os.path.exists(sys.argv[1]))
         until(lambda: workers.events(clock.now()) is not None and len(children()) == 1)
@@ -236,12 +234,11 @@ def test_what_survives_sigkill_is_reported_and_left(tmp_path: Path, own_children
         from reknit.adapters.keeper.process import strays
         from reknit.adapters.keeper.protocol.wire import Process, StartProcesses
         become_subreaper()
-        clock = Clock()
+        clock = SystemClock()
         pids, own_children = sys.argv[1], sys.argv[2] == "True"
         processes.STUCK_AFTER_S = strays.STUCK_AFTER_S = 0.2
         leaders.signal_group = strays.signal_process = lambda pid, signum: None  # as if no signal did anything
-        workers = Processes(clock=clock, argv=[sys.executable, STUBBORN, pids, "grandchild"], env=dict(os.environ),
-                            run_id="job", own_children=own_children)
+        workers = make_processes(clock, sys.executable, STUBBORN, pids, "grandchild", own_children=own_children)
         start(workers)
         grandchild, worker = read_pids(pids, 2)
         stop(workers, 0.1)
@@ -269,11 +266,10 @@ def test_the_end_leaves_nothing_whatever_the_state(tmp_path: Path, state: str, o
         from tests.support.processes import *
         from reknit.adapters.host.children import become_subreaper, children
         become_subreaper()
-        clock = Clock()
+        clock = SystemClock()
         pids, state, own_children = sys.argv[1], sys.argv[2], sys.argv[3] == "True"
         wishes = ["ignore", *(["grandchild"] if own_children else [])]
-        workers = Processes(clock=clock, argv=[sys.executable, STUBBORN, pids, *wishes], env=dict(os.environ),
-                            run_id="job", own_children=own_children)
+        workers = make_processes(clock, sys.executable, STUBBORN, pids, *wishes, own_children=own_children)
         if state != "new":
             start(workers, 2)
             read_pids(pids, 2 * len(wishes))
