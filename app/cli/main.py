@@ -38,11 +38,11 @@ def main() -> int:
     verb = argv[0]
     if verb in ("run", "prune"):
         _run(verb, argv[1:])
-    elif verb == "keeper":  # not for users: `by_command` in adapters/keeper/client/start.py calls it on another host
+    elif verb == "keeper":  # not for users: adapters/keeper/remote/command.py calls it on another host
         if len(argv) > 1:
             _show(_KEEPER_HELP)
             return 0 if argv[1] in ("--help", "-h") else 2
-        from reknit.adapters.keeper.client.start import be_one
+        from reknit.adapters.keeper.remote.command import be_one
 
         be_one()
     elif verb in ("--version", "-V"):

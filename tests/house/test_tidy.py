@@ -46,6 +46,7 @@ NO_TEST_OF_ITS_OWN = {
     "core/job/reasons.py": "vocabulary; test_describe makes a sentence of each",
     "adapters/elastic/foreign_rendezvous.py": "tests/elastic",
     "adapters/elastic/hooked_workers.py": "tests/elastic",
+    "adapters/keeper/client/start.py": "test_keeper_client starts keepers in both ways",
     "adapters/keeper/functions/forks.py": "test_forking",
     "adapters/keeper/protocol/wire.py": "vocabulary; test_stream",
     "adapters/link/messages.py": "vocabulary; test_machine",

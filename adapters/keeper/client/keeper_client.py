@@ -262,7 +262,7 @@ class KeeperClient:
             case wire.Ready() if isinstance(keeper, StartingKeeper):
                 self._be_ready(keeper, message, now)
             case wire.Output(stream, text) if isinstance(keeper, ReadyKeeper):
-                keeper.owed_credit += 1
+                keeper.note_output()
                 if stream in self._consoles:
                     self._consoles[stream].write(text.encode("utf-8", "surrogateescape"), self)
             case wire.Flushed() if isinstance(keeper, ReadyKeeper):

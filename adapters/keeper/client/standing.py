@@ -1,18 +1,23 @@
 """How an agent stands with its keeper: there is none, one is starting, or one is ready.
 
 Each standing holds what belongs to it, and is thrown away with it. So a new keeper inherits nothing from the last one
-by chance. What outlives a keeper is in `client.py`.
+by chance. What outlives a keeper is in `keeper_client.py`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from attrs import frozen
 
 from reknit.adapters.keeper.protocol import wire
 
 from .keeper_connection import KeeperConnection
+
+if TYPE_CHECKING:
+    from reknit.adapters.keeper.remote.far_output import OutputTaken
+    from reknit.adapters.keeper.remote.pings import Pings
 
 _HELLO_S = 60.0
 """Time for a new keeper to say that it is ready. A keeper that needs longer is killed. Seconds."""
@@ -78,14 +83,14 @@ class ReadyKeeper:
         """`pings`: both sides send pings. They begin here, because a login to another host may take long, and only
         `_HELLO_S` limits it."""
         self.line = line
-        self.owed_credit = 0
-        """Number of `Output` records that were received and not acknowledged by a `Credit`."""
         self.owes_flush = False
         """A `Flush` was sent and not answered."""
-        self._pings = pings
+        self._pings = _pings(now) if pings else None
+        self._taken: OutputTaken | None = None
+        """None: no output has come over the stream."""
         self._fence_at: float | None = None
         """What the keeper was told by the latest `Fence`."""
-        self._ready_at = self._heard_at = self._pings_at = now
+        self._ready_at = now
 
     @property
     def pid(self) -> int:
@@ -93,37 +98,43 @@ class ReadyKeeper:
 
     @property
     def wakes_at(self) -> float | None:
-        return min(self._pings_at, self._heard_at + wire.SILENCE_S) if self._pings else None
+        return self._pings.wakes_at if self._pings is not None else None
 
     def tell(self, message: object) -> None:
         self.line.send(message)
 
     def fence(self, at: float | None) -> None:
         """See `ports.Fences`. A keeper on another host is not told: it has another clock, and ends its workers when it
-        hears nothing for `wire.SILENCE_S`."""
-        if at != self._fence_at and not self._pings:
+        hears nothing for too long (`remote/pings.py`)."""
+        if at != self._fence_at and self._pings is None:
             self._fence_at = at
             self.tell(wire.Fence(at))
 
     def heard(self, now: float) -> None:
-        self._heard_at = now
+        if self._pings is not None:
+            self._pings.heard(now)
 
     def overdue(self, now: float) -> str:
         """Why the keeper must be given up. Empty: it is not silent for too long."""
-        is_silent = self._pings and now >= self._heard_at + wire.SILENCE_S
-        return f"nothing was heard of it for {wire.SILENCE_S:g} s" if is_silent else ""
+        return "" if self._pings is None else self._pings.overdue(now)
 
     def ping(self, now: float) -> None:
         """Send a ping if one is due."""
-        if self._pings and now >= self._pings_at:
-            self._pings_at = now + wire.PING_S
+        if self._pings is not None and self._pings.takes_turn(now):
             self.tell(wire.Ping())
+
+    def note_output(self) -> None:
+        """An `Output` has come."""
+        if self._taken is None:
+            from reknit.adapters.keeper.remote.far_output import OutputTaken
+
+            self._taken = OutputTaken()
+        self._taken.note()
 
     def grant(self) -> None:
         """Allow the keeper to send as much output as has come since the last time."""
-        if self.owed_credit:
-            self.tell(wire.Credit(self.owed_credit))
-            self.owed_credit = 0
+        if self._taken is not None:
+            self._taken.grant(self.tell)
 
     def ask_for_flush(self) -> None:
         """Have the keeper say when its console has everything. It is asked once until it has answered."""
@@ -134,3 +145,9 @@ class ReadyKeeper:
     def was_steady(self, now: float) -> bool:
         """Whether this keeper was ready for so long that its end has nothing to do with failures before it."""
         return now - self._ready_at > _STEADY_S
+
+
+def _pings(now: float) -> Pings:
+    from reknit.adapters.keeper.remote.pings import Pings
+
+    return Pings(now)

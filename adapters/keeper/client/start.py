@@ -1,4 +1,4 @@
-"""Starting a keeper: in a process of its own on this host, or behind a command that reaches another one.
+"""Starting a keeper in a process of its own on this host.
 
 1. A library starts its keeper by exec. The interpreter is isolated (`-I`) and gets explicit paths: a module in the
    working folder must not take the place of one of the standard library. The keeper inherits nothing else of the host
@@ -6,8 +6,6 @@
 2. The command line forks its keeper before it has a second thread. So the keeper shares what is already imported.
 3. On this host the stream is a socket pair. The keeper inherits the console (descriptors 0 to 2), and gets the
    environment that the caller chooses.
-4. Behind a command such as `ssh`, the stream is the stdin and stdout of this command. Environment and console are those
-   of the other host.
 """
 
 from __future__ import annotations
@@ -17,7 +15,7 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import NoReturn
 
 from attrs import frozen
@@ -64,12 +62,12 @@ def by_exec(env: Mapping[str, str], console: tuple[int, int] = (1, 2)) -> Keepin
         parcels, taker = socket.socketpair()
         try:
             parcels.setblocking(False)
-            argv = [sys.executable, "-I", "-S", boot.__file__, os.pathsep.join(_paths())]
+            argv = [sys.executable, "-I", "-S", boot.__file__, os.pathsep.join(paths())]
             argv += [str(_WIRE), str(os.getpid()), str(_PARCELS)]
             given = {_WIRE: theirs.fileno(), _PARCELS: taker.fileno()}
             given |= {number: fd for number, fd in enumerate(console, 1) if fd != number}
             with apart(given) as ends:
-                pid = _spawned(argv, env, [(os.POSIX_SPAWN_DUP2, fd, number) for number, fd in ends.items()])
+                pid = spawned(argv, env, [(os.POSIX_SPAWN_DUP2, fd, number) for number, fd in ends.items()])
         except BaseException:
             parcels.close()
             raise
@@ -134,41 +132,13 @@ def _become(wire: socket.socket, agent: int) -> NoReturn:
     keep(stream_of(wire, ToKeeper), agent, has_console=True)
 
 
-def be_one() -> NoReturn:
-    """Become a keeper whose stream is the stdin and stdout of this process. `reknit keeper` calls this."""
-    os.execv(sys.executable, [sys.executable, "-I", "-S", boot.__file__, os.pathsep.join(_paths()), "-", "0", "-"])
-
-
-def by_command(prefix: Sequence[str]) -> Keeping:
-    """Start a keeper behind a command, for example on another host. `prefix`: the command line, for example
-    `ssh host reknit keeper`."""
-    to_keeper = os.pipe()
-    try:
-        from_keeper = os.pipe()
-    except OSError:
-        for fd in to_keeper:
-            os.close(fd)
-        raise
-    try:
-        actions = [(os.POSIX_SPAWN_DUP2, to_keeper[0], 0), (os.POSIX_SPAWN_DUP2, from_keeper[1], 1)]
-        pid = _spawned([*prefix], os.environ, actions)
-    except BaseException:
-        os.close(to_keeper[1])
-        os.close(from_keeper[0])
-        raise
-    finally:
-        os.close(to_keeper[0])
-        os.close(from_keeper[1])
-    return Keeping(Stream(from_keeper[0], to_keeper[1], ToAgent, has_banner=True), pid, pidfd_of(pid))
-
-
 def cause(error: OSError) -> str:
     """Why no keeper could be started: part of a line for the operator."""
     why = error.strerror or str(error)
     return f"{os.fsdecode(error.filename)}: {why}" if error.filename else why
 
 
-def _spawned(argv: list[str], env: Mapping[str, str], actions: list[tuple[int, int, int]]) -> int:
+def spawned(argv: list[str], env: Mapping[str, str], actions: list[tuple[int, int, int]]) -> int:
     return os.posix_spawnp(
         argv[0],
         argv,
@@ -192,7 +162,7 @@ def stream_of(wire: socket.socket, incoming: object) -> Stream:
     return Stream(wire.detach(), sink, incoming)
 
 
-def _paths() -> list[str]:
+def paths() -> list[str]:
     """Where the keeper finds reknit, attrs and psutil: the folders in which this process finds them."""
     import attr
 

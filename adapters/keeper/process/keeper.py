@@ -33,11 +33,7 @@ from reknit.adapters.keeper.output.console import LAST_WORDS_S, ConsoleWriter
 from reknit.adapters.keeper.protocol.files import Receiver
 from reknit.adapters.keeper.protocol.stream import Broken, Stream
 from reknit.adapters.keeper.protocol.wire import (
-    LARGEST_RECORD,
-    PING_S,
-    SILENCE_S,
     VERSION,
-    WINDOW,
     Configure,
     Credit,
     Exitcodes,
@@ -45,7 +41,6 @@ from reknit.adapters.keeper.protocol.wire import (
     Flush,
     Flushed,
     Hello,
-    Output,
     Pids,
     Ping,
     Ready,
@@ -63,6 +58,8 @@ from .processes import Processes
 
 if TYPE_CHECKING:
     from reknit.adapters.keeper.functions.forks import Forks
+    from reknit.adapters.keeper.remote.far_output import FarOutput
+    from reknit.adapters.keeper.remote.pings import Pings
     from reknit.adapters.keeper.watchdog.watchdog import Watchdog
 
 _IGNORED = (
@@ -164,19 +161,12 @@ class Keeper:
         self._has_tidied = False
         self._owes_flush = 0
         self._look_s = _FIRST_LOOK_S
-        self._pings_at: float | None = None
-        self._heard_at = 0.0
-        self._console: tuple[int, int] = (1, 2)
-        self._outputs: dict[int, int] = {}
-        """For a keeper without a console: the read ends of the two pipes that workers get in its place, with the number
-        of the stream."""
-        self._hands_on = True
-        """The clock watches these pipes."""
-        self._credit = WINDOW
+        self._pings: Pings | None = None
+        """None: the agent runs on this host."""
+        self._far_output = None if has_console else self._without_console()
+        """None: this keeper has a console."""
         if agent_pid:
             continue_on_news(stream.source)
-        if not has_console:
-            self._pretend_a_console()
         self._clock.watch(stream.source)
         if receiver.fd >= 0:
             self._clock.watch(receiver.fd)
@@ -208,9 +198,9 @@ class Keeper:
         except Broken:
             self._is_gone = True
             return
-        if messages:
-            self._heard_at = now
-        elif self._pings_at is not None and now - self._heard_at > SILENCE_S:
+        if messages and self._pings is not None:
+            self._pings.heard(now)
+        elif self._pings is not None and self._pings.overdue(now):
             self._is_gone = True
         if self._agent_fd >= 0 and is_readable(self._agent_fd):
             self._is_gone = True
@@ -223,8 +213,8 @@ class Keeper:
                 self._configure(message)
             case Shutdown():
                 self._is_over = True
-            case Credit(records):
-                self._credit += records
+            case Credit(records) if self._far_output is not None:
+                self._far_output.allow(records)
             case Ping():
                 pass  # a ping carries nothing else: `_take` has noted that something came
             case _ if self._workers is None:
@@ -264,7 +254,9 @@ class Keeper:
             self._stream.send(Unusable(str(error), is_usage=not error.is_limit))
             return
         if wanted.pings:
-            self._pings_at = self._heard_at = self._clock.now()
+            from reknit.adapters.keeper.remote.pings import Pings
+
+            self._pings = Pings(self._clock.now())
         self._workers = Processes(
             self._clock,
             evolve(wanted, log_dir=self._folder.path),
@@ -273,7 +265,7 @@ class Keeper:
             own_children=sys.platform == "linux",
             given_back=self._given_back,
             is_abandoned=self._is_abandoned,
-            console=self._console,
+            console=(1, 2) if self._far_output is None else self._far_output.console,
             forks=self._forks,
             watchdog=watchdog,
         )
@@ -323,14 +315,14 @@ class Keeper:
                 self._stream.send(Flushed())
             else:
                 self._look_s = min(2 * self._look_s, _LONGEST_LOOK_S)
-        if self._pings_at is not None and now >= self._pings_at:
-            self._pings_at = now + PING_S
+        if self._pings is not None and self._pings.takes_turn(now):
             self._stream.send(Ping())
-        self._hand_on_output()
+        if self._far_output is not None:
+            self._far_output.hand_on()
 
     def _wakes_at(self) -> float | None:
         """The next time at which the keeper must look, even if nothing happens. None: there is no such time."""
-        times = [self._pings_at, self._workers.wakes_at if self._workers is not None else None]
+        times = [waiting.wakes_at for waiting in (self._pings, self._workers) if waiting is not None]
         if self._owes_flush:
             times.append(self._clock.now() + self._look_s)
         return min((at for at in times if at is not None), default=None)
@@ -341,42 +333,13 @@ class Keeper:
         else:
             self._clock.unwatch(self._stream.sink)
 
-    # ---- output without a console ----
+    def _without_console(self) -> FarOutput:
+        from reknit.adapters.keeper.remote.far_output import FarOutput
 
-    def _pretend_a_console(self) -> None:
-        ends = []
-        for stream in (1, 2):
-            ours, theirs = os.pipe()
-            os.set_blocking(ours, False)
-            self._outputs[ours] = stream
-            self._clock.watch(ours)
-            ends.append(theirs)
-        self._console = ends[0], ends[1]
-
-    def _hand_on_output(self) -> None:
-        """Send what the workers have written: one record per pipe and call, and only while the stream takes it at once.
-        So at most one record is ahead of an event, and a worker that writes too much waits, as for a slow console."""
-        for fd, stream in self._outputs.items():
-            if not self._takes_output():
-                break
-            try:
-                data = os.read(fd, LARGEST_RECORD)
-            except BlockingIOError:
-                continue
-            self._credit -= 1
-            self._stream.send(Output(stream, data.decode("utf-8", "surrogateescape")))
-        if self._hands_on != self._takes_output():
-            # Output that waits in the pipes would wake the clock again and again. So the pipes are not watched while
-            # the stream takes no more.
-            self._hands_on = not self._hands_on
-            for fd in self._outputs:
-                (self._clock.watch if self._hands_on else self._clock.unwatch)(fd)
-
-    def _takes_output(self) -> bool:
-        return self._credit > 0 and not self._stream.unsent
+        return FarOutput(self._clock, self._stream)
 
     def _has_output(self) -> bool:
-        return any(is_readable(fd) for fd in self._outputs)
+        return self._far_output is not None and self._far_output.is_waiting()
 
     # ---- the end ----
 

@@ -90,7 +90,7 @@ class Processes:
         forks: Forks | None = None,
         watchdog: Watchdog | None = None,
     ) -> None:
-        """`wanted`: what the workers are. `wanted.log_dir` must be there. A worker's files are in
+        """`wanted`: what the workers are. Its `log_dir` must be there. A worker's files are in
         `<log_dir>/round_<round>/<local_rank>/`. Empty: there are no files.
         `env`: the environment with which that of every worker begins.
         `own_children`: True if every child of this process belongs to the job. Then strays are ended as well.

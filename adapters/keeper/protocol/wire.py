@@ -25,15 +25,6 @@ from reknit.core.job.workers import Assignment, WorkerRanks
 
 VERSION = 5
 """The version of the messages. Both sides must have the same."""
-LARGEST_RECORD = 16_384
-"""Bytes of a worker's output in one `Output`, at most."""
-WINDOW = 64
-"""Number of `Output` records that may be on their way. For each record that the agent has written, it allows another
-one by `Credit`."""
-PING_S = 5.0
-"""Seconds between two `Ping` of one side."""
-SILENCE_S = 20.0
-"""Seconds after which a side that was not heard is taken for gone."""
 
 
 # ---- agent → keeper, beside StartWorkers and ReservePort ----
@@ -134,7 +125,7 @@ class Configure:
     """A worker that reports no progress for so many seconds is ended, and counts as failed. None: progress is not
     watched."""
     pings: bool = False
-    """Both sides send `Ping`. A side that hears nothing for `SILENCE_S` seconds takes the other side for gone."""
+    """Both sides send `Ping`, because the keeper runs on another host (`remote/pings.py`)."""
 
 
 @frozen

@@ -314,7 +314,7 @@ def test_what_is_no_keeper_of_this_version_is_refused_in_one_line(keep: Keep, sc
     """An operator who has installed another version on one host must be told that, not a traceback."""
 
     def start() -> Keeping:
-        from reknit.adapters.keeper.client.start import by_command
+        from reknit.adapters.keeper.remote.command import by_command
 
         keeping = by_command(["sh", "-c", script])
         keeping.stream._has_banner = "nonsense" not in script and "half" not in script
@@ -329,7 +329,7 @@ def test_what_is_no_keeper_of_this_version_is_refused_in_one_line(keep: Keep, sc
 
 def test_a_command_that_does_not_exist_is_named(keep: Keep) -> None:
     """`ssh` may not be installed: the line must say what is missing."""
-    from reknit.adapters.keeper.client.start import by_command
+    from reknit.adapters.keeper.remote.command import by_command
 
     with pytest.raises(CannotStart, match="no-such-ssh"):
         keep("true", how=lambda: by_command(["no-such-ssh", "host"]))

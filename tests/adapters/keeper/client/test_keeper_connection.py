@@ -9,8 +9,8 @@ import psutil
 import pytest
 
 from reknit.adapters.keeper.client.keeper_connection import KeeperConnection
-from reknit.adapters.keeper.client.start import by_command
 from reknit.adapters.keeper.protocol.stream import StreamEnded
+from reknit.adapters.keeper.remote.command import by_command
 from reknit.adapters.runtime.clock import SystemClock
 from tests.support.interrupts import interrupted
 from tests.support.waiting import PATIENCE_S, descriptors, until

@@ -11,8 +11,9 @@ import pytest
 from reknit.adapters.keeper.client import standing
 from reknit.adapters.keeper.client.keeper_connection import KeeperConnection
 from reknit.adapters.keeper.client.standing import ReadyKeeper, StartingKeeper
-from reknit.adapters.keeper.client.start import by_command
 from reknit.adapters.keeper.protocol import wire
+from reknit.adapters.keeper.remote.command import by_command
+from reknit.adapters.keeper.remote.pings import PING_S, SILENCE_S
 from reknit.adapters.runtime.clock import SystemClock
 from tests.support.waiting import until
 
@@ -81,19 +82,19 @@ def test_silence_ends_only_a_keeper_that_pings(line: KeeperConnection) -> None:
     quiet, remote = (ReadyKeeper(line, 0.0, pings=pings) for pings in (False, True))
     assert not quiet.overdue(1e9)
     assert quiet.wakes_at is None
-    assert "nothing was heard" in remote.overdue(wire.SILENCE_S)
+    assert "nothing was heard" in remote.overdue(SILENCE_S)
     remote.heard(1.0)
-    assert not remote.overdue(wire.SILENCE_S)
-    assert "nothing was heard" in remote.overdue(1.0 + wire.SILENCE_S)
+    assert not remote.overdue(SILENCE_S)
+    assert "nothing was heard" in remote.overdue(1.0 + SILENCE_S)
 
 
 def test_pings_come_in_their_time(line: KeeperConnection, sent: Sent) -> None:
     """The other side counts silence, too."""
     keeper = ReadyKeeper(line, 0.0, pings=True)
-    for now in (0.0, 0.0, wire.PING_S - 1.0, wire.PING_S):
+    for now in (0.0, 0.0, PING_S - 1.0, PING_S):
         keeper.heard(now)
         keeper.ping(now)
-    assert keeper.wakes_at == 2 * wire.PING_S
+    assert keeper.wakes_at == 2 * PING_S
     keeper.tell(wire.Flush())
     assert sent(3) == ["Ping", "Ping", "Flush"]
 
@@ -102,7 +103,8 @@ def test_nothing_is_asked_or_granted_twice(line: KeeperConnection, sent: Sent) -
     """Credit that is granted twice fills the memory of a console that nobody reads."""
     keeper = ReadyKeeper(line, 0.0, pings=False)
     keeper.grant()
-    keeper.owed_credit = 3
+    for _ in range(3):
+        keeper.note_output()
     for _ in range(2):
         keeper.grant()
         keeper.ask_for_flush()

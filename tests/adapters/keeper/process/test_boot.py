@@ -58,7 +58,7 @@ def test_a_host_without_stdin_stdout_and_stderr_is_served(how: str, tmp_path: Pa
         from pathlib import Path
         from tests.support.processes import *
         from tests.support.keepers import *
-        from tests.adapters.keeper.client.test_start import behind
+        from tests.adapters.keeper.remote.test_remote import behind
         from reknit.adapters.keeper.client.keeper_client import KeeperClient
         from reknit.adapters.keeper.protocol.wire import Configure
         how, file = sys.argv[1:]

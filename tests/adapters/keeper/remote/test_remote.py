@@ -12,10 +12,12 @@ from pathlib import Path
 import psutil
 import pytest
 
-from reknit.adapters.keeper.client import keeper_client as client
-from reknit.adapters.keeper.client.start import Keeping, Start, _paths, by_command
+from reknit.adapters.keeper.client.start import Keeping, Start, paths
 from reknit.adapters.keeper.process import boot
-from reknit.adapters.keeper.protocol.wire import LARGEST_RECORD, WINDOW, Configure, Output
+from reknit.adapters.keeper.protocol.wire import Configure, Output
+from reknit.adapters.keeper.remote import pings
+from reknit.adapters.keeper.remote.command import by_command
+from reknit.adapters.keeper.remote.far_output import LARGEST_RECORD, WINDOW
 from reknit.core.agent.workers import StartWorkers, WorkersExited
 from tests.support.command import REKNIT
 from tests.support.keepers import SLEEP, Kept, wait_gone, worker_pids
@@ -53,7 +55,7 @@ NETWORK = ["unshare", "-n", "--"]
 
 def behind(prefix: list[str], *python: str) -> Start:
     program = python or ("-I", "-S", boot.__file__)
-    return lambda: by_command([*prefix, sys.executable, *program, os.pathsep.join(_paths()), "-", "0", "-"])
+    return lambda: by_command([*prefix, sys.executable, *program, os.pathsep.join(paths()), "-", "0", "-"])
 
 
 @pytest.mark.parametrize("prefix", [BANNER, ELSEWHERE, NETWORK], ids=["banner", "elsewhere", "network"])
@@ -146,8 +148,9 @@ def test_silence_ends_both_sides(keep: Keep, tmp_path: Path, monkeypatch: pytest
     hasty = tmp_path / "hasty.py"
     hasty.write_text(
         "import sys; sys.path += sys.argv[1].split(':')\n"
-        "from reknit.adapters.keeper.process import boot, keeper as process\n"
-        "process.SILENCE_S = process.PING_S = 1.0\nboot.main()\n"
+        "from reknit.adapters.keeper.process import boot\n"
+        "from reknit.adapters.keeper.remote import pings\n"
+        "pings.SILENCE_S = pings.PING_S = 1.0\nboot.main()\n"
     )
     started: list[Keeping] = []
 
@@ -160,7 +163,7 @@ def test_silence_ends_both_sides(keep: Keep, tmp_path: Path, monkeypatch: pytest
     kept.run(2)
     pids = worker_pids(tmp_path / "pids", 2)
     wait_gone(pids)  # nothing drives the client: it is silent
-    monkeypatch.setattr(client.wire, "SILENCE_S", 1.0)
+    monkeypatch.setattr(pings, "SILENCE_S", 1.0)
     kept.drive_until(lambda: kept.said)
     kept.run(2, 1)
     os.kill(kept.pid, signal.SIGSTOP)
