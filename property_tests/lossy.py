@@ -80,7 +80,7 @@ class Network:
         keys: Sequence[str] = (),
         on_begin: Callable[[Client], None] = lambda _: None,
     ) -> Client:
-        """In place of the real `Client`."""
+        """In place of the real `StoreClient`."""
         client = Client(self)
         on_begin(client)
         client.greeting = client.multi_get(keys)
@@ -94,7 +94,7 @@ class Network:
             for module in (connections, journal, recovery):
                 stack.enter_context(patch.object(module, "time", clock))
             stack.enter_context(patch.object(recovery, "os", SimpleNamespace(urandom=self.dice.randbytes)))
-            stack.enter_context(patch.object(connections, "Client", self.client))
+            stack.enter_context(patch.object(connections, "StoreClient", self.client))
             yield
 
 

@@ -419,7 +419,7 @@ def test_a_mock_in_the_place_of_the_processes(monkeypatch: pytest.MonkeyPatch) -
     context.close.assert_called()
 
 
-@pytest.mark.parametrize(("owner", "moment"), [(start, "_spawned"), (Stream, "close")])
+@pytest.mark.parametrize(("owner", "moment"), [(start, "spawned"), (Stream, "close")])
 @pytest.mark.alone
 def test_an_interrupt_while_an_agent_is_opened_or_closed_leaves_nothing(owner: Any, moment: str) -> None:
     """A signal that the agent does not take, as with `signals_to_handle="SIGTERM"`."""

@@ -15,7 +15,7 @@ from reknit.app.settings import Settings
 from reknit.core.agent.reasons import StoreLost
 from reknit.core.agent.states import WorkerState
 from reknit.core.job.entries import Joined
-from reknit.core.job.job import Session as RunningPhase
+from reknit.core.job.job import Running as RunningPhase
 from reknit.core.job.reasons import BudgetSpent, NodesAdmitted
 from tests.support.alone import run_alone
 from tests.support.waiting import PATIENCE_S, until

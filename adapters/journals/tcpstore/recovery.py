@@ -26,6 +26,7 @@ from reknit.adapters.runtime.ports import Refused, Unavailable
 from reknit.core.job import founding
 from reknit.core.job.entries import Filler
 from reknit.core.job.founding import (
+    TURNS,
     Candidate,
     Held,
     Move,
@@ -134,15 +135,14 @@ def found_again(
     """Found the journal again, or wait until another agent has. Returns the header.
 
     `number`: as in `next_life`. `void`: the header of a journal that makes way for this one. Empty: the
-    store has no header. Raises `Unavailable` if no agent has founded it within a minute."""
-    give_up_at = time.monotonic() + _GIVE_UP_S
+    store has no header. Raises `Unavailable` if no agent has founded it within a minute, and more over a slow link."""
+    # A dead offer is replaced after some round trips (`founding.TURNS`). A new attempt would wait for it anew.
+    give_up_at = time.monotonic() + _GIVE_UP_S + 2 * TURNS * client.round_trip_s
     name = os.urandom(8).hex()
     candidate, sealed = Candidate(offer_of(held, name)), b""
     while not (header := _header_after(client, keys, void)):
         if time.monotonic() >= give_up_at:
-            raise Unavailable(
-                f"waited {_GIVE_UP_S:g} s for the agents of job {envelope.job} to write its journal again"
-            )
+            raise Unavailable(f"waited in vain for the agents of job {envelope.job} to write its journal again")
         best = client.get(keys.best)
         candidate, move = looked(candidate, envelope.open_offer(best), time.monotonic(), client.round_trip_s)
         if move is Move.FOUND:

@@ -13,6 +13,7 @@ import pytest
 
 from reknit.adapters.journals.in_memory import MemoryJournal, MemoryLink
 from reknit.adapters.keeper.process.processes import Processes
+from reknit.adapters.keeper.protocol.wire import Configure
 from reknit.adapters.runtime.clock import SystemClock
 from reknit.adapters.runtime.loop import Loop, Observer, Ports
 from reknit.adapters.runtime.shells import run
@@ -126,9 +127,8 @@ class World:
 
     def run(self, script: str, spec: Spec) -> Agent:
         argv = (sys.executable, "-c", textwrap.dedent(script))
-        self.workers = Here(
-            clock=self.clock, argv=argv, env=os.environ, run_id="job", stdout=self.console, stderr=self.console
-        )
+        console = self.console, self.console
+        self.workers = Here(self.clock, Configure(argv, run_id="job"), env=os.environ, console=console)
         ports = Ports(self.clock, MemoryLink(self.journal, self.clock), self.workers, self.requests)
         return played(ports, self.trace, spec)
 

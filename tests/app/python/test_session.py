@@ -455,7 +455,7 @@ def test_an_interrupt_while_a_thread_begins_leaves_nothing(name: str, monkeypatc
     assert not children()
 
 
-@pytest.mark.parametrize(("owner", "moment"), [(keeper_start, "_spawned"), (Session, "_close_own")])
+@pytest.mark.parametrize(("owner", "moment"), [(keeper_start, "spawned"), (Session, "_close_own")])
 @pytest.mark.alone
 def test_an_interrupt_while_an_agent_is_opened_or_closed_leaves_nothing(owner: Any, moment: str) -> None:
     """Ctrl-C, when a keeper was just started or was just ended. Nobody has the agent, so nobody could close it."""

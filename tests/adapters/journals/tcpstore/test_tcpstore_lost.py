@@ -421,7 +421,7 @@ def test_a_connection_that_was_greeted_before_the_journal_was_founded_asks_again
     with pytest.raises(Unavailable):
         agent.append("5", Aborted("x"))  # the connection is broken
     with monkeypatch.context() as patch:
-        patch.setattr(connections_module, "Client", slow)
+        patch.setattr(connections_module, "StoreClient", slow)
         stubborn(lambda: agent.append("5", Aborted("x")))
     assert greeted[0].greeting[1] == b""
     assert plain(stubborn(lambda: agent.read(4, 0.0))) == Batch(5, (Aborted("x"),))
