@@ -32,6 +32,8 @@ AT_THE_TOP = {"README.md": "index.md", "CONTRIBUTING.md": "contributing.md", "CH
 """By file at the top of the repository: its page."""
 PUBLIC = (
     "reknit",
+    "reknit.runtime",
+    "reknit.core",
     "reknit.elastic.agent.server",
     "reknit.elastic.agent.server.local_elastic_agent",
     "reknit.elastic.multiprocessing",
@@ -107,7 +109,7 @@ def _page_of(path: str) -> str:
     """The page of a file of the repository."""
     if path in AT_THE_TOP:
         return AT_THE_TOP[path]
-    if path.startswith("docs/") and path.endswith(".md"):
+    if path.startswith("docs/") and path.endswith((".md", ".svg")):
         return path.removeprefix("docs/")
     return f"source/{path}.md"
 
