@@ -43,7 +43,7 @@ _NAMES = ("rdzv-id", "rdzv-secret", "master-addr", "node-rank", "node-id", "loca
 
 
 @frozen
-class Met:
+class MeetingOptions:
     """What the options say about a job with several nodes."""
 
     meeting: Meeting
@@ -53,7 +53,9 @@ class Met:
     notices: tuple[str, ...]
 
 
-def judged(parsed: Parsed, environ: Mapping[str, str], nodes: tuple[int, int], restarts: RestartPolicy) -> Met:
+def judged(
+    parsed: Parsed, environ: Mapping[str, str], nodes: tuple[int, int], restarts: RestartPolicy
+) -> MeetingOptions:
     """Judge the options of a job with several nodes. `nodes`: the smallest and the largest number. Raises
     `UsageError`."""
     for name in _NAMES:
@@ -70,7 +72,7 @@ def judged(parsed: Parsed, environ: Mapping[str, str], nodes: tuple[int, int], r
     is_static = asked == "static"
     terms = _terms(parsed, conf, nodes, restarts, is_static=is_static)
     meeting = _meeting(parsed, conf, environ, asked, backend)
-    return Met(
+    return MeetingOptions(
         meeting,
         terms,
         run_id=_job(parsed, backend),

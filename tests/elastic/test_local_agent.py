@@ -357,7 +357,7 @@ def meets(folder: Path, name: str) -> ReknitRendezvousHandler:
 def test_a_signal_ends_the_wait_for_a_round(tmp_path: Path) -> None:
     """The second node never comes. torch's agent cannot be ended while a call to its store waits."""
     agent = LocalElasticAgent(python("pass", rdzv_handler=meets(tmp_path, "a")))
-    interrupted(agent, lambda: agent._course is not None and agent._course._running.loop.agent.has_joined)
+    interrupted(agent, lambda: agent._agent_run is not None and agent._agent_run._running.loop.agent.has_joined)
 
 
 @pytest.mark.alone

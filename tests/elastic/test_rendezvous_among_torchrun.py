@@ -163,6 +163,6 @@ def test_the_core_knows_the_ranks_that_the_rendezvous_has_decided(tmp_path: Path
 
 def _seen(agent: Any, nodes: int) -> Any:
     """The assignment in the agent's core, once it names so many nodes."""
-    course = agent._course
-    made = course and course._running.loop.agent.workers.assignment
+    agent_run = agent._agent_run
+    made = agent_run and agent_run._running.loop.agent.workers.assignment
     return made if made and made.group_world_size == nodes else None

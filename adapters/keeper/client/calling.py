@@ -9,7 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from reknit.adapters.keeper.common.bootstrap import Reservation
-from reknit.adapters.keeper.protocol.files import Parcel
+from reknit.adapters.keeper.protocol.files import WithFiles
 from reknit.adapters.keeper.protocol.wire import Process, StartProcesses
 from reknit.core.agent.workers import StartWorkers, WorkersExited
 from reknit.core.job.job import EMPTY
@@ -42,7 +42,7 @@ class Calling:
 
     def message(
         self, command: StartWorkers | StartProcesses, functions: Mapping[int, Function], *, takes_files: bool
-    ) -> StartWorkers | StartProcesses | Parcel:
+    ) -> StartWorkers | StartProcesses | WithFiles:
         """What the keeper must be sent to start these workers. Closes what is left of the last round.
 
         `takes_files`: the keeper can be given open files. Raises `FunctionError`, `ValueError` for a process without

@@ -38,7 +38,7 @@ from reknit.adapters.keeper.functions.function_main import (
     write_error,
 )
 from reknit.adapters.keeper.functions.together import Together, meet
-from reknit.adapters.keeper.protocol.files import Parcel, new_file
+from reknit.adapters.keeper.protocol.files import WithFiles, new_file
 from reknit.adapters.keeper.protocol.wire import Process, StartProcesses
 from reknit.core.agent.workers import WorkerExit, WorkersExited
 from reknit.core.job.workers import WorkerFailure, WorkerRanks
@@ -144,7 +144,7 @@ class Calls:
         }
         return fork_keeper(workers, self._files, console)
 
-    def parcel(self, command: StartProcesses) -> Parcel:
+    def parcel(self, command: StartProcesses) -> WithFiles:
         """The command and the files that a keeper needs to start these functions."""
         sent = self._sent
         processes = []
@@ -174,7 +174,7 @@ class Calls:
         command = evolve(command, processes=tuple(processes))
         if self._has_server:
             command = evolve(command, fork_server=self._server(told, tracker, sent))
-        return Parcel(evolve(command, descriptors=len(sent)), sent)
+        return WithFiles(evolve(command, descriptors=len(sent)), sent)
 
     def _server(self, told: bytes, tracker: int, sent: list[int]) -> Process:
         """The fork server for these functions."""

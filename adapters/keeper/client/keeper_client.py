@@ -8,8 +8,8 @@
    above then holds.
 4. When no further keeper can be started, a start of workers is answered by a failure that says why. A stop is answered
    at once.
-5. `standing.py` says what belongs to one keeper. What outlives a keeper is here: the round, the ports, and what is owed
-   to the loop.
+5. `keeper_states.py` says what belongs to one keeper. What outlives a keeper is here: the round, the ports, and what is
+   owed to the loop.
 6. Only the process that opened a client closes it. A copy of the client in a forked child only closes its copies of the
    descriptors.
 """
@@ -35,8 +35,8 @@ from reknit.core.job.job import EMPTY
 
 from .calling import Calling
 from .keeper_connection import KeeperConnection
-from .round import Staff, Told
-from .standing import NoKeeper, ReadyKeeper, StartingKeeper
+from .keeper_states import NoKeeper, ReadyKeeper, StartingKeeper
+from .round import RoundWorkers, ToldProcesses
 from .start import Start, cause
 
 if TYPE_CHECKING:
@@ -95,8 +95,8 @@ class KeeperClient:
         self._failures = 0  # number of keepers that have failed in a row
         self._has_started = False  # the loop was told `Started`: the first keeper was ready
         self._pending: list[Event] = []  # what the loop is told next
-        self._round: Staff | None = None  # the workers that the loop has started and not yet seen stopped
-        self.told = Told()
+        self._round: RoundWorkers | None = None  # the workers that the loop has started and not yet seen stopped
+        self.told = ToldProcesses()
         self._port = 0
         """The bootstrap port that the loop was told of. 0: a round has started since, or there is none."""
         self._used_ports: set[int] = set()  # every port that a keeper of this client has reserved
@@ -129,7 +129,7 @@ class KeeperClient:
         Raises `FunctionError` if one of them cannot be a worker."""
         takes_files = isinstance(self._keeper, NoKeeper) or self._keeper.line.takes_files
         message = self._calling.message(command, functions, takes_files=takes_files)
-        self._round, self._port = Staff(command), 0
+        self._round, self._port = RoundWorkers(command), 0
         if (start := self._calling.start) is not None:
             self._fork(start)
         elif isinstance(self._keeper, NoKeeper):
@@ -178,7 +178,7 @@ class KeeperClient:
                 self._await_answer(round_, command.grace_s)
         self._keeper.tell(stop)
 
-    def _await_answer(self, round_: Staff, grace_s: float) -> None:
+    def _await_answer(self, round_: RoundWorkers, grace_s: float) -> None:
         by = self._clock.now() + grace_s + _ANSWER_S
         round_.answer_by = min(by, round_.answer_by or by)
 

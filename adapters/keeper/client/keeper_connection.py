@@ -7,7 +7,7 @@ import signal
 import time
 
 from reknit.adapters.host.children import reap, signal_process
-from reknit.adapters.keeper.protocol.files import Parcel, Sender
+from reknit.adapters.keeper.protocol.files import Sender, WithFiles
 from reknit.adapters.keeper.protocol.stream import Broken, StreamEnded
 from reknit.adapters.keeper.protocol.wire import Shutdown
 from reknit.adapters.runtime.clock import is_readable
@@ -29,15 +29,15 @@ class KeeperConnection:
         self._stream, self.pid, self._fd = keeping.stream, keeping.pid, keeping.fd
         self._sender = Sender(keeping.parcels)
         self.takes_files = keeping.parcels is not None
-        """Whether a `Parcel` may be sent to this keeper."""
+        """Whether a `WithFiles` may be sent to this keeper."""
         clock.watch(self._stream.source)
         if self._fd >= 0:
             clock.watch(self._fd)
         self._stream.wants_to_write = self._watch_sink
 
     def send(self, message: object) -> None:
-        """Send a message or a `Parcel`. Never waits."""
-        if self._sender.is_waiting or isinstance(message, Parcel):
+        """Send a message or a `WithFiles`. Never waits."""
+        if self._sender.is_waiting or isinstance(message, WithFiles):
             self._sender.add(message)
             self._send_files()
         else:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 _OS_ERROR = 71  # EX_OSERR of sysexits: a shell has no exit code for this
 
 
-class Staff:
+class RoundWorkers:
     def __init__(self, command: StartWorkers | StartProcesses) -> None:
         self.number = command.round
         self.running: dict[int, WorkerRanks | Process] = {w.local_rank: w for w in workers_of(command)}
@@ -50,7 +50,7 @@ class Staff:
         return exits[:1] if only_first else exits
 
 
-class Told:
+class ToldProcesses:
     """What a keeper tells of the processes of a round, besides the events."""
 
     def __init__(self) -> None:

@@ -25,7 +25,7 @@ _CLOEXEC = getattr(socket, "MSG_CMSG_CLOEXEC", 0)
 
 
 @frozen(eq=False)
-class Parcel:
+class WithFiles:
     """A message, and the open files that belong to it. They stay open in the agent, and are the agent's to close."""
 
     message: StartProcesses
@@ -54,7 +54,7 @@ class Sender:
         return bool(self._waiting)
 
     def add(self, message: object) -> None:
-        """Queue a message or a `Parcel`."""
+        """Queue a message or a `WithFiles`."""
         self._waiting.append(message)
 
     def ready(self) -> list[object]:
@@ -62,7 +62,7 @@ class Sender:
         found: list[object] = []
         while self._waiting:
             message = self._waiting[0]
-            if isinstance(message, Parcel):
+            if isinstance(message, WithFiles):
                 while part := message.descriptors[self._sent : self._sent + _MOST]:
                     if not self._send(part):
                         return found

@@ -24,7 +24,7 @@ from reknit.core.job.entries import RestartPolicy, Terms
 if TYPE_CHECKING:
     from torch.distributed.elastic.rendezvous.api import RendezvousInfo
 
-    from reknit.app.input.meeting import Met
+    from reknit.app.input.meeting import MeetingOptions
     from reknit.app.settings import Meeting
 
     from .membership import Membership
@@ -189,7 +189,7 @@ def _values(texts: Mapping[str, str], given: Mapping[str, str]) -> dict[str, Any
     return values
 
 
-def _met(params: RendezvousParameters, parsed: Parsed, environ: Mapping[str, str]) -> Met | None:
+def _met(params: RendezvousParameters, parsed: Parsed, environ: Mapping[str, str]) -> MeetingOptions | None:
     """Where several nodes meet. None: the job has one node."""
     endpoint = parsed["rdzv-endpoint"]
     is_alone = not endpoint or endpoint.rpartition(":")[2] == "0"

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from reknit.app.cli.arguments import parse
 from reknit.app.cli.options import UsageError
 from reknit.app.cli.parsing import asked
-from reknit.app.input.meeting import Met, judged
+from reknit.app.input.meeting import MeetingOptions, judged
 from reknit.app.settings import Settings
 from reknit.core.job.entries import Admission, RestartPolicy, Terms
 
@@ -20,7 +20,7 @@ FILE = ("--rdzv-backend=file", "--rdzv-endpoint=/shared", "--rdzv-id=j")
 ETCD = ("--rdzv-backend=etcd", "--rdzv-endpoint=h", "--rdzv-id=j")
 
 
-def meet(*argv: str, nodes: tuple[int, int] = (2, 3), **environ: str) -> Met:
+def meet(*argv: str, nodes: tuple[int, int] = (2, 3), **environ: str) -> MeetingOptions:
     return judged(parse([*argv, "s.py"], environ), environ, nodes, RestartPolicy())
 
 

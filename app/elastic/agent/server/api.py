@@ -41,12 +41,12 @@ from reknit.elastic.metrics import prof, put_metric
 from reknit.elastic.multiprocessing.signals import SignalException, holding_back
 from reknit.elastic.utils.logging import get_logger
 
-from .course import Course, Ended
+from .agent_driver import AgentDriver
+from .agent_run import AgentRun, Ended
 from .group import RunResult, Worker, WorkerGroup, WorkerSpec, WorkerState, _RoleInstanceInfo
 from .hooks import called, started
 from .ranks import alone, wait_for_all, workers_alike, workers_of, workers_over_store
 from .results import is_graceful_exit, leave_error_file, raw_error, run_result
-from .turns import Turns
 
 __all__ = [
     "ElasticAgent",
@@ -97,7 +97,7 @@ class SimpleElasticAgent(ElasticAgent):
         self._shutdown_timeout = shutdown_timeout
         self._total_execution_time = 0
         self._in_exit_barrier = False
-        self._course: Course | None = None
+        self._agent_run: AgentRun | None = None
         """The run that is under way. None: none is."""
         self._is_in_run = False
         self._least_interval_s = 0.0  # between two looks at the workers, whatever the spec says
@@ -130,22 +130,22 @@ class SimpleElasticAgent(ElasticAgent):
     def _remaining_restarts(self) -> int:
         """Failures that this node still survives, as they were counted when its last round began. A subclass may set a
         lower number. After so many more failures of its workers the node leaves the job."""
-        return self._restarts_left if self._course is None else self._course.restarts_left
+        return self._restarts_left if self._agent_run is None else self._agent_run.restarts_left
 
     @_remaining_restarts.setter
     def _remaining_restarts(self, left: int) -> None:
         self._restarts_left = left
-        if self._course is None:
+        if self._agent_run is None:
             self._limit = left
         else:
-            self._course.limit_restarts(left)
+            self._agent_run.limit_restarts(left)
 
     @prof
     def _rendezvous(self, worker_group: WorkerGroup) -> None:
         """Wait for the next round, and put the ranks of this node into the group."""
-        spec, course = worker_group.spec, self._course
+        spec, agent_run = worker_group.spec, self._agent_run
         with self.record_duration("RENDEZVOUS"):
-            place = course.next_place() if course is not None else alone(spec)
+            place = agent_run.next_place() if agent_run is not None else alone(spec)
             worker_group.group_rank, worker_group.group_world_size = place.group_rank, place.group_world_size
         self._store = place.store
         with self.record_duration("ASSIGN_WORKER_RANKS"):
@@ -164,16 +164,16 @@ class SimpleElasticAgent(ElasticAgent):
         other what they have. None: reknit's agents know it without a store."""
         if store is not None:
             return workers_over_store(store, group_rank, group_world_size, spec)
-        if self._course is not None:
-            return workers_of(self._course.assignment)
+        if self._agent_run is not None:
+            return workers_of(self._agent_run.assignment)
         return workers_alike(group_rank, group_world_size, spec)
 
     @prof
     def _initialize_workers(self, worker_group: WorkerGroup) -> None:
         """Wait for a round, and start its workers. No worker may run."""
         self._rendezvous(worker_group)
-        if self._course is not None:
-            self._course.be_in_round()
+        if self._agent_run is not None:
+            self._agent_run.be_in_round()
         logger.info("[%s] starting workers", worker_group.spec.role)
         for local_rank, worker_id in started(self, worker_group).items():
             worker = worker_group.workers[local_rank]
@@ -216,8 +216,8 @@ class SimpleElasticAgent(ElasticAgent):
         except SignalException as e:
             logger.warning("%s: the workers are ended", str(e))  # a log record must not hold on to the agent
             death_sig = e.sigval
-            if self._course is not None:
-                self._course.leave(death_sig)
+            if self._agent_run is not None:
+                self._agent_run.leave(death_sig)
             raise
         except Exception as e:
             if not is_graceful_exit(e):
@@ -234,7 +234,7 @@ class SimpleElasticAgent(ElasticAgent):
                 self._is_in_run = False
                 self._total_execution_time = int(time.monotonic() - start)
                 with holding_back():
-                    sheltered(self._close_course)
+                    sheltered(self._close_agent_run)
                 agents.flush()
 
     def _end_workers(self, death_sig: int | None) -> None:
@@ -253,22 +253,22 @@ class SimpleElasticAgent(ElasticAgent):
         """`run` without metrics and events, and without the clean-up of workers after an error."""
         spec = self._worker_group.spec
         logger.info("[%s] starting %s", spec.role, spec.get_entrypoint_name())
-        course = None
+        agent_run = None
         try:
             limit, self._limit = self._limit, None
-            make = partial(Course, spec, self._shutdown_timeout, self._prepare, limit)
-            self._course = course = sheltered(make, undo=Course.close)
-            Turns(self, course).run()
+            make = partial(AgentRun, spec, self._shutdown_timeout, self._prepare, limit)
+            self._agent_run = agent_run = sheltered(make, undo=AgentRun.close)
+            AgentDriver(self, agent_run).run()
         except Ended:
-            if course is None:
+            if agent_run is None:
                 raise AssertionError("a run cannot end before it has begun") from None
-            return run_result(course.result(), course.last)
+            return run_result(agent_run.result(), agent_run.last)
         finally:
             if not self._is_in_run:
-                sheltered(self._close_course)
+                sheltered(self._close_agent_run)
 
     def _prepare(self, mark: str) -> SystemClock | None:
-        """Called at the beginning of a run, before it has a thread. See `Course`."""
+        """Called at the beginning of a run, before it has a thread. See `AgentRun`."""
         return None
 
     def _exit_barrier(self) -> None:
@@ -281,7 +281,7 @@ class SimpleElasticAgent(ElasticAgent):
             if self._store is not None:
                 has_ended = wait_for_all(self._store, self._worker_group.group_world_size or 1, timeout, time.sleep)
             else:
-                has_ended = self._course is None or self._course.stay(timeout)
+                has_ended = self._agent_run is None or self._agent_run.stay(timeout)
             if not has_ended:
                 logger.warning("the other nodes have not ended within %s s", timeout)
         except SignalException as e:
@@ -292,11 +292,11 @@ class SimpleElasticAgent(ElasticAgent):
         finally:
             self._in_exit_barrier = False
 
-    def _close_course(self) -> None:
-        course, self._course = self._course, None
-        if course is not None:
-            self._restarts_left = course.restarts_left
-            course.close()
+    def _close_agent_run(self) -> None:
+        agent_run, self._agent_run = self._agent_run, None
+        if agent_run is not None:
+            self._restarts_left = agent_run.restarts_left
+            agent_run.close()
 
     # ---- events and metrics ----
 
@@ -370,8 +370,8 @@ class SimpleElasticAgent(ElasticAgent):
         return Event(worker_event_name(state), source, int(time.time() * 1000), metadata)
 
     def _run_id(self) -> str:
-        if self._course is not None:
-            return self._course.run_id
+        if self._agent_run is not None:
+            return self._agent_run.run_id
         handler = self._worker_group.spec.rdzv_handler
         return str(handler.get_run_id()) if handler is not None else ""
 

@@ -138,13 +138,13 @@ class LocalElasticAgent(SimpleElasticAgent):
         self._shared.keeper(None if isinstance(self._worker_group.spec.entrypoint, str) else self._start_method)
         return self._shared.clock
 
-    def _close_course(self) -> None:
+    def _close_agent_run(self) -> None:
         shared, self._shared = self._shared, None
         try:
             if shared is not None:
                 shared.close()  # first: with its goodbye this node promises that none of its workers runs
         finally:
-            super()._close_course()
+            super()._close_agent_run()
 
     def _rendezvous(self, worker_group: WorkerGroup) -> None:
         self._setup_healthcheck()  # a supervisor also asks while the nodes are waited for
@@ -191,12 +191,14 @@ class LocalElasticAgent(SimpleElasticAgent):
 
     def _environments(self, worker_group: WorkerGroup) -> dict[int, dict[str, str]]:
         """What each worker is told, by local rank, besides the environment of this process."""
-        spec, course = worker_group.spec, self._course
+        spec, agent_run = worker_group.spec, self._agent_run
         assignment = assignment_of(
             worker_group,
-            round_=course.assignment.round if course is not None else 0,
+            round_=agent_run.assignment.round if agent_run is not None else 0,
             restart_count=(
-                course.assignment.restart_count if course is not None else spec.max_restarts - self._remaining_restarts
+                agent_run.assignment.restart_count
+                if agent_run is not None
+                else spec.max_restarts - self._remaining_restarts
             ),
         )
         base = {name: os.environ[name] for name in _HANDED_DOWN if name in os.environ} | self._worker_env
@@ -325,17 +327,17 @@ class LocalElasticAgent(SimpleElasticAgent):
             why = str(error)  # a log record must not hold on to the agent
             logger.warning("%s=%s: %s; there is no health check server", TORCHELASTIC_HEALTH_CHECK_PORT, text, why)
             return
-        course = self._course
+        agent_run = self._agent_run
         alive: Callable[[], int] = LocalElasticAgent._get_current_time_secs
-        if course is not None and course.round_trips is not None:
-            alive = course.round_trips.alive_at
+        if agent_run is not None and agent_run.round_trips is not None:
+            alive = agent_run.round_trips.alive_at
         server = create_healthcheck_server(alive_callback=alive, port=wanted.port, timeout=_ALIVE_S)
         self._health_check_server = server
         if isinstance(server, HealthCheckServer):
             server.host = wanted.host
-            if course is not None and course.round_trips is not None:
-                course.processes = self._processes
-                server.pages = course.pages
+            if agent_run is not None and agent_run.round_trips is not None:
+                agent_run.processes = self._processes
+                server.pages = agent_run.pages
         server.start()
 
     def _processes(self) -> tuple[int, dict[int, int]]:

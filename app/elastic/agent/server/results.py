@@ -122,7 +122,7 @@ def failed_result(result: RunResult, failures: tuple[WorkerFailure, ...]) -> Run
 def run_result(ended: Result | None, last: RunResult | None) -> RunResult:
     """What `run()` returns. Raises an error if the job has failed, and no worker has.
 
-    `ended`: how the agent has ended, as the core says. None: the core has not said so in time (`Course.result`).
+    `ended`: how the agent has ended, as the core says. None: the core has not said so in time (`AgentRun.result`).
     `last`: how the workers of this node have ended in their last round. None: they have not ended by themselves.
 
     The tables translate and judge nothing. torch's result is about the workers of one node, and the core's about the

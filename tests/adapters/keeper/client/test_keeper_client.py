@@ -12,7 +12,7 @@ import psutil
 import pytest
 
 from reknit.adapters.keeper.client import keeper_client as client
-from reknit.adapters.keeper.client import standing
+from reknit.adapters.keeper.client import keeper_states as standing
 from reknit.adapters.keeper.client.start import Keeping
 from reknit.adapters.keeper.process import keeper as process
 from reknit.adapters.runtime.ports import CannotStart

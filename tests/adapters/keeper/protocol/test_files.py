@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 from attrs import evolve
 
-from reknit.adapters.keeper.protocol.files import Parcel, Receiver, Sender
+from reknit.adapters.keeper.protocol.files import Receiver, Sender, WithFiles
 from reknit.adapters.keeper.protocol.wire import StartProcesses
 from tests.support.leaks import nothing_left
 
@@ -53,7 +53,7 @@ def test_a_message_follows_its_files(ends: Ends) -> None:
     """The keeper finds the files when it reads the message. A message behind a parcel does not overtake it."""
     sender, receiver = ends
     sent = files(3)
-    sender.add(Parcel(MESSAGE, sent))
+    sender.add(WithFiles(MESSAGE, sent))
     sender.add("second")
     assert sender.ready() == [evolve(MESSAGE, descriptors=3), "second"]
     assert not sender.is_waiting
@@ -66,7 +66,7 @@ def test_more_files_than_the_socket_takes_are_sent_as_it_is_read(ends: Ends) -> 
     """The kernel limits what is on its way. Nobody waits for that."""
     sender, receiver = ends
     sent = files(2)
-    sender.add(Parcel(MESSAGE, sent * 1_000))
+    sender.add(WithFiles(MESSAGE, sent * 1_000))
     messages, taken = sender.ready(), 0
     assert messages == []
     assert sender.is_waiting
@@ -84,7 +84,7 @@ def test_the_files_are_not_inherited(ends: Ends) -> None:
     """A worker gets the files that are meant for it."""
     sender, receiver = ends
     sent = files(1)
-    sender.add(Parcel(MESSAGE, sent))
+    sender.add(WithFiles(MESSAGE, sent))
     sender.ready()
     (fd,) = receiver.take(1)
     assert not os.get_inheritable(fd)
@@ -98,7 +98,7 @@ def test_a_keeper_that_is_gone_stops_nothing() -> None:
         ours.setblocking(False)
         theirs.close()
         sender, sent = Sender(ours), files(1)
-        sender.add(Parcel(MESSAGE, sent))
+        sender.add(WithFiles(MESSAGE, sent))
         assert sender.ready() == [evolve(MESSAGE, descriptors=1)]
         sender.close()
         close(sent)
@@ -108,7 +108,7 @@ def test_a_parcel_whose_files_are_closed_sends_none(ends: Ends) -> None:
     """Their numbers may belong to other files by then."""
     sender, receiver = ends
     sent = files(1)
-    sender.add(Parcel(MESSAGE, sent))
+    sender.add(WithFiles(MESSAGE, sent))
     os.close(sent.pop())
     assert sender.ready() == [evolve(MESSAGE, descriptors=0)]
     assert receiver.take(1) == []

@@ -1,12 +1,12 @@
 """One run of an agent: its loop in a thread of its own, and the commands that come from there.
 
-All judgement is the core's. A course hands its commands to the thread that called `run()`, and what that thread reports
-to the core.
+All judgement is the core's. An `AgentRun` hands its commands to the thread that called `run()`, and what that thread
+reports to the core.
 
-1. One thread at a time uses a course: the one that called `run()`, except that a course is made and closed in a thread
+1. One thread at a time uses an `AgentRun`: the one that called `run()`, except that it is made and closed in a thread
    of its own, where no handler of a signal can break that off (`sheltered`).
 2. The thread waits for a command, for the end of the loop, and, while it looks at workers, for news of them.
-3. A course is closed after the workers have ended.
+3. An `AgentRun` is closed after the workers have ended.
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ def _foreign(spec: WorkerSpec) -> ForeignRendezvous | None:
     return ForeignRendezvous(handler, spec.max_restarts, poll_s=spec.monitor_interval)
 
 
-class Course:
+class AgentRun:
     """One run of an agent. The agent's loop runs from the start."""
 
     def __init__(
@@ -118,9 +118,9 @@ class Course:
         """`grace_s`: the time that workers get to end. `limit`: number of failures of its workers that this node bears.
         None: it bears what the job bears.
 
-        `prepare`: called once, while this process has no thread of the course yet, with the text that every worker is
+        `prepare`: called once, while this process has no thread of the run yet, with the text that every worker is
         to carry in its environment (`orphans.MARK`). Returns a clock that news of workers wakes, for `wait` to wait in.
-        The caller closes that clock, after the course. None: there is no such clock.
+        The caller closes that clock, after the run. None: there is no such clock.
 
         May wait some seconds for the store. Raises `ValueError`, `Prevented` and `CannotStart`, and what `prepare`
         raises."""

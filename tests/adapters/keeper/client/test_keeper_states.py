@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from reknit.adapters.keeper.client import standing
+from reknit.adapters.keeper.client import keeper_states as standing
 from reknit.adapters.keeper.client.keeper_connection import KeeperConnection
-from reknit.adapters.keeper.client.standing import ReadyKeeper, StartingKeeper
+from reknit.adapters.keeper.client.keeper_states import ReadyKeeper, StartingKeeper
 from reknit.adapters.keeper.protocol import wire
 from reknit.adapters.keeper.remote.command import by_command
 from reknit.adapters.keeper.remote.pings import PING_S, SILENCE_S
