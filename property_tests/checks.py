@@ -52,7 +52,7 @@ from reknit.core.agent.working import QUICK_S
 from reknit.core.job.entries import Admit, Entry, Failed, Joined, Leaving, Left, Lost, Node, Opened, Steady
 from reknit.core.job.founding import Origin
 from reknit.core.job.job import Closed, Gathering, Job, Running, Unopened, Verdict
-from reknit.core.job.reasons import BudgetSpent, Unstable, WorkerFailed
+from reknit.core.job.reasons import BudgetSpent, Refusal, Unstable, WorkerFailed
 from reknit.core.job.restart import Sequel
 from reknit.core.job.workers import WorkerFailure
 
@@ -60,7 +60,6 @@ from . import ends, lasting, meaning, prompt, results, rhythm
 from .alone import is_alive, starts_alone
 from .hosts import Proc, demand
 from .oracle import Oracle, ranks
-from .witness import is_left_behind
 
 if TYPE_CHECKING:
     from .world import World
@@ -354,7 +353,7 @@ def may_stop(world: World, proc: Proc, command: StopWorkers) -> None:
     ok = command.signal == signal and left_s <= most_s + SLACK and (request is not None or left_s >= most_s - SLACK)
     # With a fence they may also be killed at once: `rhythm` asks whether that comes in time.
     ok = ok or (proc.spec.terms.fence_s is not None and (command.signal, left_s) == (SIGKILL, 0.0))
-    if is_left_behind(agent):
+    if isinstance(agent.end, JournalRefused) and agent.end.refusal is Refusal.LEFT_BEHIND:
         ok = (command.signal, left_s) == (SIGKILL, 0.0)
     demand(ok, "stop", f"{proc.name} gives its workers {left_s:g} s after signal {command.signal}")
     if isinstance(why, StoreLost):

@@ -68,7 +68,7 @@ def is_true(world: World, proc: Proc, result: Result) -> None:
         demand(why.by in others, "S5", f"{name} says that {why.by} has replaced it, which no agent is")
     elif isinstance(why, StoreLost):
         limit = proc.spec.store_timeout_s if proc.cursor else proc.spec.terms.join_timeout_s
-        # Its entries may have been late before its beats were unheard. The witness asks for the whole time (rule 15).
+        # Its entries may have been late before its beats were unheard.
         has_waited = proc.bore_s >= limit - 1e-6 or proc.was_full
         demand(has_waited, "outage", f"{name} bore an outage for {proc.bore_s:.1f} s")
     else:

@@ -19,7 +19,6 @@ from . import as_text, checks, later, prompt
 from .hosts import Proc, Traced
 from .oracle import Oracle
 from .script import NAMES, Setup, node_id
-from .witness import Witness
 
 MOST_PROCS = 9
 
@@ -34,9 +33,7 @@ class World(world.World):
         self.watchers.append(self)
         self.setup = setup
         self.oracle = oracle
-        """Asked after every entry, if there is one. The witnesses are asked then as well."""
-        self.witnesses: dict[int, Witness] = {}
-        """Of each agent, by the number of its process."""
+        """Asked after every entry, if there is one."""
         self.sealed: dict[tuple[Life, int, int], tuple[Joined, ...]] = {}
         """Members of every round, by life of the journal, epoch and round."""
         self.steady_round = 0
@@ -97,8 +94,6 @@ class World(world.World):
         self.story.append((self.now, proc.name, event, commands))
         checks.after_step(self, proc, before, event, commands)
         if self.oracle is not None:
-            witness = self.witnesses.setdefault(proc.number, Witness())
-            witness.stepped(proc.name, before, event, proc.agent, commands)
             has_said = any(not isinstance(command, Beat) for command in commands)
             if not self.steps % (8 if has_said else 64):
                 later.goes_on_alike(proc.name, before, event, proc.agent, commands)
