@@ -11,5 +11,6 @@ AT_IMPORT = settings()
 def test_modules_and_tests_have_the_profile_of_their_folder() -> None:
     """A thousand examples in the wrong folder cost minutes, and a hundred too few find nothing."""
     mine = settings.get_profile("tests")
+    assert mine.max_examples == 100
     assert AT_IMPORT.show_changed() == mine.show_changed()
     assert settings().show_changed() == mine.show_changed()

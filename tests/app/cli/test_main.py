@@ -283,12 +283,12 @@ def test_ctrl_c_reaches_the_workers_once(tmp_path: Path) -> None:
 
 def test_a_signal_while_it_starts(tmp_path: Path) -> None:
     """From the moment that there are two of us, no signal is lost and none leaves a traceback."""
-    for attempt in range(30):
+    for attempt in range(20):
         signum = (signal.SIGTERM, signal.SIGINT)[attempt % 2]
         with Run(tmp_path, "--no-python", "sleep", "infinity") as job:
             assert job.keeper
             # The moment of the signal is the subject: each attempt sends it a little later. Any moment is right.
-            select.select([job.process.stderr], [], [], attempt / 300)
+            select.select([job.process.stderr], [], [], attempt / 200)
             job.signal(signum)
             assert job.end() in (128 + signum, -signum)
         assert "Traceback" not in job.err

@@ -167,6 +167,7 @@ def form(value: Any, hint: Any) -> Any:
 def test_every_class_survives(cls: type) -> None:
     """A trace is replayed from what was written; a field that got lost would replay another run."""
 
+    @settings(max_examples=40)  # of each of a hundred classes, and the large ones hold the small ones
     @given(values(cls))
     def check(value: Any) -> None:
         text = dumps(value)

@@ -75,7 +75,7 @@ def test_a_worker_that_has_returned_stays_until_all_have(keep: Keep, start_metho
 def test_many_that_return_at_once(keep: Keep) -> None:
     """Two of them must never take the same byte. Then none would be the last one, and all would wait for ever."""
     kept = keep("unused", start_method="fork")
-    for round_ in range(10):
+    for round_ in range(5):
         begin(kept, *(Function(called.give, (i,)) for i in range(40)), round_=round_)
         assert failures(drive_exits(kept.keeper, kept.clock, 40)) == []
         kept.stop(round_=round_)
