@@ -110,7 +110,7 @@ class Playbook:
         for arrow, item in script:
             if arrow == ">>":
                 self._leave(pending)
-                pending = self._feed(item)
+                pending = self.feed(item)
                 continue
             command = pending.pop(0) if pending else None
             if command is not None:
@@ -123,7 +123,8 @@ class Playbook:
             return True
         raise AssertionError("the playbook differs (- wanted, + happened):\n" + diff(self.expected, self.actual))
 
-    def _feed(self, item: Event | Builder) -> list[Command]:
+    def feed(self, item: Event | Builder) -> list[Command]:
+        """Play one event now. Returns the commands that answer it, and compares them with nothing."""
         event = item(self) if callable(item) else item
         self.at = max(self.at, event.at)
         self.expected.append(f">> {event!r}")
@@ -282,11 +283,11 @@ def playing(name: str = "n0", terms: Terms = Terms(), *peers: Joined, **fields: 
     """
     playbook = Playbook(an_agent(name, terms, **fields))
     for event in (start(), read(), echo(*peers), echo()):
-        playbook._feed(event)
+        playbook.feed(event)
     if isinstance(playbook.agent.job.phase, Gathering):
-        playbook._feed(read(LastCall(0)))
+        playbook.feed(read(LastCall(0)))
     for event in (ack(), up()):
-        playbook._feed(event)
+        playbook.feed(event)
     playbook.expected, playbook.actual, playbook.appended = [], [], []
     # The workers have run for long. After a quick failure the agent would wait before it joins again.
     playbook.agent = evolve(playbook.agent, workers=evolve(playbook.agent.workers, up_at=float("-inf")))

@@ -155,11 +155,11 @@ def test_workers_by_state() -> None:
     assert there(an_agent(local_world_size=3)) == {"stopped": 3}
     playbook = playing("n0", Terms(), local_world_size=3)
     assert there(playbook.agent) == {"running": 3}
-    playbook._feed(exits(1))
+    playbook.feed(exits(1))
     assert there(playbook.agent) == {"running": 2, "succeeded": 1}
-    playbook._feed(exits(failure(0)))
+    playbook.feed(exits(failure(0)))
     assert there(playbook.agent) == {"stopping": 1, "succeeded": 1, "failed": 1}
-    playbook._feed(stopped())
+    playbook.feed(stopped())
     assert there(playbook.agent) == {"stopped": 1, "succeeded": 1, "failed": 1}
 
 

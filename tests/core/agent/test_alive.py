@@ -45,7 +45,7 @@ def pass_time(playbook: Playbook, seconds: float, *, reads: bool = True) -> None
     for _ in range(int(seconds)):
         events = (after(1), ack(n1=int(playbook.at) + 1), *([read()] if reads else []))
         for event in events:
-            playbook._feed(event)
+            playbook.feed(event)
     playbook.expected, playbook.actual = [], []
 
 
@@ -132,7 +132,7 @@ def test_an_accusation_that_vanishes_counts_too() -> None:
     playbook = pair()
     for i in range(int(LATE_S) + 8):
         for event in (after(1), ack(n1=1), read()):
-            playbook._feed(event)
+            playbook.feed(event)
         if i > 6:
             assert Lost(N1, ME) in playbook.agent.unread
     playbook.expected, playbook.actual = [], []
@@ -144,7 +144,7 @@ def mute() -> Playbook:
     playbook = pair()
     for _ in range(int(LATE_S) + 8):
         for event in (after(1), ack(n1=1), read()):
-            playbook._feed(event)
+            playbook.feed(event)
     playbook.expected, playbook.actual = [], []
     return playbook
 
@@ -181,7 +181,7 @@ def test_joining_one_round_after_the_other_in_vain_is_one_wait() -> None:
     assert playbook << Placeholder(Append, entry=Placeholder(Joined))
     for round in range(8):
         entries = [joined("n1", round), joined("n2", round), LastCall(round), failed("n1", round)]
-        playbook._feed(read(*entries)(playbook))
+        playbook.feed(read(*entries)(playbook))
         pass_time(playbook, 5)
     assert isinstance(playbook.agent.end, StoreLost)
 
@@ -211,8 +211,8 @@ def test_patience_ends_though_something_else_is_answered() -> None:
     """Rule 15: reads that work do not make up for beats that nobody hears."""
     playbook = pair(store_timeout_s=20.0)
     for _ in range(26):
-        playbook._feed(after(1))
-        playbook._feed(read())
+        playbook.feed(after(1))
+        playbook.feed(read())
     assert isinstance(playbook.agent.end, StoreLost)
     assert playbook.agent.workers.stopping == playbook.agent.end
 

@@ -235,14 +235,14 @@ def dying(playbook: Playbook, *, lived_s: float, is_up: bool = True) -> float | 
     if is_up:
         assert playbook >> up() >> after(lived_s)
     assert playbook >> exits(failure()) << Placeholder(StopWorkers) << Placeholder(Append) >> stopped()
-    playbook._feed(echo())
+    playbook.feed(echo())
     ended_at = playbook.at
     while not playbook.appended:
         assert playbook.agent.wakes_at is not None, "the node never joins again"
-        playbook._feed(after(playbook.agent.wakes_at - playbook.at))
+        playbook.feed(after(playbook.agent.wakes_at - playbook.at))
     waited_s = playbook.at - ended_at
     for _ in range(2):
-        playbook._feed(echo())
+        playbook.feed(echo())
     playbook.expected, playbook.actual = [], []
     return round(waited_s, 3)
 

@@ -33,7 +33,7 @@ PAIR = Terms(2, 2, RestartPolicy(max_restarts=1))
 def feed(playbook: Playbook, *events: object) -> Agent:
     """The commands do not matter here."""
     for event in events:
-        playbook._feed(event)  # type: ignore[arg-type]  # an event or what builds one
+        playbook.feed(event)  # type: ignore[arg-type]  # an event or what builds one
     return playbook.agent
 
 
