@@ -57,7 +57,7 @@ _FOR_EVER = 10**9
 """Seconds, or rounds. The handler has limits of its own."""
 _OTHERS = NodeId("another node")
 """The name under which the nodes that wait at the handler are admitted."""
-_CLOSE_S = 1.0
+CLOSE_S = 1.0
 """How long `close` waits for a call to the handler to return. Seconds."""
 
 
@@ -211,7 +211,7 @@ class ForeignRendezvous:
         with self._changed:
             self._is_closing = True
             self._changed.notify()
-        self._thread.wait(_CLOSE_S)
+        self._thread.wait(CLOSE_S)
         # The error knows the calls in which it was raised, and these know this object. The handler has torch's store,
         # whose end belongs to the end of the agent: in a fork of this program it would end the process.
         self._handler = self.info = self.error = None

@@ -29,7 +29,7 @@ BASES = ("/tmp", "/dev/shm")
 """The folder is in the first of these in which this user can make a folder."""
 _UNUSABLE = (errno.ENOENT, errno.ENOTDIR, errno.EACCES, errno.EPERM, errno.EROFS)
 """Errors that say that a base cannot be used on this host, now or later."""
-_WAIT_S = 5.0
+WAIT_S = 5.0
 """How long an agent waits while other processes choose or clean the folder. Seconds."""
 _NAP_S = 0.005
 _CHOSEN = stat.S_ISVTX | 0o700
@@ -74,7 +74,7 @@ def boot() -> str:
 
 
 def _opened(base: str) -> tuple[int, str]:
-    give_up = time.monotonic() + _WAIT_S
+    give_up = time.monotonic() + WAIT_S
     while True:
         if (path := _chosen(base)) and (fd := _entered(path)) >= 0:
             return fd, path

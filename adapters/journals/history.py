@@ -11,7 +11,7 @@ from collections import OrderedDict
 
 LONGEST_NUMBER = 20
 """A number in a store has fewer digits than this."""
-_REMEMBERED = 4096
+REMEMBERED = 4096
 """Number of positions whose digest a reader remembers."""
 
 
@@ -37,7 +37,7 @@ class Prefix:
         self.position = position
         self.digest = chained(self.digest, record)
         self._digests[position] = self.digest
-        if len(self._digests) > _REMEMBERED:
+        if len(self._digests) > REMEMBERED:
             self._digests.popitem(last=False)
 
     def at(self, position: int) -> str:

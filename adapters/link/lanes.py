@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 _LATE_S = 0.5
 """How long a beat may wait for an append, and an append for a beat, before there is a thread for each. Seconds."""
-_CLOSE_S = 5.0
+CLOSE_S = 5.0
 """How long `close` waits for the threads. Seconds. A call into a hung file system ends later, or never."""
 
 
@@ -106,7 +106,7 @@ class ThreadedLink:
         for queue in (self._reads, self._changes, self._changes):
             queue.put(None)
         self._journal.close()
-        give_up_at = time.monotonic() + _CLOSE_S
+        give_up_at = time.monotonic() + CLOSE_S
         for thread in self._threads:
             thread.wait(give_up_at - time.monotonic())
 

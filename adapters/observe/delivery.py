@@ -23,7 +23,7 @@ from .destinations import told
 
 MOST = 1000
 """Events that wait for the handler, at most."""
-_LEFT_S = 5.0
+LEFT_S = 5.0
 """Seconds after which a thread no longer waits for the lock. Calls hold the lock for microseconds, and never while the
 handler runs. So a call that was interrupted has left it locked."""
 
@@ -90,7 +90,7 @@ class Delivery:
     def _locked(self) -> Iterator[None]:
         # The handler of a signal may raise an error between the moment at which a lock is taken and the one at which it
         # is sure to be released. Then the other threads would wait for it for ever.
-        while not (changed := self._changed).acquire(timeout=_LEFT_S):
+        while not (changed := self._changed).acquire(timeout=LEFT_S):
             if self._changed is changed:
                 self._changed, self._is_busy = threading.Condition(), False
         try:

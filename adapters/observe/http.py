@@ -37,7 +37,7 @@ _SILENCE_S = 5.0
 """A client that neither sends nor takes anything for so many seconds is cut off."""
 _PAUSE_S = 1.0
 """Pause after a connection could not be accepted, because the process has no descriptor left. Seconds."""
-_END_S = 5.0
+END_S = 5.0
 """Time for the threads to end. Only a page that hangs needs longer. Seconds."""
 
 
@@ -95,7 +95,7 @@ class PageServer:
             return
         self._listener.stop()
         if self._thread is not None:
-            self._thread.wait(_END_S)
+            self._thread.wait(END_S)
         self._listener.server_close()
         self._listener.cut_off()
 
@@ -136,7 +136,7 @@ class _Listener(ThreadingHTTPServer):
         with self._changed:
             for client in self._clients:
                 _shut(client)
-            self._changed.wait_for(lambda: not self._clients, _END_S)
+            self._changed.wait_for(lambda: not self._clients, END_S)
 
     def abandon(self) -> None:
         self.socket.close()

@@ -41,8 +41,9 @@ CAUSES = (
     UNSEEN,
 )
 _MOST_WORKERS = 1000
-_USAGE_S = 1.0
-"""Limits for one look at the processes of the workers: their number, and the time in seconds."""
+"""Limit for the workers in one look at their processes."""
+USAGE_S = 1.0
+"""Limit for the time of such a look. Seconds."""
 
 Processes = Callable[[], tuple[int, Mapping[int, int]]]
 """The pid of the parent of this node's workers, and the workers' pids by local rank. A process with another parent is
@@ -264,7 +265,7 @@ def usage(parent: int, pids: Mapping[int, int]) -> Iterator[tuple[int, float, in
         return
     import psutil
 
-    give_up = time.monotonic() + _USAGE_S
+    give_up = time.monotonic() + USAGE_S
     for local_rank, pid in sorted(pids.items())[:_MOST_WORKERS]:
         if time.monotonic() > give_up:
             return

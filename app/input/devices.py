@@ -16,7 +16,7 @@ print("xpu", torch.xpu.device_count() if hasattr(torch, "xpu") and torch.xpu.is_
 accelerator = getattr(torch, "accelerator", None)
 print("auto", accelerator.device_count() if accelerator and accelerator.is_available() else 0)
 """
-_PATIENCE_S = 120
+PATIENCE_S = 120
 """Seconds that the child process may take. An import of torch can be slow on a shared file system."""
 
 
@@ -51,7 +51,7 @@ def _asked(python: str) -> dict[str, int]:
             check=False,
             capture_output=True,
             text=True,
-            timeout=_PATIENCE_S,
+            timeout=PATIENCE_S,
             stdin=subprocess.DEVNULL,
         )
     except (OSError, subprocess.TimeoutExpired) as e:

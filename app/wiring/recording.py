@@ -24,7 +24,7 @@ from reknit.core.agent.events import Event
 
 from .surroundings import Wired
 
-_FLUSH_S = 5.0
+FLUSH_S = 5.0
 """How long the end of an agent waits for a slow handler. Seconds."""
 _ALONE = "reknit"
 """The backend of a job with one node: its nodes meet nowhere."""
@@ -69,7 +69,7 @@ class Recording:
         """Give the handlers some seconds for what they have not taken yet. `error`: what the loop has raised."""
         self._events.close(error)
         for delivery in self._deliveries:
-            delivery.flush(_FLUSH_S)
+            delivery.flush(FLUSH_S)
         self._show_troubles()
 
     def _show_troubles(self) -> None:

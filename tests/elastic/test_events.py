@@ -235,7 +235,7 @@ def test_a_handler_does_not_end_an_agent(
     """With torch the error of a handler ends the agent, and a handler that hangs stops it."""
     handler = kind()
     monkeypatch.setitem(handlers._log_handlers, "mine", handler)
-    monkeypatch.setattr(agents, "_FLUSH_S", 0.0 if kind is Hung else 60.0)
+    monkeypatch.setattr(agents, "FLUSH_S", 0.0 if kind is Hung else 60.0)
     monkeypatch.setattr(agents, "_deliveries", {})
     try:
         assert not agent().run().is_failed()

@@ -123,7 +123,7 @@ def test_a_console_that_takes_nothing_does_not_hold_up_the_end(
     """A pager that nobody reads. The lines are in the file."""
     from reknit.elastic.multiprocessing import tail_log
 
-    monkeypatch.setattr(tail_log, "_END_S", 0.01)
+    monkeypatch.setattr(tail_log, "END_S", 0.01)
     is_read = threading.Event()
 
     class Full(io.StringIO):

@@ -145,7 +145,7 @@ def drained(reader: int) -> bytes:
 
 def test_a_client_of_a_server_that_hangs_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The worker must not wait for ever."""
-    monkeypatch.setattr(file_based_local_timer, "_ROOM_S", 0.05)
+    monkeypatch.setattr(file_based_local_timer, "ROOM_S", 0.05)
     os.mkfifo(tmp_path / "pipe")
     reader = os.open(tmp_path / "pipe", os.O_RDWR | os.O_NONBLOCK)
     with contextlib.suppress(BlockingIOError):

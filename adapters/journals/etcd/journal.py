@@ -3,7 +3,7 @@
 1. Each entry has a key of its own, which is put if it is not there yet. etcd's revisions are the order of the entries.
    So there are no slots and no holes, and a call that is repeated finds its key.
 2. To find the new keys of a range, etcd looks through the whole range. So entries lie in segments. The agent that puts
-   the `_SEGMENT`-th entry of a segment begins the next one. After that nothing is put into the older segments.
+   the `SEGMENT`-th entry of a segment begins the next one. After that nothing is put into the older segments.
 3. Each transaction demands that the header is the one that was admitted. So nothing is written into a store that has
    lost the journal. A read also demands that the last entry is still at its revision. This fails in a store that was
    put back to an older state.
@@ -62,7 +62,7 @@ if TYPE_CHECKING:
     from .connection import EtcdServer
     from .gateway import Answer, Cluster, Json, KeyValue, KeyWatch
 
-_SEGMENT = 250
+SEGMENT = 250
 """Number of entries at which a segment ends. A server looks through so many in a millisecond."""
 _PAGE = 1000
 """Number of entries that a reader which is far behind asks for in one request."""
@@ -178,7 +178,7 @@ class EtcdJournal:
         self._on_slow(self._writer.round_trip_s)
         self._on_slow = _heard
         self._newest = max(self._newest, segment)
-        if answer.ranges[1].count >= _SEGMENT:
+        if answer.ranges[1].count >= SEGMENT:
             self._transact(self._writer, [put(self._keys.segment(segment + 1), b"")], is_newest)
         return True
 

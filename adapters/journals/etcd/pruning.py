@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from .gateway import Cluster, Json
 
-_PAGE = 1000
+PAGE = 1000
 """Number of entries that one request asks for."""
 
 
@@ -60,7 +60,7 @@ class EtcdShelf:
     def look(self, job: str) -> Stored:
         keys, records, after = EtcdKeys(job), list[Record](), 0
         while True:
-            wanted = [get(keys.header), created_after(keys.entries, after, _PAGE)]
+            wanted = [get(keys.header), created_after(keys.entries, after, PAGE)]
             answer = self._gateway.transact([], wanted, [])
             header, page = answer.ranges
             value = header.found[0].value if header.found else b""

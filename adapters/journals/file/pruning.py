@@ -31,7 +31,7 @@ from .lines import first_line
 from .turn import Turn
 
 _TIMEOUT_S = 5.0
-_CRASHED_S = 3600.0
+CRASHED_S = 3600.0
 """A folder without a name is left over when nothing has happened to it for so many seconds. To make or remove a folder
 takes milliseconds, or as long as its file server hangs."""
 
@@ -106,7 +106,7 @@ class FolderShelf:
         """Remove the folders without a name that crashed processes have left (rule 4 above)."""
         for name in self._names():
             path = os.path.join(self._path, name)
-            if name.startswith(UNNAMED) and time.time() - _happened_at(path) >= _CRASHED_S:
+            if name.startswith(UNNAMED) and time.time() - _happened_at(path) >= CRASHED_S:
                 shutil.rmtree(path, ignore_errors=True)  # it may belong to another user, or be removed already
 
     def close(self) -> None:

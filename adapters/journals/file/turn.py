@@ -30,7 +30,7 @@ from reknit.core.job.reasons import Refusal
 from .folder import PRIVATE, opened, there
 
 _NO_LOCKS = {errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSUP, errno.EINVAL}
-_REST_S = 0.002
+REST_S = 0.002
 """Seconds that a process waits after its turn before it takes the next one. Without this pause the others might never
 find the lock free, because there is no queue."""
 _BUSY = {errno.EAGAIN, errno.EACCES}
@@ -66,7 +66,7 @@ class Turn:
         if not _ONE_THREAD.acquire(timeout=self._timeout_s):
             raise Unavailable(f"{self._path}: waited {self._timeout_s:g} s for another thread of this process")
         try:
-            sleep(max(0.0, min(_REST_S, _had_it_at + _REST_S - monotonic())))
+            sleep(max(0.0, min(REST_S, _had_it_at + REST_S - monotonic())))
             self._wait(give_up)
             self.note = os.pread(self._fd, _NOTE_SIZE, _NAME_SIZE).strip()
             name = f"{os.uname().nodename[: _NAME_SIZE - 20]} pid {os.getpid()}"

@@ -32,7 +32,7 @@ _FIRST = 2
 """The first connection, and one after a connection that took too long, may take so many times `timeout_s`."""
 _ROUND_TRIPS = 4
 """A call may take so many times as long as the answer to the greeting."""
-_VOID_S = 1.0
+VOID_S = 1.0
 """How long an agent that has read a void journal waits for the one that takes its place. Seconds."""
 
 
@@ -232,7 +232,7 @@ class Connections:
         if self._reads_only:
             return self._entered(client, self._to_be_read(header), header, None)
         if header and header == self._void:
-            header = recovery.replaced(client, self.keys, header, _VOID_S)
+            header = recovery.replaced(client, self.keys, header, VOID_S)
             if not header:
                 raise Unavailable(f"{self.where}: {recovery.makes_way(self._envelope.job)}", answers=True)
         return self._chosen(client, header)

@@ -32,9 +32,12 @@ _BLOCKED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal
 """Signals that schedulers, terminals and `pkill` send to every process of a job. The server never sees them: they are
 blocked when it starts."""
 _BACKLOG = 4096
-_PROOF_S = 1.0
-_CONTEST_S, _PAUSE_S = 5.0, 0.1
-"""How long the agent waits for a port that is taken and serves nobody, and the pause between two tries. Seconds."""
+PROOF_S = 1.0
+"""Time for a connection to be made, and for a probe to arrive. Seconds."""
+CONTEST_S = 5.0
+"""How long the agent waits for a port that is taken and serves nobody. Seconds."""
+_PAUSE_S = 0.1
+"""The pause between two tries of such a port. Seconds."""
 _PROOFS = 3
 """How often the agent tries at least whether a connection arrives at its own listener, if the endpoint's address is one
 of this host. A host under load may stand still for the whole time of a proof. Meanwhile another agent of this host
@@ -171,7 +174,7 @@ def _proven(host: str, port: int) -> socket.socket | None:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError):
         return None
-    give_up, proofs = time.monotonic() + _CONTEST_S, 0
+    give_up, proofs = time.monotonic() + CONTEST_S, 0
     while True:
         is_ours = any(_is_ours(family, address) for family, _, _, _, address in found)
         # If no interface has the address and no server answers there, the address may still lead to this host (NAT).
@@ -204,7 +207,7 @@ def _is_ours(family: int, address: tuple[object, ...]) -> bool:
 
 def _is_served(host: str, port: int) -> bool:
     try:
-        socket.create_connection((host, port), _PROOF_S).close()
+        socket.create_connection((host, port), PROOF_S).close()
     except OSError:
         return False
     return True
@@ -247,14 +250,14 @@ def _arrives(listener: socket.socket, host: str, port: int) -> bool:
 
     A client of the store that connects in the meantime is turned away. It tries again.
     """
-    give_up = time.monotonic() + _PROOF_S
+    give_up = time.monotonic() + PROOF_S
     nonce = b"\xff" + os.urandom(_NONCE_BYTES - 1)  # a TCPStore on another host ignores a request of kind 255
     arrived: dict[int, socket.socket] = {}
-    listener.settimeout(_PROOF_S)
+    listener.settimeout(PROOF_S)
     poll = select.poll()
     poll.register(listener, select.POLLIN)
     try:
-        with socket.create_connection((host, port), _PROOF_S) as probe:
+        with socket.create_connection((host, port), PROOF_S) as probe:
             probe.sendall(nonce)
             while (left_s := give_up - time.monotonic()) > 0:
                 for fd, _ in poll.poll(left_s * 1000):

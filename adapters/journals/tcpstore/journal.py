@@ -41,17 +41,20 @@ _CHUNK = 512
 """Number of slots that are asked for in one request."""
 _FEW = 4
 """A reader folds up to this number of entries after a published fold itself, and does not wait for a newer fold."""
-_HOLE_S = 1.0
+HOLE_S = 1.0
 """A hole is not filled before this time is over. Seconds."""
 _HOLE_ROUND_TRIPS = 3
 """A hole is not filled before this many of the longest round trip of any writer are over."""
 _MOST_TAKEN = 100_000
 """A job has fewer nodes than this. So if more slots are taken and empty, no agent has taken them."""
-_SLOW_S, _SLOWEST_S = 0.25, 30.0
-"""A writer says its round trip if it is longer than the first, and never says more than the second. Seconds."""
-_CLAIMS, _CLAIM_S = 3, 0.5
-"""How many claims a reader that is far behind makes at most, and how many seconds the second reader waits for the
-first. Later readers wait longer."""
+SLOW_S = 0.25
+"""A writer says its round trip if it is longer than this. Seconds."""
+_SLOWEST_S = 30.0
+"""A writer never says a longer round trip than this. Seconds."""
+_CLAIMS = 3
+"""How many claims a reader that is far behind makes at most."""
+CLAIM_S = 0.5
+"""How long the second reader that is far behind waits for the first. Later readers wait longer. Seconds."""
 _DELAY_PER_ENTRY_S, _LONGEST_DELAY_S = 0.002, 1.5
 """Seconds that a reader waits for the last of several entries: per entry, and at most."""
 _SHARED_S = 0.2
@@ -100,7 +103,7 @@ class TCPStoreJournal:
             reads_only=reads_only,
             timeout_s=timeout_s,
         )
-        self._slowest_s = _SLOW_S
+        self._slowest_s = SLOW_S
         self._writing = threading.Lock()
         """Held while the connection of the role `writer` is in use."""
         self._is_shared = True
@@ -127,7 +130,7 @@ class TCPStoreJournal:
             if found == record:  # by this call, or by one whose answer was lost
                 return True
             took_s = time.monotonic() - began
-            self._say_pace(client, max(took_s, 2 * _SLOW_S, 2e-3 * self._connections.pace_ms))
+            self._say_pace(client, max(took_s, 2 * SLOW_S, 2e-3 * self._connections.pace_ms))
 
     def _taken(self, client: StoreClient, replica: Replica, token: str, entry: Entry) -> tuple[str, int, bytes]:
         self._say_pace(client, client.round_trip_s)
@@ -141,7 +144,7 @@ class TCPStoreJournal:
 
     def _say_pace(self, client: StoreClient, round_trip_s: float) -> None:
         pace_ms = int(1e3 * min(round_trip_s, _SLOWEST_S))
-        if round_trip_s > _SLOW_S and pace_ms > self._connections.pace_ms:
+        if round_trip_s > SLOW_S and pace_ms > self._connections.pace_ms:
             self._connections.pace_ms = pace_ms
             client.set(self._connections.keys.pace, b"%d" % pace_ms)
 
@@ -297,7 +300,7 @@ class TCPStoreJournal:
             replica.known_taken = head, time.monotonic()
         while True:
             pace_s = min(number(client.get(self._connections.keys.pace)) / 1e3, _SLOWEST_S)
-            left_s = replica.known_taken[1] + max(_HOLE_S, _HOLE_ROUND_TRIPS * pace_s) - time.monotonic()
+            left_s = replica.known_taken[1] + max(HOLE_S, _HOLE_ROUND_TRIPS * pace_s) - time.monotonic()
             if left_s <= 0:
                 break
             if client.wait([replica.keys.slot(hole)], left_s):
@@ -351,7 +354,7 @@ class TCPStoreJournal:
             others = client.add(replica.keys.claim(fold_at), 1) - 1
             # The first reader may have died. Then the second takes its place after a while, then two more, then four.
             # So they never all begin at the same time.
-            if not others or not client.wait([replica.keys.done(fold_at)], _CLAIM_S * others.bit_length()):
+            if not others or not client.wait([replica.keys.done(fold_at)], CLAIM_S * others.bit_length()):
                 replica.claims.add(fold_at)
                 break
             head, (position, record) = client.add_and_get(

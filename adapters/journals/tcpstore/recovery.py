@@ -54,10 +54,12 @@ _GIVE_UP_S = 60.0
 after another. Seconds."""
 _CHUNK = 512
 """Number of slots that are asked for in one request."""
-_HOLE_S, _HOLE_ROUND_TRIPS, _SLOWEST_S = 2.0, 6, 30.0
-"""How long an agent that writes a veto waits for a slot that is taken and not filled: so many seconds, and so many of
-the longest round trip of any writer, which counts for at most the third number of seconds. Usually the readers of the
-journal fill the slot before. They may all be dead."""
+HOLE_S = 2.0
+"""How long an agent that writes a veto waits at least for a slot that is taken and not filled. Seconds. Usually the
+readers of the journal fill the slot before. They may all be dead."""
+_HOLE_ROUND_TRIPS, _SLOWEST_S = 6, 30.0
+"""The agent also waits for so many of the longest round trip of any writer, which counts for at most so many
+seconds."""
 
 
 # ---- the job that a store serves ----
@@ -184,7 +186,7 @@ def is_void_now(client: StoreClient, keys: StoreKeys, origin: Origin, envelope: 
     found, slots = envelope.of(origin), keys.of(origin.life.name)
     end = client.add(slots.head, 0)
     pace_s = min(number(client.get(keys.pace)) / 1e3, _SLOWEST_S)
-    hole_s = max(_HOLE_S, _HOLE_ROUND_TRIPS * pace_s)
+    hole_s = max(HOLE_S, _HOLE_ROUND_TRIPS * pace_s)
     while (verdict := judged(client, slots, found, origin, end, hole_s)) is None:
         slot = client.add(slots.head, 1) - 1
         client.compare_set(slots.slot(slot), b"", found.seal({"journal": envelope.journal}, _veto(slots, slot)))
@@ -197,7 +199,7 @@ def is_veto(envelope: Envelope, record: bytes, slots: LifeKeys, slot: int) -> bo
 
 
 def judged(
-    client: StoreClient, slots: LifeKeys, envelope: Envelope, origin: Origin, end: int, hole_s: float = _HOLE_S
+    client: StoreClient, slots: LifeKeys, envelope: Envelope, origin: Origin, end: int, hole_s: float = HOLE_S
 ) -> bool | None:
     """Whether the journal is void, by its records before position `end`. None: nothing has decided yet. `slots`: the
     keys of its life. `hole_s`: how many seconds a slot may stay taken and not filled. Then it is filled here."""

@@ -42,9 +42,10 @@ from .start import Start, cause
 if TYPE_CHECKING:
     from .function_workers import Function
 
-_ANSWER_S = 20.0
+ANSWER_S = 20.0
 """Time between the SIGKILL of a stop and the keeper's answer, at most. Seconds."""
-_CLOSE_S = 15.0
+CLOSE_S = 15.0
+"""Time for a keeper to end its workers and itself. After that it is killed. Seconds."""
 _TRIES = 3
 """Number of keepers that may fail in a row. After that, the next keeper is started with the next start of workers."""
 _SWEEP_S = 5.0
@@ -143,7 +144,7 @@ class KeeperClient:
     def _fork(self, start: Start) -> None:
         """Start a keeper that has the functions of the round, in the place of the last one."""
         if (line := self._let_go("the keeper of the last round was ended")) is not None:
-            line.shut_down(_CLOSE_S)
+            line.shut_down(CLOSE_S)
         self._has_said(LAST_WORDS_S)  # otherwise the line about this start could come after the workers' output
         try:
             self._begin(start)
@@ -179,7 +180,7 @@ class KeeperClient:
         self._keeper.tell(stop)
 
     def _await_answer(self, round_: RoundWorkers, grace_s: float) -> None:
-        by = self._clock.now() + grace_s + _ANSWER_S
+        by = self._clock.now() + grace_s + ANSWER_S
         round_.answer_by = min(by, round_.answer_by or by)
 
     def fence(self, at: float | None) -> None:
@@ -383,7 +384,7 @@ class KeeperClient:
         if self._consoles:
             self.flush(LAST_WORDS_S)  # output that is still on the wire would be lost with the keeper
         line = self._let_go("it was closed")
-        if line is not None and not line.shut_down(_CLOSE_S) and self._configure.mark:
+        if line is not None and not line.shut_down(CLOSE_S) and self._configure.mark:
             from reknit.adapters.host.orphans import end_marked  # slow to import, and rarely needed
 
             end_marked(self._configure.mark, _SWEEP_S, self.told.processes)

@@ -15,7 +15,8 @@ from reknit.adapters.runtime.ports import Clock
 
 from .start import Keeping, Start
 
-_END_S = 0.1
+END_S = 0.1
+"""Time for a keeper that has ended by itself to be seen as ended. After that it is killed. Seconds."""
 _KILL_S = 10.0
 
 
@@ -109,7 +110,7 @@ class KeeperConnection:
         self._stream.close()
         self._sender.close()
         if self._fd >= 0:
-            is_readable(self._fd, _END_S)
+            is_readable(self._fd, END_S)
         how = _reaped(self.pid)
         if how is None:
             try:

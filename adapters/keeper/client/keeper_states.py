@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from reknit.adapters.keeper.remote.far_output import OutputTaken
     from reknit.adapters.keeper.remote.pings import Pings
 
-_HELLO_S = 60.0
+HELLO_S = 60.0
 """Time for a new keeper to say that it is ready. A keeper that needs longer is killed. Seconds."""
 _STEADY_S = 10.0
 """A keeper that fails after it was ready for longer than this begins a new row of failures. Seconds."""
@@ -49,7 +49,7 @@ class StartingKeeper:
         self.line = line
         self._waiting = [*waiting]
         self._fence_at: float | None = None
-        self.wakes_at = now + _HELLO_S
+        self.wakes_at = now + HELLO_S
         """When the keeper must be ready, on the clock's time."""
 
     @property
@@ -65,7 +65,7 @@ class StartingKeeper:
 
     def overdue(self, now: float) -> str:
         """Why the keeper must be given up. Empty: it has time left."""
-        return f"it was not ready within {_HELLO_S:g} s" if now >= self.wakes_at else ""
+        return f"it was not ready within {HELLO_S:g} s" if now >= self.wakes_at else ""
 
     def ready(self, now: float, *, pings: bool) -> ReadyKeeper:
         """The keeper has said that it is ready. It gets the messages that have waited."""
@@ -81,7 +81,7 @@ class ReadyKeeper:
 
     def __init__(self, line: KeeperConnection, now: float, *, pings: bool) -> None:
         """`pings`: both sides send pings. They begin here, because a login to another host may take long, and only
-        `_HELLO_S` limits it."""
+        `HELLO_S` limits it."""
         self.line = line
         self.owes_flush = False
         """A `Flush` was sent and not answered."""

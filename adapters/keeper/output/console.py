@@ -47,7 +47,7 @@ Seconds."""
 
 _BATCH = 1 << 16
 _AGAIN_MS = 20
-_LEAVES_S = 0.5
+LEAVES_S = 0.5
 """How long `close` waits for a thread that has nothing left to do. Seconds."""
 
 _UNSAFE = re.compile("[\x00-\x08\x0a-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]")
@@ -161,7 +161,7 @@ class ConsoleWriter:
                 self._changed.notify_all()
             leaving = self._leaving
         if leaving is not None:
-            leaving.wait(_LEAVES_S)
+            leaving.wait(LEAVES_S)
         return is_flushed
 
     # ---- under the lock ----

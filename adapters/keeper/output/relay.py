@@ -43,7 +43,7 @@ _DRAIN_LIMIT = 1 << 20
 decides."""
 _LONGEST_LINE = 1 << 18
 """Upper bound on the beginning of a line that waits for its end, in bytes."""
-_LEAVES_S = 0.5
+LEAVES_S = 0.5
 """Seconds that `close` waits for the end of the thread, which has nothing left to do then."""
 
 
@@ -161,7 +161,7 @@ class Relay:
             self._is_closing = thread is not None
         self.wake()
         if thread is not None:
-            thread.wait(_LEAVES_S)
+            thread.wait(LEAVES_S)
 
     def wake(self) -> None:
         """Make the thread look again, because a console has room or there is something to write."""

@@ -29,7 +29,7 @@ Complain = Callable[[str, str], None]
 
 _LONGEST_LINE = 2 * select.PIPE_BUF
 """Bytes. A client writes no request that is longer than PIPE_BUF, because parts of two lines could be mixed then."""
-_MOST_TIMERS = 100_000
+MOST_TIMERS = 100_000
 """Limit for the timers that are set at the same time on one node."""
 _HIGHEST_PID = 1 << 22
 _SIGNALS = frozenset(map(int, signal.valid_signals()))
@@ -172,8 +172,8 @@ class Timers:
     def add(self, timer: WorkerTimer) -> None:
         """Set a timer. It replaces the one that the client has set for the same scope."""
         key = timer.client.pid, timer.scope
-        if len(self._set) >= _MOST_TIMERS and key not in self._set:
-            self._complain(f"more than {_MOST_TIMERS} timers are set", f"pid {timer.client.pid}, {timer.scope[:80]!r}")
+        if len(self._set) >= MOST_TIMERS and key not in self._set:
+            self._complain(f"more than {MOST_TIMERS} timers are set", f"pid {timer.client.pid}, {timer.scope[:80]!r}")
             return
         self._set[key] = timer
         self.wakes_at = min(self.wakes_at, timer.expires_at)

@@ -18,7 +18,7 @@ from reknit.adapters.runtime.loop import Observer
 from reknit.app.settings import NO_EVENTS
 from reknit.elastic.utils.logging import get_logger
 
-_FLUSH_S = 5.0
+FLUSH_S = 5.0
 """How long the end of a run waits for a slow handler. Seconds."""
 _deliveries: dict[tuple[int, str], Delivery] = {}
 """The key is a process id and a destination. A forked child does not have the threads of its parent, so it needs
@@ -48,7 +48,7 @@ def flush() -> None:
     """Give the handlers some seconds for what they have not taken yet."""
     for (pid, _), delivery in list(_deliveries.items()):
         if pid == os.getpid():
-            delivery.flush(_FLUSH_S)
+            delivery.flush(FLUSH_S)
             _show_troubles(delivery)
 
 

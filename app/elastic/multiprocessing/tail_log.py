@@ -26,7 +26,7 @@ _logger = getLogger(__name__)
 _CHUNK = 1 << 16
 _LONGEST_LINE = 1 << 20
 """Characters. A longer line is shown in parts."""
-_END_S = 5.0
+END_S = 5.0
 """Time for the last lines to be shown. After that the thread is left behind: the console takes nothing. Seconds."""
 
 Filter = Callable[[str], bool]
@@ -165,7 +165,7 @@ class TailLog:
         """Show what the files hold now, and end the thread. May be repeated."""
         self._finished.set()
         if self._thread is not None:
-            if not self._thread.wait(_END_S):
+            if not self._thread.wait(END_S):
                 _logger.warning("the console takes no more lines of %s: the rest is in its log files", self._name)
             self._thread = None
 

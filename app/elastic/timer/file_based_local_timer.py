@@ -20,7 +20,7 @@ __all__ = ["FileTimerClient", "FileTimerRequest", "FileTimerServer"]
 
 logger = get_logger(__name__)
 _OPEN_TRIES, _OPEN_PAUSE_S = 10, 0.1
-_ROOM_S = 60.0
+ROOM_S = 60.0
 """How long a client waits for room in a full pipe, in seconds. A keeper that lives reads it several times a second."""
 _LOOK_S = 0.1
 _CHUNK = 1 << 16
@@ -86,7 +86,7 @@ class FileTimerClient(TimerClient):
             raise RuntimeError(f"a timer request has {len(line)} bytes; {select.PIPE_BUF} fit: shorten the scope")
         fd = self._opened()
         try:
-            give_up = time.monotonic() + _ROOM_S
+            give_up = time.monotonic() + ROOM_S
             while not self._has_written(fd, line):
                 # Another worker may take the room that this call has waited for.
                 if not is_writable(fd, give_up - time.monotonic()):

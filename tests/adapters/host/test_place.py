@@ -136,7 +136,7 @@ def test_a_cleaner_waits_for_agents_and_agents_for_a_cleaner(base: Path, monkeyp
     os.close(fd)
     fcntl.flock(cleaner, fcntl.LOCK_EX | fcntl.LOCK_NB)
     with monkeypatch.context() as patched:
-        patched.setattr(hostplace, "_WAIT_S", 0.02)
+        patched.setattr(hostplace, "WAIT_S", 0.02)
         with pytest.raises(Refused, match="is locked by another process"):
             open_folder()
     os.rmdir(path)

@@ -46,7 +46,7 @@ def test_a_writer_that_has_read_other_records_is_contradicted() -> None:
 
 def test_only_the_latest_positions_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
     """A journal grows for months. What is forgotten contradicts nobody."""
-    monkeypatch.setattr(history, "_REMEMBERED", 3)
+    monkeypatch.setattr(history, "REMEMBERED", 3)
     prefix = after([b"a", b"b", b"c", b"d"])
     assert [bool(prefix.at(position)) for position in range(6)] == [False, False, True, True, True, False]
     assert not prefix.contradicts("1 another digest")

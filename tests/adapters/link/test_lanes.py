@@ -276,7 +276,7 @@ def test_closing_does_not_wait_for_ever_for_a_call_that_hangs(
     agents: Callable[..., Agent], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A file system that is gone keeps a thread in the kernel. The agent ends all the same; the thread wakes nobody."""
-    monkeypatch.setattr("reknit.adapters.link.lanes._CLOSE_S", 0.05)
+    monkeypatch.setattr("reknit.adapters.link.lanes.CLOSE_S", 0.05)
     journal = Told()
     gate = journal.gates["append"] = threading.Event()
     agent = agents(journal)

@@ -67,7 +67,7 @@ def test_an_error_of_a_handler_is_told_once() -> None:
 
 def test_a_lock_that_an_interrupted_call_has_left_holds_nobody_up(monkeypatch: pytest.MonkeyPatch) -> None:
     """Ctrl-C came between two steps of the interpreter. Agents in other threads once waited for the lock for ever."""
-    monkeypatch.setattr(delivery, "_LEFT_S", 0.05)
+    monkeypatch.setattr(delivery, "LEFT_S", 0.05)
     kept = Kept()
     way = to(kept)
     interrupted = threading.Thread(target=way._changed.acquire)

@@ -177,7 +177,7 @@ def test_a_silent_client_is_cut_off(server: PageServer, monkeypatch: pytest.Monk
 
 def test_closing_cuts_everybody_off(server: PageServer, monkeypatch: pytest.MonkeyPatch) -> None:
     """`close` does not wait for a client that says nothing, nor for one that does not take its answer."""
-    monkeypatch.setattr(http, "_END_S", PATIENCE_S)
+    monkeypatch.setattr(http, "END_S", PATIENCE_S)
     with connected(server.url) as silent, connected(server.url) as reads_nothing:
         reads_nothing.sendall(b"GET /big HTTP/1.1\r\n\r\n")
         until(lambda: len(server._listener._clients) == 2)

@@ -213,5 +213,5 @@ def test_the_usage_of_workers() -> None:
 
 def test_a_look_at_many_workers_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     """A scrape must not take longer than Prometheus waits."""
-    monkeypatch.setattr(metrics, "_USAGE_S", -1.0)
+    monkeypatch.setattr(metrics, "USAGE_S", -1.0)
     assert list(usage(os.getppid(), {0: os.getpid()})) == []

@@ -158,7 +158,7 @@ def console(held: Held, folder: Path, patch: pytest.MonkeyPatch) -> Callable[[],
     fd = os.open(folder / "console", os.O_WRONLY | os.O_CREAT)
     made = ConsoleWriter(fd)
     patch.setattr(made, "_write", held.hold)
-    patch.setattr("reknit.adapters.keeper.output.console._LEAVES_S", PATIENCE_S)
+    patch.setattr("reknit.adapters.keeper.output.console.LEAVES_S", PATIENCE_S)
     made.say("x")
 
     def close() -> None:
@@ -172,7 +172,7 @@ def relay(held: Held, folder: Path, patch: pytest.MonkeyPatch) -> Callable[[], o
     read_end, write_end = os.pipe()
     made = Relay(lambda line: None)
     patch.setattr(made, "_write_file", held.hold)
-    patch.setattr("reknit.adapters.keeper.output.relay._LEAVES_S", PATIENCE_S)
+    patch.setattr("reknit.adapters.keeper.output.relay.LEAVES_S", PATIENCE_S)
     made.add(Tap(read_end, None, file=2))
     os.write(write_end, b"line\n")
     os.close(write_end)
@@ -185,7 +185,7 @@ def tail_log(held: Held, folder: Path, patch: pytest.MonkeyPatch) -> Callable[[]
 
 
 def foreign(held: Held, folder: Path, patch: pytest.MonkeyPatch) -> Callable[[], object]:
-    patch.setattr("reknit.adapters.elastic.foreign_rendezvous._CLOSE_S", PATIENCE_S)
+    patch.setattr("reknit.adapters.elastic.foreign_rendezvous.CLOSE_S", PATIENCE_S)
     made = ForeignRendezvous(SimpleNamespace(next_rendezvous=held.hold), 0, 1.0)
     wired: Any = SimpleNamespace(close=lambda: None, spec=None, ports=SimpleNamespace(clock=SystemClock(), link=None))
     patch.setattr("reknit.adapters.elastic.foreign_rendezvous.evolve", lambda value, **more: value)

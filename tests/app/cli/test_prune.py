@@ -185,8 +185,8 @@ def test_what_is_not_of_this_version_is_left_alone(
 
 def test_a_long_journal_is_read_and_removed_whole(store: Etcd, journal: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     """It comes in pages, and all of its segments go at once."""
-    monkeypatch.setattr("reknit.adapters.journals.etcd.pruning._PAGE", 2)
-    monkeypatch.setattr("reknit.adapters.journals.etcd.journal._SEGMENT", 3)
+    monkeypatch.setattr("reknit.adapters.journals.etcd.pruning.PAGE", 2)
+    monkeypatch.setattr("reknit.adapters.journals.etcd.journal.SEGMENT", 3)
     long = journal("long", 8, ended=False)
     for i in range(9):
         long.append(str(i), OPENED)

@@ -84,7 +84,7 @@ def test_an_interpreter_that_is_missing_is_named(monkeypatch: pytest.MonkeyPatch
 def test_an_answer_that_does_not_come(interpreter: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A driver that hangs must not hang the launcher without a word."""
     interpreter.write_text("#!/bin/sh\nexec sleep 1000\n")
-    monkeypatch.setattr(devices, "_PATIENCE_S", 0.05)
+    monkeypatch.setattr(devices, "PATIENCE_S", 0.05)
     with pytest.raises(UsageError, match=r"devices cannot be counted: .*timed out"):
         devices.count("gpu", os.environ)
 

@@ -209,7 +209,7 @@ def test_a_handler_in_trouble_does_not_end_a_job(kind: Any, monkeypatch: pytest.
     """The program gets its result, and one line of what was wrong."""
     handler, lines = kind(), []
     monkeypatch.setitem(HANDLERS, "mine", handler)
-    monkeypatch.setattr(recording, "_FLUSH_S", 0.0 if kind is Hung else 60.0)
+    monkeypatch.setattr(recording, "FLUSH_S", 0.0 if kind is Hung else 60.0)
     try:
         result = run(Settings(command=("true",), event_handler="mine"), say=lines.append)
     finally:

@@ -29,7 +29,7 @@ Make = Callable[[], EtcdJournal]
 @pytest.fixture
 def journal(server: Etcd, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Make]:
     """One more agent's journal of the test's own job, in short segments."""
-    monkeypatch.setattr(journal_module, "_SEGMENT", 3)
+    monkeypatch.setattr(journal_module, "SEGMENT", 3)
     with ExitStack() as stack:
         envelope = Envelope(request.node.name)
         yield lambda: stack.enter_context(closing(EtcdJournal(Cluster(server.endpoints), envelope, timeout_s=30.0)))
@@ -127,7 +127,7 @@ def test_who_was_to_begin_the_next_segment_and_died_is_not_missed(
 ) -> None:
     """The next writer does it."""
     with monkeypatch.context() as patch:
-        patch.setattr(journal_module, "_SEGMENT", 1000)
+        patch.setattr(journal_module, "SEGMENT", 1000)
         append(journal(), *"abcde")
     append(journal(), *"fg")
     reader = journal()

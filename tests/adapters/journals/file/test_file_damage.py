@@ -339,7 +339,7 @@ def harm(dice: random.Random, path: Path) -> str:
 def test_agents_that_go_on_have_read_the_same(tmp_path: Path, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever happens to the file, and wherever the readers are. Sometimes the lock is removed as well."""
     monkeypatch.setattr(os, "fsync", lambda fd: None)
-    monkeypatch.setattr("reknit.adapters.journals.file.turn._REST_S", 0.0)
+    monkeypatch.setattr("reknit.adapters.journals.file.turn.REST_S", 0.0)
     dice = random.Random(seed)
     agents = several(tmp_path, 3)
     path = tmp_path / "job" / "journal"

@@ -128,7 +128,7 @@ def test_folders_that_crashed_processes_have_left_are_removed(tmp_path: Path, mo
     one = FolderShelf(str(tmp_path))
     one.sweep()
     assert {*os.listdir(tmp_path)} == {"job", ".new-1", ".new-2", ".other"}
-    monkeypatch.setattr(pruning, "_CRASHED_S", 0.0)
+    monkeypatch.setattr(pruning, "CRASHED_S", 0.0)
     one.sweep()
     assert {*os.listdir(tmp_path)} == {"job", ".other"}
 

@@ -71,7 +71,7 @@ def test_an_address_of_no_interface_that_leads_here_is_hosted(monkeypatch: pytes
 
 def test_a_connection_that_comes_out_elsewhere_proves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """Our own listener is not the endpoint's if somebody else answers there."""
-    monkeypatch.setattr(host_module, "_PROOF_S", 0.05)
+    monkeypatch.setattr(host_module, "PROOF_S", 0.05)
     with socket.create_server((HOST, 0)) as elsewhere, host_module._listening(free_port()) as ours:
         assert not host_module._arrives(ours, HOST, elsewhere.getsockname()[1])
 
@@ -96,7 +96,7 @@ def test_a_host_that_stood_still_while_it_found_out_tries_again(monkeypatch: pyt
     """Another agent of this host has seen the port in use meanwhile, and takes this one for the host. If this one gives
     up as well, all nodes wait for a store that nobody hosts."""
     real, answers = host_module._arrives, iter([False, False])
-    monkeypatch.setattr(host_module, "_CONTEST_S", 0.0)
+    monkeypatch.setattr(host_module, "CONTEST_S", 0.0)
     monkeypatch.setattr(host_module, "_arrives", lambda *given: next(answers, None) is None and real(*given))
     host = host_store(HOST, free_port())
     assert host is not None

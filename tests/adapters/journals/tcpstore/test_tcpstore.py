@@ -36,7 +36,7 @@ def test_a_slot_whose_writer_died_is_plugged_and_the_same_for_all(
     store: JobStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A node that dies between two words must neither stop the journal nor be read differently by two."""
-    monkeypatch.setattr(journal_module, "_HOLE_S", 0.05)
+    monkeypatch.setattr(journal_module, "HOLE_S", 0.05)
     journal, other = store.journal(), store.journal()
     journal.append("1", Aborted("first"))
     for _ in range(3):

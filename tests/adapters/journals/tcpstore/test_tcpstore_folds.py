@@ -117,7 +117,7 @@ def test_a_fold_that_is_too_large_is_not_published(store: JobStore, monkeypatch:
 
 def test_a_claim_that_is_not_kept_holds_nobody_up(store: JobStore, monkeypatch: pytest.MonkeyPatch) -> None:
     """The one who was to read for all has died: the next one does it."""
-    monkeypatch.setattr(journal_module, "_CLAIM_S", 0.05)
+    monkeypatch.setattr(journal_module, "CLAIM_S", 0.05)
     journal, entries = store.journal(), many(MANY + 10)
     for i, entry in enumerate(entries):
         journal.append(str(i), entry)

@@ -475,7 +475,7 @@ def test_a_young_journal_makes_way(lost: LostStore) -> None:
 def test_a_hole_in_a_young_journal_does_not_delay_its_end(lost: LostStore, monkeypatch: pytest.MonkeyPatch) -> None:
     """All its agents have died, one of them between taking a slot and filling it. Nobody reads that journal, so nobody
     else fills the slot."""
-    monkeypatch.setattr(recovery, "_HOLE_S", 0.05)
+    monkeypatch.setattr(recovery, "HOLE_S", 0.05)
     elders = lost.elders(entries=SEALED)
     host = lost.journal()
     say(host, opened("new", "a"))
@@ -582,7 +582,7 @@ def test_who_comes_to_a_journal_that_makes_way_waits_for_the_other_one(
     lost: LostStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The agent that remembers has made it void, and has not founded its own yet."""
-    monkeypatch.setattr(connections_module, "_VOID_S", 0.05)
+    monkeypatch.setattr(connections_module, "VOID_S", 0.05)
     elder, _ = lost.elders(entries=SEALED)
     host = lost.journal()
     say(host, opened("new", "a"))

@@ -57,8 +57,8 @@ class Far:
 
 @pytest.fixture
 def far(port: int, monkeypatch: pytest.MonkeyPatch) -> Iterator[Far]:
-    monkeypatch.setattr(journal_module, "_HOLE_S", 0.1)
-    monkeypatch.setattr(journal_module, "_SLOW_S", 0.05)
+    monkeypatch.setattr(journal_module, "HOLE_S", 0.1)
+    monkeypatch.setattr(journal_module, "SLOW_S", 0.05)
     with ExitStack() as closing:
         yield Far(port, closing.enter_context(SlowLink(port)), closing)
 
@@ -105,7 +105,7 @@ def test_a_beat_waits_for_no_append(far: Far, monkeypatch: pytest.MonkeyPatch) -
         return real(client, key, expected, desired)
 
     monkeypatch.setattr(StoreClient, "compare_set", slow)
-    monkeypatch.setattr(journal_module, "_HOLE_S", PATIENCE_S)
+    monkeypatch.setattr(journal_module, "HOLE_S", PATIENCE_S)
     thread = threading.Thread(target=far.far.append, args=("1", Aborted("x")))
     thread.start()
     assert reached.wait(PATIENCE_S)

@@ -265,7 +265,7 @@ def _no_process() -> Keeping:
 
 def test_a_keeper_that_hangs_before_its_hello_is_given_up(keep: Keep, monkeypatch: pytest.MonkeyPatch) -> None:
     """A file system that hangs while Python starts must not hang the agent."""
-    monkeypatch.setattr(standing, "_HELLO_S", 0.3)
+    monkeypatch.setattr(standing, "HELLO_S", 0.3)
 
     def hangs() -> Keeping:
         keeping = ways()["exec"]()
@@ -283,7 +283,7 @@ def test_a_keeper_that_does_not_answer_a_stop_is_replaced(
     keep: Keep, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its workers are ended all the same, and the stop is answered by the next keeper."""
-    monkeypatch.setattr(client, "_ANSWER_S", 1.0)
+    monkeypatch.setattr(client, "ANSWER_S", 1.0)
     # The keeper that is forked from this process stays stopped: it stands for one that hangs.
     monkeypatch.setattr(process, "continue_on_news", lambda fd: None)
     kept = keep("sh", "-c", SLEEP, str(tmp_path / "pids"), how="fork", restart=ways()["exec"])
@@ -292,7 +292,7 @@ def test_a_keeper_that_does_not_answer_a_stop_is_replaced(
     pids = worker_pids(tmp_path / "pids", 2)
     os.kill(kept.pid, signal.SIGSTOP)
     stop(kept.keeper, 0.0)
-    monkeypatch.setattr(client, "_ANSWER_S", 60.0)
+    monkeypatch.setattr(client, "ANSWER_S", 60.0)
     kept.drive(WorkersStopped)
     wait_gone(pids, kept.mark)
     assert stopped(kept.seen).port not in (0, first)
@@ -356,7 +356,7 @@ def test_close_leaves_nothing_whatever_the_state(
     if state == "killed":
         os.kill(kept.pid, signal.SIGKILL)
     if state == "stopped":
-        monkeypatch.setattr(client, "_CLOSE_S", 0.3)
+        monkeypatch.setattr(client, "CLOSE_S", 0.3)
         os.kill(kept.pid, signal.SIGSTOP)
     keeper = kept.pid
     kept.close()

@@ -62,7 +62,7 @@ def test_a_keeper_that_does_not_end_in_time_has_ended_nothing(clock: SystemClock
 @pytest.mark.alone
 def test_an_interrupted_end_leaves_nothing(clock: SystemClock, monkeypatch: pytest.MonkeyPatch) -> None:
     """Ctrl-C while a program closes its agent. Nobody else has the keeper any more."""
-    monkeypatch.setattr("reknit.adapters.keeper.client.keeper_connection._END_S", 0.01)
+    monkeypatch.setattr("reknit.adapters.keeper.client.keeper_connection.END_S", 0.01)
     before = descriptors()
     line = KeeperConnection(clock, lambda: by_command(["sleep", "1000"]))
     interrupted(lambda: line.shut_down(PATIENCE_S))

@@ -72,7 +72,7 @@ def test_the_fence_comes_before_the_start_of_workers(line: KeeperConnection, sen
 def test_a_keeper_has_its_time_to_become_ready(line: KeeperConnection) -> None:
     """One that hangs while it starts would hang the agent, which wakes at this time to look."""
     keeper = StartingKeeper(line, 5.0, ())
-    assert keeper.wakes_at == 5.0 + standing._HELLO_S
+    assert keeper.wakes_at == 5.0 + standing.HELLO_S
     assert not keeper.overdue(keeper.wakes_at - 1.0)
     assert "not ready" in keeper.overdue(keeper.wakes_at)
 

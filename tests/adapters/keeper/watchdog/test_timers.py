@@ -252,7 +252,7 @@ def test_the_timers_of_one_worker_are_forgotten_together() -> None:
 
 def test_a_flood_of_timers_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     """A client that never releases must not fill the memory of the keeper."""
-    monkeypatch.setattr("reknit.adapters.keeper.watchdog.timers._MOST_TIMERS", 3)
+    monkeypatch.setattr("reknit.adapters.keeper.watchdog.timers.MOST_TIMERS", 3)
     kinds: list[str] = []
     found = Timers(lambda kind, what: kinds.append(kind))
     for scope in "abcda":
