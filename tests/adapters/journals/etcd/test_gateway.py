@@ -33,7 +33,7 @@ from reknit.core.job.reasons import Refusal
 from tests.support.etcd import Etcd, make_certificate
 from tests.support.leaks import nothing_left
 from tests.support.stores import answering
-from tests.support.waiting import PATIENCE_S, until
+from tests.support.waiting import PATIENCE_S, descriptors, until
 
 SOON_S = 0.05
 
@@ -192,7 +192,7 @@ def test_the_next_server_is_asked_and_stays_the_first(
     """A silent server must cost one wait, not one for each call."""
     gateway = Gateway(Cluster([nobody, black_hole, *server.endpoints]), 6.0)
     assert gateway.transact([], [get("/k")], []).is_met
-    assert gateway._current == 2
+    assert gateway.server.authority == f"127.0.0.1:{server.port}"
     gateway.close()
 
 
@@ -295,14 +295,13 @@ def test_one_connection_is_used_again_and_replaced_when_the_server_has_closed_it
     """A connection per call is a load on the store; and a server that was restarted is no outage."""
     with Etcd(tmp_path) as server, closing(Gateway(Cluster(server.endpoints), 30.0)) as gateway:
         assert gateway.transact([], [get("/k")], []).is_met
-        first = gateway._servers[0]._socket
+        first = descriptors()
         assert gateway.transact([], [get("/k")], []).is_met
-        assert gateway._servers[0]._socket is first
+        assert descriptors() == first
         server.kill()
         server.start()
         server.wait()
         assert gateway.transact([], [get("/k")], []).is_met
-        assert gateway._servers[0]._socket is not first
 
 
 def test_closing_ends_a_transaction_that_waits(black_hole: tuple[str, int]) -> None:
@@ -319,11 +318,10 @@ def test_closing_ends_a_transaction_that_waits(black_hole: tuple[str, int]) -> N
     with nothing_left():
         thread = threading.Thread(target=ask)
         thread.start()
-        until(lambda: gateway._servers[0]._socket, "the connection")
+        until(lambda: gateway.server.fileno() >= 0, "the connection")
         gateway.close()
         thread.join(PATIENCE_S)
         assert raised
-        assert gateway._servers[0]._socket is None
 
 
 @pytest.mark.parametrize(
@@ -347,17 +345,17 @@ def test_a_user_logs_in_and_again_when_the_token_has_expired(tmp_path: Path) -> 
         server.post("/v3/auth/role/add", {"name": "root"})
         server.post("/v3/auth/user/grant", {"user": "root", "role": "root"})
         server.post("/v3/auth/enable", {})
-        with (
-            closing(Gateway(Cluster(server.endpoints, user="root", password="secret"), 30.0)) as gateway,
-            pipe() as gate,
-        ):
+        cluster = Cluster(server.endpoints, user="root", password="secret")
+        login = cluster.login("readwrite ''")
+        with closing(Gateway(cluster, 30.0, login)) as gateway, pipe() as gate:
             assert gateway.transact([], [put("/a/k", b"")], []).is_met
             watch = gateway.watch("/a/", 1)
             assert watch is not None, "a watch needs the token, too"
             assert watch.wait(PATIENCE_S, gate)
             watch.close()
-            gateway._servers[0]._token = "expired"
+            login.token = "expired"
             assert gateway.transact([], [get("/a/k")], []).is_met
+            assert login.token != "expired"
         for user, password in (("", ""), ("root", "wrong"), ("nobody", "secret")):
             with pytest.raises(Refused, match=r"etcd at http://127.0.0.1:.* does not let .* in: ") as e:
                 tried(Gateway(Cluster(server.endpoints, user=user, password=password), 30.0))
@@ -393,11 +391,11 @@ def test_the_answer_of_a_server_that_has_become_slow_counts() -> None:
     with members(3) as made, closing(hasty(made, 6 * PATIENCE_S)) as gateway:
         for slow_s in (2.5 * SOON_S, 0.0, 2.5 * SOON_S, 0.0, 0.0, 0.0, 2.5 * SOON_S):
             before = [member.asked for member in made]
-            current = gateway._current
+            current = gateway.server
             for member in made:
                 member.late_s = slow_s
             assert gateway.transact([], [], []).is_met
-            assert gateway._current == current
+            assert gateway.server is current
             assert max(m.asked - b for m, b in zip(made, before, strict=True)) <= 1, "a server was asked twice"
 
 
@@ -426,7 +424,7 @@ def test_a_server_that_answers_late_and_badly_leaves_the_call_to_the_others() ->
         made[2].speaks.set()
         asking.join(PATIENCE_S)
         assert answers
-        assert gateway._current == 2
+        assert gateway.server.authority == f"127.0.0.1:{made[2].server_port}"
 
 
 def test_a_cluster_that_has_become_slow_is_no_outage_and_is_asked_once_per_call() -> None:
