@@ -11,16 +11,17 @@ import socket
 import ssl
 import subprocess
 from base64 import b64encode
-from collections.abc import Callable, Sequence
-from contextlib import closing
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager
 from pathlib import Path
 from time import monotonic
 from types import TracebackType
 from typing import Any, Self, TypeVar
+from unittest.mock import patch
 
 import pytest
 
-from reknit.adapters.journals.etcd.gateway import Cluster, Gateway, KeyWatch
+from reknit.adapters.journals.etcd.gateway import Cluster, Gateway, KeyValue, KeyWatch, below
 from reknit.adapters.journals.etcd.journal import EtcdJournal
 from reknit.adapters.runtime.ports import Unavailable
 from tests.support.waiting import PATIENCE_S, until
@@ -268,6 +269,13 @@ def delete(key: str) -> dict[str, Any]:
     return {"request_delete_range": {"key": b64encode(key.encode()).decode()}}
 
 
+def there(server: Etcd, prefix: str) -> list[KeyValue]:
+    """The keys that begin with the prefix, in the order in which they were put first."""
+    with closing(Gateway(Cluster(server.endpoints), 30.0)) as gateway:
+        found = gateway.transact([], [below(prefix)], []).ranges[0].found
+    return sorted(found, key=lambda key: key.created)
+
+
 def patiently(call: Callable[..., T], *args: Any) -> T:
     """Repeat the call while the store cannot be reached, as the link does."""
     give_up = monotonic() + PATIENCE_S
@@ -279,13 +287,23 @@ def patiently(call: Callable[..., T], *args: Any) -> T:
                 raise
 
 
+@contextmanager
+def watches() -> Iterator[list[KeyWatch]]:
+    """The watches that the journals of this process open within the `with`, in this order."""
+    watch, opened = Gateway.watch, list[KeyWatch]()
+
+    def noting(gateway: Gateway, prefix: str, revision: int) -> KeyWatch | None:
+        found = watch(gateway, prefix, revision)
+        opened.extend([found] if found is not None else [])
+        return found
+
+    with patch.object(Gateway, "watch", noting):
+        yield opened
+
+
 def watch_of(journal: EtcdJournal, position: int = 0) -> KeyWatch:
     """Wait until the journal has opened a watch, with nothing to read after `position`. Returns the watch."""
 
-    def opened() -> KeyWatch | None:
-        patiently(journal.read, position, 0.05)
-        return journal._watch
-
-    found = until(opened, "a watch")
-    assert found is not None
-    return found
+    with watches() as opened:
+        until(lambda: (patiently(journal.read, position, 0.05), opened)[1], "a watch")
+    return opened[-1]

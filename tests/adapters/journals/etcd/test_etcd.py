@@ -15,7 +15,7 @@ from typing import TypeVar
 import pytest
 
 from reknit.adapters.journals.envelope import Envelope
-from reknit.adapters.journals.etcd.gateway import Cluster, KeyWatch
+from reknit.adapters.journals.etcd.gateway import Cluster, Gateway, KeyWatch
 from reknit.adapters.journals.etcd.journal import EtcdJournal
 from reknit.adapters.journals.folds import MANY
 from reknit.adapters.runtime.ports import Batch, Refused, Unavailable
@@ -23,8 +23,8 @@ from reknit.core.job.entries import Aborted, Node, NodeId
 from reknit.core.job.fold import fold_all
 from reknit.core.job.job import Job
 from reknit.core.job.reasons import Refusal
-from tests.support.etcd import Etcd, EtcdCluster, patiently, watch_of
-from tests.support.waiting import PATIENCE_S, until
+from tests.support.etcd import Etcd, EtcdCluster, patiently, watch_of, watches
+from tests.support.waiting import PATIENCE_S, descriptors, until
 
 T = TypeVar("T")
 
@@ -156,10 +156,11 @@ def test_a_reader_that_waits_is_woken_by_the_watch(server: Etcd, journals: Calla
 def test_one_watch_serves_many_reads(server: Etcd, journals: Callable[..., EtcdJournal]) -> None:
     """An idle agent looks once a second; a new connection and a new stream each time would be a load on the store."""
     reader = journals(server, "idle")
-    watch = watch_of(reader)
-    for _ in range(3):
-        reader.read(0, 0.05)
-    assert reader._watch is watch
+    watch_of(reader)
+    with watches() as opened:
+        for _ in range(3):
+            reader.read(0, 0.05)
+    assert opened == []
 
 
 def test_a_reader_whose_watch_cannot_be_had_looks_by_itself(
@@ -167,7 +168,7 @@ def test_a_reader_whose_watch_cannot_be_had_looks_by_itself(
 ) -> None:
     """A proxy may not let streams through. The journal is slower then, and no less right."""
     reader = journals(server, "no watch")
-    monkeypatch.setattr(reader._reader, "watch", lambda prefix, revision: None)
+    monkeypatch.setattr(Gateway, "watch", lambda gateway, prefix, revision: None)
     waiting = in_thread(lambda: reader.read(0, 600.0))
     journals(server, "no watch").append("t", Aborted("x"))
     assert texts(waiting()) == ["x"]
@@ -186,20 +187,22 @@ def test_a_watch_that_is_deaf_is_replaced(
         return False
 
     monkeypatch.setattr(deaf, "wait", hear_nothing)
-    assert texts(reader.read(0, 600.0)) == ["x"]
-    assert reader._watch is not deaf
+    batch = reader.read(0, 600.0)
+    assert texts(batch) == ["x"]
+    assert watch_of(reader, batch.position) is not deaf
 
 
 def test_a_waiting_read_ends_when_the_journal_is_closed(server: Etcd, journals: Callable[..., EtcdJournal]) -> None:
     """An agent that is done must not wait for its reader."""
+    before = descriptors()
     journal = journals(server, "close")
-    waiting = in_thread(lambda: journal.read(0, 600.0))
-    until(lambda: journal._watch, "the watch")
+    with watches() as opened:
+        waiting = in_thread(lambda: journal.read(0, 600.0))
+        until(lambda: opened, "the watch")
     journal.close()
     with pytest.raises(Unavailable, match="closed"):
         waiting()
-    assert journal._watch is None
-    assert journal._pipe == ()
+    assert descriptors() <= before
     journal.close()
     with pytest.raises(Unavailable, match="closed"):
         journal.append("t", Aborted("x"))
@@ -214,26 +217,30 @@ def test_compaction_does_not_break_a_reader(server: Etcd, journals: Callable[...
     server.compact()
     batch = reader.read(0, 0)
     assert texts(batch) == list("01234")
-    waiting = in_thread(lambda: reader.read(batch.position, 600.0))
-    until(lambda: reader._watch, "the watch")
+    with watches() as opened:
+        waiting = in_thread(lambda: reader.read(batch.position, 600.0))
+        until(lambda: opened, "the watch")
     peer.beat(ME, 1, ())
     server.compact()
     peer.append("5", Aborted("5"))
     assert texts(waiting()) == ["5"]
 
 
-def test_a_cancelled_watch_is_opened_again(server: Etcd, journals: Callable[..., EtcdJournal]) -> None:
+def test_a_cancelled_watch_is_opened_again(
+    server: Etcd, journals: Callable[..., EtcdJournal], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A watch that starts at a compacted revision is told so once, and is silent from then on."""
     reader, peer = journals(server, "cancelled"), journals(server, "cancelled")
     peer.append("0", Aborted("0"))
     server.compact()
     position = reader.read(0, 0).position
-    reader._watch = cancelled = reader._reader.watch(reader._keys.entries, 1)
-    assert cancelled is not None
-    waiting = in_thread(lambda: reader.read(position, 600.0))
-    until(lambda: reader._watch not in (None, cancelled), "another watch")
-    peer.append("1", Aborted("1"))
-    assert texts(waiting()) == ["1"]
+    with watches() as opened, monkeypatch.context() as patched:
+        watch = Gateway.watch
+        patched.setattr(Gateway, "watch", lambda gateway, prefix, now: watch(gateway, prefix, now if opened else 1))
+        waiting = in_thread(lambda: reader.read(position, 600.0))
+        until(lambda: len(opened) > 1, "another watch")
+        peer.append("1", Aborted("1"))
+        assert texts(waiting()) == ["1"]
 
 
 # ---- what lies where ----

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from contextlib import closing, suppress
+from contextlib import closing
 
 import pytest
 
 from reknit.adapters.journals.envelope import Envelope
+from reknit.adapters.journals.etcd.connection import EtcdServer
 from reknit.adapters.journals.etcd.gateway import Cluster
 from reknit.adapters.journals.etcd.journal import EtcdJournal
 from reknit.adapters.runtime.ports import Unavailable
 from reknit.core.job.entries import Aborted, Node, NodeId
 from tests.support.etcd import Etcd, patiently
 from tests.support.journals import Proxy
-from tests.support.waiting import PATIENCE_S, until
+from tests.support.waiting import PATIENCE_S
 
 ME = Node(NodeId("me"))
 WAY_S, LIMIT_S = 0.04, 0.06
@@ -45,23 +46,26 @@ def test_a_distant_etcd_is_reached_and_its_distance_is_told_once(server: Etcd) -
     assert took_s >= 2 * WAY_S
 
 
-def test_a_beat_waits_for_no_append(server: Etcd) -> None:
+def test_a_beat_waits_for_no_append(server: Etcd, monkeypatch: pytest.MonkeyPatch) -> None:
     """A node that does not beat in time is taken for dead, although only its words are slow."""
     journal = EtcdJournal(Cluster(server.endpoints), Envelope("apart"), timeout_s=PATIENCE_S)
     with closing(journal):
         journal.append("0", Aborted("0"))
-        writer = journal._writer._servers[0]
-        writer._busy.acquire()  # as if an answer to the writer were on its way
+        waiting = threading.Thread(target=journal.append, args=("1", Aborted("1")))
+        is_sent, may_arrive, finish = threading.Event(), threading.Event(), EtcdServer.finish
 
-        def say() -> None:
-            with suppress(Unavailable):
-                journal.append("1", Aborted("1"))
+        def finish_late(server: EtcdServer, within_s: float) -> object:
+            if threading.current_thread() is waiting:  # its answer is on its way
+                is_sent.set()
+                may_arrive.wait(PATIENCE_S)
+            return finish(server, within_s)
 
-        waiting = threading.Thread(target=say)
+        monkeypatch.setattr(EtcdServer, "finish", finish_late)
         waiting.start()
-        until(lambda: journal._said[0] == "1", "the append to begin")
+        assert is_sent.wait(PATIENCE_S)
         assert journal.beat(ME, 1, ()) == {ME: 1}
-        assert len(journal.read(0, 0.0).entries) == 1
-        writer._busy.release()
-        waiting.join(PATIENCE_S)
         assert len(journal.read(0, 0.0).entries) == 2
+        assert waiting.is_alive()
+        may_arrive.set()
+        waiting.join(PATIENCE_S)
+        assert not waiting.is_alive()

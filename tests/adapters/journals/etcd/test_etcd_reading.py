@@ -10,6 +10,7 @@ import pytest
 from reknit.adapters.journals.envelope import Envelope
 from reknit.adapters.journals.etcd.gateway import Cluster, put
 from reknit.adapters.journals.etcd.journal import EtcdJournal
+from reknit.adapters.journals.etcd.keys import EtcdKeys
 from reknit.adapters.journals.etcd.reading import EtcdRecords
 from reknit.adapters.runtime.ports import Readable, Record, Refused, Unavailable
 from reknit.core.job.entries import Aborted, Filler
@@ -27,7 +28,7 @@ def test_who_may_only_read_reads_everything_with_its_author(tmp_path: Path) -> N
         with closing(EtcdJournal(Cluster(server.endpoints), Envelope("j", author="a"), timeout_s=30.0)) as journal:
             for i in range(3):
                 journal.append(str(i), Aborted(str(i)))
-            change(server, put(journal._keys.entry(0, "raw"), b"rubbish"))
+            change(server, put(EtcdKeys("j").entry(0, "raw"), b"rubbish"))
         server.add_user("guest", "secret")
         server.grant("guest", "/reknit/j/", "READ")
         server.ask_for_users()

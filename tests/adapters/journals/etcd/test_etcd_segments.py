@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing
+from itertools import count
 from random import Random
 from threading import Thread
 from typing import Any, TypeVar
@@ -14,13 +15,14 @@ from reknit.adapters.journals.envelope import Envelope
 from reknit.adapters.journals.etcd import journal as journal_module
 from reknit.adapters.journals.etcd.gateway import Answer, Cluster, Gateway, put
 from reknit.adapters.journals.etcd.journal import EtcdJournal
+from reknit.adapters.journals.etcd.keys import EtcdKeys
 from reknit.adapters.journals.folds import MANY
 from reknit.adapters.runtime.ports import Refused, Unavailable
 from reknit.core.job.entries import Aborted, Opened, Terms
 from reknit.core.job.fold import fold_all
 from reknit.core.job.job import Job
-from tests.support.etcd import Etcd, change, delete, patiently, watch_of
-from tests.support.waiting import until
+from tests.support.etcd import Etcd, change, delete, patiently, there, watch_of, watches
+from tests.support.waiting import descriptors, until
 
 T = TypeVar("T")
 Make = Callable[[], EtcdJournal]
@@ -35,6 +37,12 @@ def journal(server: Etcd, request: pytest.FixtureRequest, monkeypatch: pytest.Mo
         yield lambda: stack.enter_context(closing(EtcdJournal(Cluster(server.endpoints), envelope, timeout_s=30.0)))
 
 
+@pytest.fixture
+def keys(request: pytest.FixtureRequest) -> EtcdKeys:
+    """The keys of this job."""
+    return EtcdKeys(request.node.name)
+
+
 def append(journal: EtcdJournal, *names: str) -> None:
     for name in names:
         journal.append(name, Aborted(name))
@@ -45,23 +53,27 @@ def read(journal: EtcdJournal, after: int = 0) -> tuple[list[str], int]:
     return [entry.why for entry in batch.entries if isinstance(entry, Aborted)], batch.position
 
 
-def lose_answers(monkeypatch: pytest.MonkeyPatch, gateway: Gateway, share: float, random: Random) -> None:
-    """Half of those to what was done after all."""
-    transact = gateway.transact
+class LossyGateway(Gateway):
+    """Loses every fourth answer to a writer and every tenth to a reader, half of them after the request was carried
+    out."""
 
-    def transact_or_not(*operations: Any) -> Answer:
-        drawn = random.random()
+    made = count()
+
+    def __init__(self, *given: Any) -> None:
+        super().__init__(*given)
+        self.random = Random(next(self.made))
+
+    def transact(self, compare: Sequence[Any], then: Sequence[Any], otherwise: Sequence[Any]) -> Answer:
+        share, drawn = 0.25 if any("request_put" in operation for operation in then) else 0.1, self.random.random()
         if drawn < share / 2:
             raise Unavailable("lost on the way there")
-        answer = transact(*operations)
+        answer = super().transact(compare, then, otherwise)
         if drawn < share:
             raise Unavailable("lost on the way back")
         return answer
 
-    monkeypatch.setattr(gateway, "transact", transact_or_not)
 
-
-def test_two_writers_and_two_readers_go_through_the_segments(journal: Make) -> None:
+def test_two_writers_and_two_readers_go_through_the_segments(server: Etcd, journal: Make, keys: EtcdKeys) -> None:
     """The order is that in which entries were put, whoever began a segment, whoever is behind."""
     writers, follower, names, followed, position = [journal(), journal()], journal(), "abcdefghijkl", "", 0
     for i, name in enumerate(names):
@@ -70,7 +82,7 @@ def test_two_writers_and_two_readers_go_through_the_segments(journal: Make) -> N
             found, position = read(follower, position)
             followed += "".join(found)
     assert followed == names
-    assert follower._reached[1] == 4, "that is as many as were begun"
+    assert len(there(server, keys.segments)) == 4
     assert read(journal()) == ([*names], position)
 
 
@@ -90,10 +102,10 @@ def test_answers_that_get_lost_lose_and_double_nothing(journal: Make, monkeypatc
             found[agent] += texts
 
     threads = []
-    for agent in range(4):
-        own = journal()
-        lose_answers(monkeypatch, own._writer, 0.25, Random(agent))
-        lose_answers(monkeypatch, own._reader, 0.1, Random(agent + 4))
+    with monkeypatch.context() as patched:
+        patched.setattr(journal_module, "Gateway", LossyGateway)
+        agents = [journal() for _ in names]
+    for agent, own in enumerate(agents):
         threads += [Thread(target=run, args=(own, agent), daemon=True) for run in (write, follow)]
     for thread in threads:
         thread.start()
@@ -123,16 +135,15 @@ def test_a_call_that_is_repeated_segments_later_finds_its_entry(journal: Make) -
 
 
 def test_who_was_to_begin_the_next_segment_and_died_is_not_missed(
-    journal: Make, monkeypatch: pytest.MonkeyPatch
+    server: Etcd, journal: Make, keys: EtcdKeys, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The next writer does it."""
     with monkeypatch.context() as patch:
         patch.setattr(journal_module, "SEGMENT", 1000)
         append(journal(), *"abcde")
     append(journal(), *"fg")
-    reader = journal()
-    assert read(reader)[0] == [*"abcdefg"]
-    assert reader._reached[1] == 1
+    assert read(journal())[0] == [*"abcdefg"]
+    assert [found.key for found in there(server, keys.segments)] == [keys.segment(1)]
 
 
 def test_a_fold_ends_in_any_segment(journal: Make) -> None:
@@ -148,7 +159,7 @@ def test_a_fold_ends_in_any_segment(journal: Make) -> None:
     assert read(journal(), batch.position)[0] == names[-4:]
 
 
-def test_a_fold_that_is_replaced_while_it_is_fetched(server: Etcd, journal: Make) -> None:
+def test_a_fold_that_is_replaced_while_it_is_fetched(server: Etcd, journal: Make, keys: EtcdKeys) -> None:
     """It ends later than was said: what it holds must not be folded twice."""
     writer, names = journal(), [str(i) for i in range(MANY + 9)]
     append(writer, *names[:-6])
@@ -156,7 +167,7 @@ def test_a_fold_that_is_replaced_while_it_is_fetched(server: Etcd, journal: Make
     append(writer, names[-6])
     batch = writer.read(0, 0.0)
     writer.publish(batch.position, fold_all(Job(), batch.entries))
-    change(server, put(writer._keys.fold_at, b"%d" % earlier))
+    change(server, put(keys.fold_at, b"%d" % earlier))
     append(writer, *names[-5:])
     late = journal().read(0, 0.0)
     assert late.base is not None
@@ -175,29 +186,31 @@ def test_one_of_many_publishes(journal: Make) -> None:
     assert journal().read(0, 0.0).base == job != Job()
 
 
-def test_a_segment_that_the_store_has_lost_is_not_written_to(server: Etcd, journal: Make) -> None:
+def test_a_segment_that_the_store_has_lost_is_not_written_to(server: Etcd, journal: Make, keys: EtcdKeys) -> None:
     """It was put back to an older state. Nobody would look there."""
     writer, others = journal(), journal()
     append(writer, *"abc")
     assert read(writer)[0] == [*"abc"]
-    change(server, delete(writer._keys.segment(1)))
+    change(server, delete(keys.segment(1)))
     append(writer, "x")
     append(others, *"yz")
     append(writer, "x", "last")
     assert read(journal())[0] == [*"abcxyz", "last"], "and what is repeated is still recognised"
 
 
-def test_an_entry_that_went_with_its_segment_is_said_again(server: Etcd, journal: Make) -> None:
+def test_an_entry_that_went_with_its_segment_is_said_again(server: Etcd, journal: Make, keys: EtcdKeys) -> None:
     """The store was put back while the answer was on its way."""
     writer = journal()
     append(writer, *"abcd")
-    change(server, delete(writer._keys.segment(1)), delete(writer._keys.entry(1, "d")))
+    change(server, delete(keys.segment(1)), delete(keys.entry(1, "d")))
     assert read(writer)[0] == [*"abc"]
     append(writer, "d")
     assert read(journal())[0] == [*"abcd"]
 
 
-def test_who_began_with_a_fold_finds_out_that_the_store_was_put_back(server: Etcd, journal: Make) -> None:
+def test_who_began_with_a_fold_finds_out_that_the_store_was_put_back(
+    server: Etcd, journal: Make, keys: EtcdKeys
+) -> None:
     """Though nothing was to be read after the fold."""
     writer = journal()
     append(writer, *map(str, range(MANY + 9)))
@@ -206,7 +219,7 @@ def test_who_began_with_a_fold_finds_out_that_the_store_was_put_back(server: Etc
     reader = journal()
     late = reader.read(0, 0.0)
     assert (late.position, late.entries) == (batch.position, ())
-    change(server, delete(reader._last[1]))
+    change(server, delete(there(server, keys.entries)[-1].key))
     with pytest.raises(Refused, match="put back to an older state"):
         reader.read(late.position, 0.0)
 
@@ -237,22 +250,26 @@ def test_an_older_fold_does_not_replace_a_newer_one(journal: Make) -> None:
 
 
 @pytest.mark.parametrize("fold_at", [b"", b"x", b"1" * 5000, b"1", b"0"])
-def test_a_fold_that_cannot_be_used_is_no_loss(server: Etcd, journal: Make, fold_at: bytes) -> None:
+def test_a_fold_that_cannot_be_used_is_no_loss(server: Etcd, journal: Make, keys: EtcdKeys, fold_at: bytes) -> None:
     """The entries are all there still. One of an older version, or damaged, costs time."""
     writer, names = journal(), [str(i) for i in range(MANY + 1)]
     append(writer, *names)
     _, position = read(writer)
-    change(server, put(writer._keys.fold, b"{"), put(writer._keys.fold_at, fold_at or b"%d" % position))
+    change(server, put(keys.fold, b"{"), put(keys.fold_at, fold_at or b"%d" % position))
     assert read(journal())[0] == names
 
 
 def test_who_waits_for_many_watches_none(journal: Make) -> None:
     """Each of a thousand would be told of each."""
     writer, reader = journal(), journal()
-    watch_of(reader)
     append(writer, "a")
-    batch = reader.read(0, 10.0, MANY + 1)
-    assert batch.entries == (Aborted("a"),), "one that it did not wait for is told all the same"
-    assert reader._watch is None
-    assert reader.read(batch.position, 0.01, MANY + 1).entries == ()
-    assert reader._watch is None
+    batch = reader.read(0, 0.0)
+    before = descriptors()
+    watch_of(reader, batch.position)
+    append(writer, "b")
+    with watches() as opened:
+        after = reader.read(batch.position, 10.0, MANY + 1)
+        assert after.entries == (Aborted("b"),), "one that it did not wait for is told all the same"
+        assert descriptors() <= before, "the watch that was open is closed"
+        assert reader.read(after.position, 0.01, MANY + 1).entries == ()
+    assert opened == []

@@ -18,7 +18,7 @@ from reknit.adapters.journals.etcd.journal import EtcdJournal
 from reknit.adapters.runtime.ports import Batch, Refused, Unavailable
 from reknit.core.job.entries import Aborted, Node, NodeId
 from reknit.core.job.reasons import Refusal
-from tests.support.etcd import Etcd, make_certificate, patiently, watch_of
+from tests.support.etcd import Etcd, make_certificate, patiently, watch_of, watches
 from tests.support.nodes import CONF, GOOD, Nodes
 from tests.support.waiting import PATIENCE_S
 
@@ -50,6 +50,18 @@ def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Etcd]:
         yield server
 
 
+def noted_logins(monkeypatch: pytest.MonkeyPatch) -> list[Login]:
+    """The logins that are made from now on."""
+    make, made = Cluster.login, list[Login]()
+
+    def noting(cluster: Cluster, needs: str) -> Login:
+        made.append(make(cluster, needs))
+        return made[-1]
+
+    monkeypatch.setattr(Cluster, "login", noting)
+    return made
+
+
 def expire(server: Etcd, token: str) -> None:
     """Wait until etcd no longer takes the token, which lives for a second."""
     login = Login()
@@ -74,40 +86,47 @@ def jwt(path: Path) -> str:
 
 
 @pytest.mark.parametrize("kind", ["simple", "jwt"])
-def test_tokens_that_expire_are_renewed_by_all_who_use_the_journal(tmp_path: Path, journal: Make, kind: str) -> None:
+def test_tokens_that_expire_are_renewed_by_all_who_use_the_journal(
+    tmp_path: Path, journal: Make, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A job runs for weeks, and a token for minutes. Beats, appends and reads all need one."""
     tokens = ("--auth-token-ttl", "1") if kind == "simple" else ("--auth-token", jwt(tmp_path))
     with Etcd(tmp_path, options=(*QUICK, *tokens)) as server:
         server.add_user("train", "secret", "/reknit/")
         server.ask_for_users()
+        logins = noted_logins(monkeypatch)
         one, other = journal(server), journal(server)
         one.append("0", Aborted("0"))
         position = other.read(0, 0.0).position
-        watch = watch_of(other, position)
-        login = one._writer._servers[0]._login
-        assert one._reader._servers[0]._login is login
-        expire(server, login.token)
+        watch_of(other, position)
+        assert len(logins) == 2, "all who use a journal share its token"
+        expire(server, logins[0].token)
         assert one.beat(ME, 1, ()) == {ME: 1}
-        assert other._watch is watch, "a watch that is open needs the token no more"
         waiting: list[Batch] = []
         reader = threading.Thread(target=lambda: waiting.append(other.read(position, PATIENCE_S)))
-        reader.start()
-        one.append("last", Aborted("last"))
-        reader.join(PATIENCE_S)
+        with watches() as opened:
+            reader.start()
+            one.append("last", Aborted("last"))
+            reader.join(PATIENCE_S)
         assert [batch.entries for batch in waiting] == [(Aborted("last"),)]
+        assert opened == [], "a watch that is open needs the token no more"
 
 
-def test_a_token_of_an_older_state_of_the_users_is_renewed(tmp_path: Path, journal: Make) -> None:
+def test_a_token_of_an_older_state_of_the_users_is_renewed(
+    tmp_path: Path, journal: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A signed token names the revision of the users. Whoever adds any user makes all tokens invalid."""
     with Etcd(tmp_path, options=(*QUICK, "--auth-token", jwt(tmp_path).replace("1s", "1h"))) as server:
         server.add_user("train", "secret", "/reknit/")
         server.ask_for_users()
+        logins = noted_logins(monkeypatch)
         own = journal(server)
         own.append("0", Aborted("0"))
-        token = own._writer._servers[0]._login.token
+        (login,) = logins
+        token = login.token
         server.add_user("somebody", "else")
         own.append("1", Aborted("1"))
-        assert own._writer._servers[0]._login.token != token
+        assert login.token != token
 
 
 def test_a_password_that_changes_while_a_job_runs(tmp_path: Path, journal: Make) -> None:
