@@ -15,15 +15,17 @@ from typing import Any, Protocol
 from attrs import fields
 
 from reknit.adapters.keeper.client.keeper_client import KeeperClient
+from reknit.adapters.keeper.common.leaders import Leader
 from reknit.adapters.keeper.output.console import LAST_WORDS_S
 from reknit.adapters.keeper.process.processes import Processes
 from reknit.adapters.keeper.protocol.wire import Configure, Stop
+from reknit.adapters.keeper.watchdog.watchdog import Watchdog
 from reknit.adapters.runtime.clock import SystemClock
 from reknit.core.agent.commands import StopWorkers
 from reknit.core.agent.events import Event
 from reknit.core.agent.workers import StartWorkers, WorkersExited, WorkersStopped
 from reknit.core.job.reasons import AllSucceeded
-from reknit.core.job.workers import Assignment, WorkerFailure, WorkerRanks
+from reknit.core.job.workers import Assignment, TimerExpired, WorkerFailure, WorkerRanks
 from tests.support.alone import STUBBORN
 from tests.support.waiting import PATIENCE_S, is_alive, read_pids, until
 
@@ -97,6 +99,35 @@ def stop(
         workers.stop(Stop(round_, signum, grace_s))
     else:
         workers.stop(StopWorkers(round_, signum, grace_s, AllSucceeded()))
+
+
+class ToldWatchdog(Watchdog):
+    """A watchdog with a further source, which finds workers hung when a test says so."""
+
+    def __init__(self, clock: SystemClock) -> None:
+        super().__init__(clock)
+        self.leaders: list[Leader] = []
+        """All workers that were started, in this order."""
+        self.has_news = False
+
+    def watch(self, leader: Leader) -> None:
+        self.leaders.append(leader)
+        super().watch(leader)
+
+    def find(self, cause: TimerExpired, *local_ranks: int, signum: int = signal.SIGABRT) -> None:
+        """These workers are hung."""
+        for leader in self.leaders:
+            if leader.local_rank in local_ranks:
+                self.expire(leader, cause, signum)
+        self.has_news = True
+
+    @property
+    def hears_at(self) -> float | None:
+        return 0.0 if self.has_news else super().hears_at
+
+    def hear(self, leaders: Sequence[Leader], now: float) -> None:
+        self.has_news = False
+        super().hear(leaders, now)
 
 
 def drive(workers: Driven, clock: SystemClock, kind: type[Event]) -> list[Event]:

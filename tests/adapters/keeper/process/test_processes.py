@@ -281,8 +281,7 @@ def test_all_that_died_by_the_time_of_one_look_are_told_together(make: Make, clo
     """Which was first is not known, and must not be guessed from the order of events."""
     workers = make("false")
     start(workers, 3)
-    pids = [leader.pid for leader in workers._round.leaders] if workers._round else []
-    for pid in pids:
+    for pid in workers.pids.values():
         os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
     seen = workers.events(clock.now())
     assert [failure.local_rank for failure in failures(seen)] == [0, 1, 2]
@@ -293,8 +292,7 @@ def test_a_worker_that_died_before_the_stop_is_still_told(make: Make, clock: Sys
     """The cause of a failure may be seen a moment after its echo."""
     workers = make("false")
     start(workers)
-    assert workers._round
-    os.waitid(os.P_PID, workers._round.leaders[0].pid, os.WEXITED | os.WNOWAIT)
+    os.waitid(os.P_PID, workers.pids[0], os.WEXITED | os.WNOWAIT)
     stop(workers)
     seen = drive(workers, clock, WorkersStopped)
     assert [type(event) for event in seen] == [WorkersStarted, WorkersExited, WorkersStopped]
@@ -304,8 +302,7 @@ def test_a_worker_reaped_by_somebody_else_is_not_a_success(make: Make, clock: Sy
     """An embedder may wait for any child; the exit code is lost then, not zero."""
     workers = make("true")
     start(workers)
-    assert workers._round
-    os.waitpid(workers._round.leaders[0].pid, 0)
+    os.waitpid(workers.pids[0], 0)
     (failure,) = failures(workers.events(clock.now()))
     assert failure.exitcode == 255
     stop(workers)

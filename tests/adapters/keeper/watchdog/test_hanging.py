@@ -24,7 +24,7 @@ from tests.support import hanging
 from tests.support.alone import ENV
 from tests.support.command import Run
 from tests.support.nodes import GOOD, Nodes, at_file, ended
-from tests.support.processes import Make, drive, failures, start, stop, stopped
+from tests.support.processes import Make, ToldWatchdog, drive, failures, start, stop, stopped
 from tests.support.waiting import is_alive, read_pids, until
 
 needs_py_spy = pytest.mark.skipif(not stacks.py_spy_for(os.getpid()), reason="py-spy is not installed")
@@ -38,7 +38,7 @@ class Hanging:
 
     def __init__(self, make: Make, clock: SystemClock, folder: Path, how: str, argv: tuple[str, ...] = ()) -> None:
         self.clock = clock
-        self.watchdog = Watchdog(clock)
+        self.watchdog = ToldWatchdog(clock)
         call = f"from tests.support import hanging; hanging.{how}({str(folder)!r})"
         command = argv or (sys.executable, "-c", call)
         self.workers: Processes = make(*command, env=ENV, watchdog=self.watchdog, own_children=False)
@@ -48,9 +48,7 @@ class Hanging:
             until(lambda: stacks.state_of(self.pids[0])[0] == "T", "the worker to stop")
 
     def expire(self) -> WorkerFailure:
-        assert self.workers._round is not None
-        self.watchdog.expire(self.workers._round.leaders[0], CAUSE)
-        self.workers._wakes_at = self.watchdog.wakes_at
+        self.watchdog.find(CAUSE, 0)
         (failure,) = failures(drive(self.workers, self.clock, WorkersExited))
         assert failure.cause == CAUSE
         return failure
