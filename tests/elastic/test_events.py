@@ -9,6 +9,7 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,7 @@ from tests.elastic.agents import PlainAgent, spec
 from tests.elastic.launched import Job, launched
 from tests.support.handlers import Failing, Hung, Kept
 from tests.support.leaks import nothing_left
+from tests.support.waiting import until
 
 ROUND = [("AGENT", "RENDEZVOUS"), ("AGENT", "ASSIGN_WORKER_RANKS"), ("WORKER", "START")]
 
@@ -243,7 +245,7 @@ def test_a_handler_does_not_end_an_agent(
     finally:
         if kind is Hung:
             handler.come_back.set()
-            agents._deliveries[os.getpid(), "mine"]._thread.join()
+            until(lambda: not any(thread.name == "events mine" for thread in threading.enumerate()))
     said = [record.getMessage() for record in caplog.records if "event handler" in record.getMessage()]
     assert len(said) == (1 if kind is Failing else len(said)) > 0
     assert all(line.startswith("the event handler mine ") for line in said)

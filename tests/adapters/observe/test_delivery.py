@@ -13,7 +13,7 @@ from reknit.adapters.observe import delivery
 from reknit.adapters.observe.delivery import Delivery
 from reknit.adapters.observe.destinations import logger_of
 from tests.support.handlers import Failing, Hung, Kept
-from tests.support.waiting import PATIENCE_S
+from tests.support.waiting import PATIENCE_S, until
 
 
 def to(handler: logging.Handler) -> Delivery:
@@ -47,7 +47,7 @@ def test_nobody_waits_for_a_handler_that_hangs() -> None:
     way.flush(PATIENCE_S)  # it was given up, and is not waited for again
     assert way.troubles() == ["the event handler mine has not taken 1 event"]
     hung.come_back.set()
-    way._thread.join(PATIENCE_S)
+    until(lambda: not any(thread.name == "events mine" for thread in threading.enumerate()))
     way.put("4")
     way.flush(PATIENCE_S)
     assert hung.lines == ["0", "4"]

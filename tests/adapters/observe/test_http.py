@@ -19,7 +19,7 @@ from reknit.adapters.runtime.clock import is_readable
 from tests.support.alone import ENV, ROOT, command, run_alone
 from tests.support.asking import connected, full, get, listening, served
 from tests.support.leaks import nothing_left
-from tests.support.waiting import PATIENCE_S, until
+from tests.support.waiting import PATIENCE_S, descriptors, until
 
 BIG = "x" * 20_000_000
 
@@ -158,7 +158,7 @@ def test_pages_that_wait_do_not_take_all_threads(server: PageServer, gate: Gate)
                 assert probe.recv(1) == b""
         assert gate.asked <= http._MOST_THREADS
         gate.is_open.set()
-        until(lambda: not server._listener._clients)
+        served(server.url)
         assert get(f"{server.url}/ok")[0] == 200
     finally:
         for probe in probes:
@@ -168,19 +168,21 @@ def test_pages_that_wait_do_not_take_all_threads(server: PageServer, gate: Gate)
 def test_a_silent_client_is_cut_off(server: PageServer, monkeypatch: pytest.MonkeyPatch) -> None:
     """It would keep its thread for ever."""
     monkeypatch.setattr(http._Handler, "timeout", 0.1)
+    before = threading.active_count()
     with connected(server.url) as silent, connected(server.url) as reads_nothing:
         reads_nothing.sendall(b"GET /big HTTP/1.1\r\n\r\n")
         assert silent.recv(1) == b""
-        until(lambda: not server._listener._clients)
+        until(lambda: threading.active_count() == before, "the end of the threads of both")
     assert get(f"{server.url}/ok")[0] == 200
 
 
 def test_closing_cuts_everybody_off(server: PageServer, monkeypatch: pytest.MonkeyPatch) -> None:
     """`close` does not wait for a client that says nothing, nor for one that does not take its answer."""
     monkeypatch.setattr(http, "END_S", PATIENCE_S)
+    before = threading.active_count()
     with connected(server.url) as silent, connected(server.url) as reads_nothing:
         reads_nothing.sendall(b"GET /big HTTP/1.1\r\n\r\n")
-        until(lambda: len(server._listener._clients) == 2)
+        until(lambda: threading.active_count() == before + 2, "a thread for each")
         server.close()
         assert silent.recv(1) == b""
     with pytest.raises(OSError, match="refused"):
@@ -226,21 +228,22 @@ def test_other_addresses(host: str) -> None:
 @pytest.mark.alone
 def test_a_forked_child_has_none_of_the_sockets(server: PageServer, gate: Gate) -> None:
     """Otherwise the port would stay taken, and clients would wait, as long as the child lives."""
+    read_end, write_end = os.pipe()
+    before = descriptors()
     with connected(server.url) as client:
         client.sendall(b"GET /gate HTTP/1.1\r\n\r\n")
         until(lambda: gate.asked == 1)
         assert len(listening(os.getpid())) >= 1
-        read_end, write_end = os.pipe()
+        assert len(descriptors() - before) == 2, "both ends of the connection"
         pid = os.fork()
         if pid == 0:
             try:
                 server.close()
-                is_open = [one.fileno() >= 0 for one in server._listener._clients]
-                os.write(write_end, repr([len(listening(os.getpid())), is_open]).encode())
+                os.write(write_end, repr((len(listening(os.getpid())), len(descriptors() - before))).encode())
             finally:
                 os._exit(0)
         os.close(write_end)
-        assert os.read(read_end, 100) == b"[0, [False]]"
+        assert os.read(read_end, 100) == b"(0, 1)", "the end of the client is left"
         os.close(read_end)
         os.waitpid(pid, 0)
         gate.is_open.set()
@@ -284,28 +287,37 @@ def test_idle_clients_leave_descriptors_for_the_agent() -> None:
 def test_no_descriptor_is_left() -> None:
     """A client cannot be accepted. The server pauses instead of spinning, and then serves the client."""
     said = run_alone("""
-        import os, resource, socket
+        import os, resource, socket, threading
+        from socketserver import TCPServer
         from reknit.adapters.observe import http
         from tests.support.waiting import until
 
         server = http.PageServer("127.0.0.1", 0, {"/": lambda query: http.line(200, "here")})
         server.start()
+        threads = threading.active_count()
         first = socket.create_connection((server.host, server.port))
-        until(lambda: server._listener._clients)
+        until(lambda: threading.active_count() > threads)
         client = socket.socket()
         limit = os.dup(0)
         os.close(limit)
         before = resource.getrlimit(resource.RLIMIT_NOFILE)
         resource.setrlimit(resource.RLIMIT_NOFILE, (limit, before[1]))
-        pauses = []
-        pause = server._listener._is_stopped.wait
-        server._listener._is_stopped.wait = lambda timeout: (pauses.append(timeout), pause(timeout))
+        accept, refused = TCPServer.get_request, []
+
+        def get_request(listener):
+            try:
+                return accept(listener)
+            except OSError as error:
+                refused.append(error)
+                raise
+
+        TCPServer.get_request = get_request
         client.connect((server.host, server.port))
         client.sendall(b"GET / HTTP/1.1\\r\\n\\r\\n")
-        until(lambda: pauses)
+        until(lambda: refused)
         resource.setrlimit(resource.RLIMIT_NOFILE, before)
         print(client.recv(100).decode().split()[1])
-        assert len(pauses) < 5, pauses
+        assert len(refused) < 5, refused
         server.close()
     """)
     assert said == "200\n"

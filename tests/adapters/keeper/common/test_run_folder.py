@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from reknit.adapters.keeper.common.run_folder import CannotMake, LogFolder, remove_abandoned
+from tests.support.alone import run_killed
 
 OLD = (0, 0)
 
@@ -19,17 +20,27 @@ def base(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+def left_by_a_killed_keeper(run_id: str) -> str:
+    """The path of a scratch folder whose keeper was killed."""
+    script = """
+        import sys
+        from reknit.adapters.keeper.common.run_folder import LogFolder
+        folder = LogFolder("", sys.argv[1], keeps=False)
+        print(folder.path)
+    """
+    return run_killed(script, run_id).strip()
+
+
 def test_a_scratch_folder_of_a_killed_keeper_is_removed_by_a_later_one(base: Path) -> None:
     """83 of 140 kills left one behind."""
-    abandoned = LogFolder("", "a/b", keeps=False)
-    os.close(abandoned._lock)  # as the kernel does when its owner is killed
+    abandoned = left_by_a_killed_keeper("a/b")
     used, output = LogFolder("", "b", keeps=False), LogFolder("", "c", keeps=True)
-    for path in (abandoned.path, used.path, output.path):
+    for path in (abandoned, used.path, output.path):
         (Path(path) / "file").touch()
     os.mkfifo(base / "reknit_scratch_fifo")  # another user's joke: must not block
     (base / "reknit_scratch_link").symlink_to(output.path)
     assert remove_abandoned() == 1
-    assert not os.path.exists(abandoned.path)
+    assert not os.path.exists(abandoned)
     assert all(os.path.exists(os.path.join(path, "file")) for path in (used.path, output.path))
     used.close()
     used.close()
@@ -60,10 +71,9 @@ def test_a_folder_that_is_not_locked_yet_stays(base: Path, monkeypatch: pytest.M
 
 def test_a_folder_that_was_removed_is_made_again(base: Path) -> None:
     """A keeper was killed, and another agent was faster than the next keeper."""
-    first = LogFolder("", "job", keeps=False)
-    os.close(first._lock)
+    first = left_by_a_killed_keeper("job")
     assert remove_abandoned() == 1
-    second = LogFolder("", "job", keeps=False, made=first.path)
+    second = LogFolder("", "job", keeps=False, made=first)
     assert os.path.isdir(second.path)
     assert remove_abandoned() == 0
     second.close()
@@ -72,9 +82,9 @@ def test_a_folder_that_was_removed_is_made_again(base: Path) -> None:
 
 def test_a_later_keeper_goes_on_with_the_folder(base: Path) -> None:
     """It holds the error files of the rounds before, and is then its own to remove."""
-    first = LogFolder("", "job", keeps=False)
-    os.close(first._lock)
-    second = LogFolder("", "job", keeps=False, made=first.path)
+    first = left_by_a_killed_keeper("job")
+    second = LogFolder("", "job", keeps=False, made=first)
+    assert second.path == first
     assert remove_abandoned() == 0
     second.close()
     assert list(base.iterdir()) == []

@@ -15,6 +15,7 @@ from reknit.adapters.keeper.watchdog.timerpipe import TimerPipe
 from reknit.adapters.keeper.watchdog.timers import WorkerTimer
 from reknit.adapters.runtime.clock import SystemClock
 from reknit.elastic.timer import FileTimerClient
+from tests.support.alone import run_killed
 from tests.support.leaks import nothing_left
 
 ME = {os.getpid(): 3}
@@ -22,12 +23,28 @@ ME = {os.getpid(): 3}
 LONG_S = 1e6
 
 
+class NotingClock(SystemClock):
+    """A clock that says what wakes it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.watched: set[int] = set()
+
+    def watch(self, fd: int) -> None:
+        super().watch(fd)
+        self.watched.add(fd)
+
+    def unwatch(self, fd: int) -> None:
+        super().unwatch(fd)
+        self.watched.discard(fd)
+
+
 class Watched:
     """A pipe, its clock, and what the operator is told."""
 
     def __init__(self, path: str = "") -> None:
         self.said: list[str] = []
-        self.clock = SystemClock()
+        self.clock = NotingClock()
         try:
             self.pipe = TimerPipe(self.clock, path, "job", self.said.append)
         except CannotMake:
@@ -44,7 +61,7 @@ class Watched:
     def rest(self) -> None:
         """Look, and wait, as the keeper does, until the pipe is watched again. No timer expires meanwhile."""
         assert self.look() == []
-        while self.pipe._paused_until is not None:
+        while not self.clock.watched:
             self.clock.wait(self.pipe.wakes_at)
             assert self.look() == []
 
@@ -53,6 +70,13 @@ class Watched:
         while not (found := self.look()):
             self.clock.wait(self.pipe.wakes_at)
         return [timer.scope for timer in found]
+
+    def left(self) -> list[str]:
+        """The scopes of the timers that would end a worker if nothing more was said. None is set after this."""
+        found: list[str] = []
+        while (at := self.pipe.wakes_at) is not None:
+            found += [timer.scope for timer in self.pipe.look(at, ME)]
+        return found
 
     def close(self) -> None:
         self.pipe.close()
@@ -114,8 +138,7 @@ def test_the_other_timers_of_a_worker_that_is_ended_are_forgotten(watched: Watch
     watched.acquire("late", LONG_S)
     assert watched.expired() == ["a"]
     watched.rest()
-    assert watched.pipe.wakes_at is None or watched.pipe.wakes_at > watched.clock.now() + LONG_S / 2
-    assert not watched.pipe._timers._set
+    assert watched.left() == []
 
 
 def test_a_timer_without_a_signal_is_a_line_for_the_operator(watched: Watched) -> None:
@@ -126,7 +149,7 @@ def test_a_timer_without_a_signal_is_a_line_for_the_operator(watched: Watched) -
     assert watched.look() == []
     (line,) = watched.said
     assert line.startswith("reknit: a timer of rank 3 ran out ('a', 'b'); nothing is done")
-    assert len(watched.pipe._timers._set) == 1
+    assert watched.left() == ["c"]
 
 
 def test_a_stranger_ends_nobody(watched: Watched) -> None:
@@ -148,7 +171,7 @@ def test_while_no_worker_runs_everything_is_left_out(watched: Watched) -> None:
     watched.acquire("b", -1)
     assert watched.pipe.look(watched.clock.now() + 10, {}) == []
     assert watched.pipe.look(watched.clock.now() + 20, ME) == []
-    assert not watched.pipe._timers._set
+    assert watched.left() == []
     assert watched.said == []
 
 
@@ -157,33 +180,34 @@ def test_a_round_begins_without_timers(watched: Watched) -> None:
     watched.acquire("a", LONG_S)
     watched.rest()
     watched.pipe.renew()
-    assert not watched.pipe._timers._set
+    assert watched.left() == []
 
 
 def test_many_requests_cost_few_looks(watched: Watched) -> None:
     """A thousand timers in a second must not wake the keeper a thousand times. No request is lost meanwhile."""
-    watched.acquire("first", LONG_S)
+    watched.acquire("last to expire", 2 * LONG_S)
     assert watched.look() == []
     for number in range(100):
         watched.acquire(str(number), LONG_S)
         watched.client.release(str(number))
     wakes, until = 0, watched.clock.now() + LONG_S
-    while watched.pipe._paused_until is not None:
+    while not watched.clock.watched:
         watched.clock.wait(min(until, watched.pipe.wakes_at or until))
         watched.look()
         wakes += 1
     assert wakes <= 5
-    assert [scope for _, scope in watched.pipe._timers._set] == ["first"]
+    assert watched.left() == ["last to expire"]
     assert watched.said == []
 
 
 def test_a_pause_ends_when_a_timer_expires(watched: Watched) -> None:
     """A short timer must not wait for the end of the pause."""
     watched.acquire("soon", 0.01)
-    watched.look()
-    assert watched.pipe._paused_until is not None
+    now = watched.clock.now()
+    watched.pipe.look(now, ME)
+    assert not watched.clock.watched, "a pause has begun"
     assert watched.pipe.wakes_at is not None
-    assert watched.pipe.wakes_at < watched.pipe._paused_until
+    assert watched.pipe.wakes_at <= now + 0.02
     assert watched.expired() == ["soon"]
 
 
@@ -193,15 +217,15 @@ def test_a_pause_ends_when_a_timer_expires(watched: Watched) -> None:
 def test_a_pipe_without_a_path_is_in_a_scratch_folder(base: Path) -> None:
     """A killed keeper leaves the folder, and a later one removes it."""
     with nothing_left(base):
-        found = Watched()
-        assert Path(found.pipe.path).parent.parent == base
-        assert os.stat(found.pipe.path).st_mode & 0o777 == 0o600
-        assert found.pipe._folder is not None
-        os.close(found.pipe._folder._lock)  # as the kernel does when the keeper is killed
-        found.pipe._folder._lock = -1
-        os.utime(found.pipe._folder.path, (0, 0))
+        path = run_killed("""
+            from reknit.adapters.keeper.watchdog.timerpipe import TimerPipe
+            from reknit.adapters.runtime.clock import SystemClock
+            pipe = TimerPipe(SystemClock(), "", "job", print)
+            print(pipe.path)
+        """).strip()
+        assert Path(path).parent.parent == base
+        assert os.stat(path).st_mode & 0o777 == 0o600
         assert remove_abandoned() == 1
-        found.close()
 
 
 @pytest.mark.parametrize("left", ["nothing", "pipe", "empty file"])
