@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from itertools import count
 from typing import Any, Self, TypeVar
+from unittest.mock import patch
 
 from attrs import evolve
 
@@ -184,6 +185,19 @@ class JobStore:
 
     def key(self, name: str) -> str:
         return f"reknit/{self.job}/{name}"
+
+
+@contextmanager
+def noted_clients() -> Iterator[list[StoreClient]]:
+    """The clients of stores that this process makes within the `with`."""
+    begin, made = StoreClient.__init__, list[StoreClient]()
+
+    def noting(client: StoreClient, *given: Any, **more: Any) -> None:
+        made.append(client)
+        begin(client, *given, **more)
+
+    with patch.object(StoreClient, "__init__", noting):
+        yield made
 
 
 def many(number: int) -> list[Entry]:

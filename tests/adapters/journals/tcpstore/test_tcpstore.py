@@ -10,6 +10,7 @@ from contextlib import ExitStack, contextmanager
 from itertools import count
 from typing import TypeVar
 
+import psutil
 import pytest
 
 from reknit.adapters.journals.envelope import Envelope
@@ -21,7 +22,7 @@ from reknit.adapters.runtime.ports import Batch, Refused, Unavailable
 from reknit.core.job.entries import Aborted, Entry, Filler, Node, NodeId
 from reknit.core.job.reasons import Refusal
 from tests.support.alone import ENV, ROOT, command
-from tests.support.stores import HOST, JobStore, folded, hosted, plain
+from tests.support.stores import HOST, JobStore, folded, hosted, noted_clients, plain
 from tests.support.waiting import PATIENCE_S, until
 
 T = TypeVar("T")
@@ -108,9 +109,10 @@ def test_an_append_that_broke_is_continued_where_it_was(
 def test_a_connection_that_was_lost_is_made_again(store: JobStore) -> None:
     """An agent outlives any of its connections."""
     journal = store.journal()
-    journal.append("1", Aborted("x"))
-    journal.read(0, 0.0)
-    for client in journal._connections._clients.values():
+    with noted_clients() as clients:
+        journal.append("1", Aborted("x"))
+        journal.read(0, 0.0)
+    for client in clients:
         client.close()
     journal.append("2", Aborted("y"))
     assert plain(journal.read(1, 0.0)) == Batch(2, (Aborted("y"),))
@@ -137,12 +139,13 @@ def test_a_store_that_serves_another_job_later_is_an_outage() -> None:
     with hosted() as (_, port), ExitStack() as closing:
         store = JobStore(port, closing)
         mine = store.journal("one", exclusive=True)
-        mine.append("1", Aborted("x"))
-        mine.remember(1, folded([*mine.read(0, 0.0).entries]))
+        with noted_clients() as clients:
+            mine.append("1", Aborted("x"))
+            mine.remember(1, folded([*mine.read(0, 0.0).entries]))
         store.client.set(OWNER, b"two")
         store.client.set(StoreKeys("one").header, b"")
         store.client.set(StoreKeys("one").begun, b"")
-        for client in mine._connections._clients.values():
+        for client in clients:
             client.close()
         with pytest.raises(Unavailable, match="serves job two, not one"):
             mine.read(1, 0.0)
@@ -204,6 +207,12 @@ def silent(*, is_full: bool) -> Iterator[int]:
         yield port
 
 
+def connections_to(port: int) -> int:
+    """How many connections this process has there, or is making."""
+    found = psutil.Process().net_connections("tcp4")
+    return sum(bool(connection.raddr) and connection.raddr.port == port for connection in found)
+
+
 @pytest.mark.parametrize("is_full", [True, False])
 def test_closing_ends_a_connection_that_is_being_made(is_full: bool) -> None:
     """A thread that waits for a host that is gone must not outlive the agent."""
@@ -217,9 +226,10 @@ def test_closing_ends_a_connection_that_is_being_made(is_full: bool) -> None:
             except Unavailable as error:
                 found.append(str(error))
 
+        before = connections_to(port)
         thread = threading.Thread(target=read, daemon=True)
         thread.start()
-        until(lambda: journal._connections._clients)
+        until(lambda: connections_to(port) > before, "the connection, or its beginning")
         journal.close()
         thread.join(PATIENCE_S)
         assert found == [f"{HOST}:{port}: the connection was closed here"]

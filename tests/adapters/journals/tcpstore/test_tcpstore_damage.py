@@ -12,7 +12,7 @@ from reknit.adapters.journals.tcpstore.journal import TCPStoreJournal
 from reknit.adapters.runtime.ports import Refused
 from reknit.core.job.entries import Filler
 from reknit.core.job.reasons import Refusal
-from tests.support.stores import JobStore, folded, hosted, stubborn
+from tests.support.stores import JobStore, folded, hosted, noted_clients, stubborn
 
 
 @pytest.fixture
@@ -26,10 +26,12 @@ def store() -> Iterator[JobStore]:
 def begun(store: JobStore) -> TCPStoreJournal:
     """A journal with an entry, and an agent that has read it and has to connect again."""
     journal = store.journal()
-    journal.append("t", Filler())
-    batch = journal.read(0, 0)
+    with noted_clients() as clients:
+        journal.append("t", Filler())
+        batch = journal.read(0, 0)
     journal.remember(batch.position, folded(list(batch.entries)))
-    journal._connections._close_all_but(None)
+    for client in clients:
+        client.close()
     return journal
 
 

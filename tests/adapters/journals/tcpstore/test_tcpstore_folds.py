@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Sequence
 from contextlib import ExitStack
 
 import pytest
@@ -10,10 +11,11 @@ import pytest
 from reknit.adapters.journals.envelope import Envelope
 from reknit.adapters.journals.folds import MANY
 from reknit.adapters.journals.tcpstore import journal as journal_module
+from reknit.adapters.journals.tcpstore.client import StoreClient
 from reknit.adapters.runtime.ports import Batch, Unavailable
 from tests.support.journals import Proxy
-from tests.support.stores import JobStore, folded, many, plain
-from tests.support.waiting import until
+from tests.support.stores import JobStore, folded, many, noted_clients, plain
+from tests.support.waiting import PATIENCE_S, until
 
 
 def test_the_first_far_behind_reads_everything_and_the_others_take_its_fold(store: JobStore) -> None:
@@ -147,7 +149,9 @@ def test_an_older_fold_does_not_replace_a_newer(store: JobStore) -> None:
     assert journal.read(0, 0.0).base == folded(entries)
 
 
-def test_a_store_that_is_lost_during_the_first_read_is_no_loss_for_the_reader(store: JobStore) -> None:
+def test_a_store_that_is_lost_during_the_first_read_is_no_loss_for_the_reader(
+    store: JobStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The reader has taken a fold, and was given nothing. It takes part in whatever journal is there next."""
     writer, entries = store.journal(), many(MANY + 10)
     for i, entry in enumerate(entries):
@@ -156,18 +160,25 @@ def test_a_store_that_is_lost_during_the_first_read_is_no_loss_for_the_reader(st
     position = first.read(0, 0.0).position
     first.publish(position, folded(entries))
     store.client.add(store.key("head"), 1)  # a writer has taken a slot, and dies
-    newcomer, failed = store.journal(), threading.Event()
+    newcomer, has_the_fold, wait = store.journal(), threading.Event(), StoreClient.wait
+
+    def noting(client: StoreClient, keys: Sequence[str], wait_s: float) -> bool:
+        if store.key(f"slot/{position}") in keys:
+            has_the_fold.set()
+        return wait(client, keys, wait_s)
 
     def read() -> None:
         with pytest.raises(Unavailable, match="closed here"):
             newcomer.read(0, 0.0)
-        failed.set()
 
+    monkeypatch.setattr(StoreClient, "wait", noting)
     thread = threading.Thread(target=read)
-    thread.start()
-    until(lambda: (replica := newcomer._connections._replica) is not None and replica.prefix.position == position)
+    with noted_clients() as clients:
+        thread.start()
+        assert has_the_fold.wait(PATIENCE_S), "it waits for the slot after the fold"
     store.client.set(store.key("header"), b"")
-    until(lambda: newcomer._connections._close_all_but(None) or failed.is_set())
+    for client in clients:
+        client.close()
     thread.join()
     store.client.set(store.key("head"), b"0")
     store.client.set(store.key("header"), Envelope(store.job).header())

@@ -15,7 +15,7 @@ from reknit.adapters.journals.tcpstore.client import StoreClient
 from reknit.adapters.journals.tcpstore.journal import TCPStoreJournal
 from reknit.adapters.runtime.ports import Batch
 from reknit.core.job.entries import Aborted, Entry, Filler, Node, NodeId
-from tests.support.stores import HOST, SlowLink, plain, stubborn
+from tests.support.stores import HOST, SlowLink, noted_clients, plain, stubborn
 from tests.support.waiting import PATIENCE_S
 
 ME = Node(NodeId("me"))
@@ -94,8 +94,10 @@ def test_a_limit_that_is_shorter_than_the_way_grows(far: Far) -> None:
 
 def test_a_beat_waits_for_no_append(far: Far, monkeypatch: pytest.MonkeyPatch) -> None:
     """They share a connection. Once an append has taken long, beats have a connection of their own."""
-    far.far.beat(ME, 1, ())
-    assert set(far.far._connections._clients) == {"writer"}
+    with noted_clients() as clients:
+        far.far.append("0", Aborted("first"))
+        far.far.beat(ME, 1, ())
+    assert len(clients) == 1
     reached, go_on = threading.Event(), threading.Event()
     real = StoreClient.compare_set
 
@@ -109,9 +111,11 @@ def test_a_beat_waits_for_no_append(far: Far, monkeypatch: pytest.MonkeyPatch) -
     thread = threading.Thread(target=far.far.append, args=("1", Aborted("x")))
     thread.start()
     assert reached.wait(PATIENCE_S)
-    assert far.far.beat(ME, 2, ()) == {ME: 2}
-    assert not go_on.is_set()
-    go_on.set()
-    thread.join()
-    far.far.beat(ME, 3, ())
-    assert set(far.far._connections._clients) == {"writer", "beater"}
+    with noted_clients() as clients:
+        assert far.far.beat(ME, 2, ()) == {ME: 2}
+        assert not go_on.is_set()
+        go_on.set()
+        thread.join()
+        far.far.beat(ME, 3, ())
+        far.far.append("2", Aborted("y"))
+    assert len(clients) == 1
