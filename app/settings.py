@@ -1,5 +1,5 @@
 """What one agent is to do, as one typed value: `Settings`. The command line and the functions for programs make it, and
-`wire` reads nothing else.
+the wiring (app/wiring) reads nothing else.
 
 1. A field is a number, a name or a typed value. No field is a text that must still be parsed.
 2. A value out of range raises `ValueError` where it is made. The message names class, field and value.

@@ -8,8 +8,6 @@
 
 from __future__ import annotations
 
-from enum import Enum
-
 from attrs import evolve
 
 from reknit.core.job.entries import Joined, Node
@@ -23,6 +21,7 @@ from .events import EntriesRead
 from .reasons import AlreadyFinished, JournalRefused, Replaced, TermsDiffer
 from .situation import owed
 from .states import WorkerState
+from .terms import differences
 from .watching import spare_s
 
 
@@ -122,33 +121,10 @@ def _taking_part(agent: Agent) -> Agent:
         if job.phase.outcome.verdict is Verdict.SUCCEEDED:
             return evolve(agent, end=AlreadyFinished())
         return agent  # the next epoch is opened, by this agent or another
-    differences = _differences(agent)
-    if differences:
+    if found := differences(agent.spec.terms, job.terms):
         opener = next((joined.node for joined in job.live.values() if joined.nonce == job.journal), None)
-        return evolve(agent, end=TermsDiffer(differences, opener))
+        return evolve(agent, end=TermsDiffer(found, opener))
     return evolve(agent, epoch=job.epoch, stage=Stage.OUTSIDE)
-
-
-def _differences(agent: Agent) -> tuple[tuple[str, str, str], ...]:
-    theirs, ours = agent.job.terms, agent.spec.terms
-    if theirs == ours:
-        return ()
-    from attrs import fields  # slow to import, and needed here alone
-
-    pairs = [
-        (a.name, getattr(there, a.name), getattr(here, a.name))
-        for there, here in ((theirs, ours), (theirs.restarts, ours.restarts))
-        for a in fields(type(there))
-        if a.name != "restarts"
-    ]
-    return tuple((name, _text(a), _text(b)) for name, a, b in pairs if a != b)
-
-
-def _text(value: object) -> str:
-    """A term as the user writes it: `soon`, not `Admission.SOON`."""
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    return f"{value:g}" if isinstance(value, float) else str(value.value if isinstance(value, Enum) else value)
 
 
 def _identified(agent: Agent) -> Agent:

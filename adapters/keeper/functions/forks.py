@@ -107,7 +107,7 @@ class Forks:
 
 def settle(env: Mapping[str, str], ends: Mapping[int, int], ticket: int, foreign: Collection[int]) -> None:
     """In a process that was forked: become what a worker is that was started by exec. The arguments are those of
-    `leaders.spawn`.
+    `spawn.spawn`.
 
     `ticket`: the descriptor of the guard pipe. -1: there is none. `foreign`: descriptors that the worker must not have.
     """

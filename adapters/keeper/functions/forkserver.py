@@ -19,7 +19,7 @@ from signal import SIGKILL, Signals
 
 from reknit.adapters.host.children import reaped, signal_process
 from reknit.adapters.keeper.common.guard import Guard
-from reknit.adapters.keeper.common.leaders import spawn
+from reknit.adapters.keeper.common.spawn import spawn
 
 SOCKET = 9
 """The descriptor, in the fork server, by which requests come."""

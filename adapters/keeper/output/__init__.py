@@ -1,1 +1,2 @@
-"""The way of the workers' output: pipes, the relay, consoles and files."""
+"""The way of the workers' output: from their pipes (`streams`, which also makes the prefix of their lines) through the
+relay to consoles and files."""

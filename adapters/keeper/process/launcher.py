@@ -16,8 +16,8 @@ from attrs import evolve
 from reknit.adapters.host.orphans import MARK, carry
 from reknit.adapters.keeper.common.environment import arguments, given_by, whole
 from reknit.adapters.keeper.common.guard import Guard
-from reknit.adapters.keeper.common.leaders import Leader, spawn, spawn_exitcode
 from reknit.adapters.keeper.common.run_folder import worker_folder
+from reknit.adapters.keeper.common.spawn import Leader, spawn, spawn_exitcode
 from reknit.adapters.keeper.functions.forkserver import ForkServer
 from reknit.adapters.keeper.output.streams import STDERR, STDIN, STDOUT, Streams, file_with
 from reknit.adapters.keeper.protocol.wire import Configure, Process, StartProcesses, variables

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from reknit.adapters.keeper.common.leaders import Leader
+    from reknit.adapters.keeper.common.spawn import Leader
 
 _FIRST_S, _LONGEST_S = 1.0, 64.0
 """The shortest time between two lines about one worker, at first and at most. It doubles with each line. Seconds."""

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 from reknit.adapters.host.children import reap
 from reknit.adapters.keeper.common.bootstrap import BootstrapPorts
-from reknit.adapters.keeper.common.leaders import Leader
+from reknit.adapters.keeper.common.spawn import Leader
 from reknit.adapters.keeper.failures.failing import failure_of
 from reknit.adapters.keeper.output.streams import Streams
 from reknit.adapters.keeper.protocol.wire import Configure, Happened, StartProcesses, Stop, workers_of

@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING
 
 from reknit.adapters.host.children import Children, reaped, signal_process, sweep_counting
-from reknit.adapters.keeper.common.leaders import PidWatch
+from reknit.adapters.keeper.common.spawn import PidWatch
 
 if TYPE_CHECKING:
     from reknit.adapters.runtime.ports import Clock

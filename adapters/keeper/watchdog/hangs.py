@@ -21,7 +21,7 @@ from .page import Page
 from .progress import BETWEEN, FOR_EVER, VARIABLE
 
 if TYPE_CHECKING:
-    from reknit.adapters.keeper.common.leaders import Leader
+    from reknit.adapters.keeper.common.spawn import Leader
 
 _TOGETHER_S = 1.0
 """Workers whose time runs out within so many seconds hang together: mostly they wait for each other. It is less if the

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 
 from reknit.adapters.host.children import descendants, reap, signal_process, stat_of
 from reknit.adapters.keeper.common.guard import Guard
-from reknit.adapters.keeper.common.leaders import spawn
+from reknit.adapters.keeper.common.spawn import spawn
 
 if TYPE_CHECKING:
     from reknit.adapters.runtime.ports import Clock

@@ -25,7 +25,7 @@ from .hangs import Hangs
 
 if TYPE_CHECKING:
     from reknit.adapters.keeper.common.guard import Guard
-    from reknit.adapters.keeper.common.leaders import Leader
+    from reknit.adapters.keeper.common.spawn import Leader
     from reknit.adapters.runtime.ports import Clock
 
     from .stacks import Dump

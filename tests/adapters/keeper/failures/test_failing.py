@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from reknit.adapters.keeper.common.leaders import Leader
+from reknit.adapters.keeper.common.spawn import Leader
 from reknit.adapters.keeper.failures.failing import failure_of
 from reknit.adapters.keeper.output.streams import WorkerStreams
 from reknit.adapters.keeper.watchdog.watchdog import Hung

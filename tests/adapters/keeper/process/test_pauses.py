@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from reknit.adapters.keeper.common.leaders import Leader
+from reknit.adapters.keeper.common.spawn import Leader
 from reknit.adapters.keeper.output.streams import WorkerStreams
 from reknit.adapters.keeper.process.pauses import Pauses
 from reknit.adapters.runtime.clock import SystemClock

@@ -229,7 +229,7 @@ def test_what_survives_sigkill_is_reported_and_left(tmp_path: Path, own_children
     script = """
         from tests.support.processes import *
         from reknit.adapters.host.children import become_subreaper
-        from reknit.adapters.keeper.common import leaders
+        from reknit.adapters.keeper.common import spawn
         from reknit.adapters.keeper.process import processes
         from reknit.adapters.keeper.process import strays
         from reknit.adapters.keeper.protocol.wire import Process, StartProcesses
@@ -237,7 +237,7 @@ def test_what_survives_sigkill_is_reported_and_left(tmp_path: Path, own_children
         clock = SystemClock()
         pids, own_children = sys.argv[1], sys.argv[2] == "True"
         processes.STUCK_AFTER_S = strays.STUCK_AFTER_S = 0.2
-        leaders.signal_group = strays.signal_process = lambda pid, signum: None  # as if no signal did anything
+        spawn.signal_group = strays.signal_process = lambda pid, signum: None  # as if no signal did anything
         workers = make_processes(clock, sys.executable, STUBBORN, pids, "grandchild", own_children=own_children)
         start(workers)
         grandchild, worker = read_pids(pids, 2)

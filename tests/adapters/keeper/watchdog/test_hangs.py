@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from reknit.adapters.keeper.common.leaders import Leader
+from reknit.adapters.keeper.common.spawn import Leader
 from reknit.adapters.keeper.output.streams import WorkerStreams
 from reknit.adapters.keeper.watchdog.hangs import Hangs
 from reknit.adapters.keeper.watchdog.progress import FOR_EVER, RECORD, SLOT, VARIABLE
