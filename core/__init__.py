@@ -1,22 +1,25 @@
 """The judgement of an elastic agent, with no side effects.
 
-A job is the fold of its journal; an agent is a step function.
+A job is the fold of its journal. An agent is a step function.
 
-    fold(job, entry) -> job                     the job that all agents share: rounds, ranks, restarts, outcome
-    step(agent, event) -> Step(agent, commands) one node's agent: its workers, what it says, when it must be woken
+    fold(job, entry) -> job                       rounds, ranks, restarts, the outcome
+    step(agent, event) -> Step(agent, commands)   one node's workers, and what it says
 
-Read `entries`, `events` and `commands` for the vocabulary, then `step`; docs/protocol.md has the rules by which agents
-agree. Words:
+The names in `__all__` are stable. Read `entries`, `events` and `commands` for the vocabulary, then `step`.
+docs/protocol.md has the rules by which agents agree.
 
-job       what a run id names; node: one agent's host; worker: one process; role: a kind of worker
-round     one formation of the group, counted from 0; epoch: only for a journal that is used again
-member    a node of the sealed round; standby: joined, not a member; seat: a node's sticky place in rank order
-seal      a round's membership becomes final
-lost      fell silent; left: said goodbye
-spend     a restart of the job's budget
+    job       what a run id names; node: one agent's host; worker: one process
+    role      a kind of worker
+    round     one formation of the group, counted from 0
+    epoch     one run of a job whose journal is used again
+    member    a node of the sealed round; standby: joined, not a member
+    seat      a node's sticky place in rank order
+    seal      a round's membership becomes final
+    lost      fell silent; left: said goodbye
+    spend     a restart of the job's budget
 
-Nothing here reads a clock, draws a number, does IO or logs. Time arrives with events, and what an embedder needs is
-these modules and `attrs`: neither torch nor psutil.
+Nothing here reads a clock, draws a number, does IO or logs. Time arrives with events. These modules need `attrs`, and
+neither torch nor psutil.
 """
 
 TYPE_CHECKING = False  # type checkers take it for true under this name

@@ -3,11 +3,11 @@
 The names that programs import. docs/embedding.md shows how to use them. Importing this package loads nothing else: each
 name is fetched when it is first asked for.
 
-    from reknit import launch                    run a function or a script on several workers
-    from reknit import progress                  say, in a worker, that it makes progress
-    from reknit import Settings                  what an agent is to do
-    from reknit.runtime import run, start        run an agent yourself, and get every detail
-    from reknit.core import Agent, Job, fold, step   use reknit's decisions as pure functions
+    from reknit import launch              run a function or a script on several workers
+    from reknit import progress            say, in a worker, that it makes progress
+    from reknit import Settings            what an agent is to do
+    from reknit.runtime import run, start  run an agent yourself, and get every detail
+    from reknit.core import fold, step     use reknit's decisions as pure functions
 
 The names in `__all__` of these three modules are stable: a version that changes one of them says so in CHANGELOG.md.
 """
