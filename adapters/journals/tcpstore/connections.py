@@ -19,7 +19,7 @@ from reknit.adapters.journals.envelope import Envelope, is_number, number
 from reknit.adapters.journals.history import Prefix
 from reknit.adapters.journals.tcpstore import recovery
 from reknit.adapters.runtime.ports import Refused, Unavailable
-from reknit.core.job.founding import Choice, Held, Origin, choice, overruled
+from reknit.core.job.founding import Choice, Held, Origin, choice, has_sealed, overruled
 from reknit.core.job.job import Job
 from reknit.core.job.reasons import Refusal
 
@@ -245,8 +245,8 @@ class Connections:
     def _chosen(self, client: StoreClient, header: bytes) -> Replica:
         """Carry out what this agent has to do at this store, until it has entered a life of the journal."""
         while True:
-            found = self._envelope.read_header(header) if header else None
             held = self._held
+            found = self._read(header, held) if header else None
             what = choice(held, found, self._known(held, found))
             if what is Choice.OBJECT and held is not None and found is not None:
                 is_void = recovery.is_void_now(client, self.keys, found, self._envelope.of(held.origin))
@@ -262,6 +262,16 @@ class Connections:
                     raise self._left_behind()
                 case _:
                     header = self._begun_or_awaited(client)
+
+    def _read(self, header: bytes, held: Held | None) -> Origin:
+        try:
+            return self._envelope.read_header(header)
+        except Refused as refused:
+            is_of_others = refused.refusal in (Refusal.SECRET, Refusal.FORMAT)
+            if is_of_others and held is not None and has_sealed(held.job):
+                # This agent may have workers, and somebody may only have started the host's agent in a wrong way.
+                raise Unavailable(str(refused), answers=True) from None
+            raise
 
     def _known(self, held: Held | None, found: Origin | None) -> str:
         """The digest of all records before the life that was found, as far as this agent knows it."""

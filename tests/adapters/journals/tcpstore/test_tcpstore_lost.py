@@ -499,6 +499,21 @@ def test_a_journal_with_a_sealed_round_stays(lost: LostStore) -> None:
     assert host.read(3, 0.0).entries == (Filler(),), "a veto that comes later means nothing"
 
 
+def test_a_host_that_comes_back_with_another_secret_ends_no_other_agent(lost: LostStore) -> None:
+    """Its agent was started by mistake with another secret, or by another version. The agents of the others have
+    workers, and go on when it is started right. An agent that has read nothing ends at once: it may be the wrong one.
+    """
+    (with_workers,) = lost.elders(1, entries=SEALED)
+    say(lost.journal(secret="another"), many(1))
+    with pytest.raises(Unavailable):
+        with_workers.read(len(SEALED), 0.0)  # the connection of before is broken
+    for _ in range(2):
+        with pytest.raises(Unavailable, match="is signed"):
+            with_workers.read(len(SEALED), 0.0)
+    with pytest.raises(Refused, match="is signed"):
+        lost.journal(founds=False).read(0, 0.0)
+
+
 def test_an_agent_whose_job_has_succeeded_makes_no_journal_void(lost: LostStore) -> None:
     """The new journal is another run of the job."""
     elder, _ = lost.elders(entries=[*SEALED, *(Succeeded(Node(NodeId(name)), 0) for name in "ab")])
