@@ -343,7 +343,8 @@ def may_stop(world: World, proc: Proc, command: StopWorkers) -> None:
     agent, why, request = proc.agent, command.why, proc.agent.leaving
     demand(agent.workers.alive, "stop", f"{proc.name} stops workers that it has not")
     demand(command.round == agent.workers.round, "stop", f"{proc.name} stops another round's workers")
-    is_noted = abs(agent.workers.kill_at - agent.at - command.grace_s) < SLACK
+    kill_at = agent.workers.kill_at
+    is_noted = kill_at is not None and abs(kill_at - agent.at - command.grace_s) < SLACK
     demand(is_noted, "stop", f"{proc.name} has not noted when its workers are killed")
     rhythm.has_a_fence(proc, why)
     most_s, signal = proc.spec.grace_s, SIGTERM if request is None else request.signal

@@ -78,7 +78,8 @@ def _may_stand_still(world: World, proc: Proc) -> bool:
     because entries are read back at once unless something keeps them."""
     agent, terms = proc.agent, proc.spec.terms
     is_unread = proc.felt(world.now - proc.read_at) > 3 * terms.silence_s
-    is_hung = agent.workers.stopping is not None and agent.at > agent.workers.kill_at + proc.spec.stop_s
+    kill_at = agent.workers.kill_at
+    is_hung = kill_at is not None and agent.at > kill_at + proc.spec.stop_s
     return agent.pulse.count != agent.pulse.sent or is_unread or is_hung or bool(agent.unread)
 
 
@@ -97,7 +98,7 @@ def _is_fenced_in_time(world: World, proc: Proc) -> None:
     agent, group, fence_s = proc.agent, proc.group, proc.spec.terms.fence_s
     if fence_s is None or group is None or not group.running or group.is_stuck or group.node != agent.me:
         return
-    if agent.workers.stopping is not None and agent.workers.kill_at <= agent.at:
+    if agent.workers.kill_at is not None and agent.workers.kill_at <= agent.at:
         return
     falls_at = world.moved.get(agent.me, -1e9) + fence_s / proc.rate
     demand(world.now < falls_at + SLACK, "fence", f"{proc.name} runs workers, though its fence fell at {falls_at:.2f}")

@@ -72,8 +72,8 @@ class NodeWorkers:
     up_at: float | None = None
     """When the adapter reported that all of them run. None until then."""
     stopping: StopReason | None = None
-    kill_at: float = 0.0
-    """When SIGKILL follows, while stopping."""
+    kill_at: float | None = None
+    """When SIGKILL follows. None: nothing is being stopped."""
     exits: Mapping[int, WorkerExit] = EMPTY
     """The workers that ended by themselves, by local rank."""
     assignment: Assignment | None = None
@@ -158,6 +158,9 @@ class Timer(Enum):
     OUTAGE = "outage"
     OPEN = "open"
     LINGER = "linger"
+    """The node leaves, or has ended, and waits for the others. The job goes on."""
+    PART = "part"
+    """The same after the job was closed: all nodes end."""
 
 
 class Stage(Enum):

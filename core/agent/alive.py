@@ -50,4 +50,4 @@ def is_entry_late(agent: Agent) -> bool:
 
 def is_stop_late(agent: Agent) -> bool:
     workers = agent.workers
-    return workers.alive and workers.stopping is not None and agent.at > workers.kill_at + agent.spec.stop_s
+    return workers.alive and workers.kill_at is not None and agent.at > workers.kill_at + agent.spec.stop_s

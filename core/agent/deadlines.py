@@ -118,8 +118,7 @@ def _conditions(agent: Agent) -> Iterator[tuple[Timer, int]]:
     if agent.was_read and isinstance(job.phase, Unopened):
         yield Timer.OPEN, 0
     if agent.is_departing and not agent.workers.alive:
-        # Once the job is closed, all nodes end, and the wait begins anew.
-        yield Timer.LINGER, int(agent.outcome is not None)
+        yield (Timer.LINGER if agent.outcome is None else Timer.PART), 0
     if agent.workers.state is WorkerState.FAILED and agent.workers.alive:
         yield Timer.ECHO, agent.workers.round
     if agent.epoch is None and isinstance(job.phase, Closed):
@@ -169,7 +168,7 @@ def _delay_s(agent: Agent, timer: Timer) -> float:
             return agent.spec.grace_s + terms.silence_s if others else 0.0
         case Timer.OUTAGE if not agent.was_read:
             return agent.spec.terms.join_timeout_s  # the host of the store may not be up yet
-        case Timer.OUTAGE | Timer.LINGER:
+        case Timer.OUTAGE | Timer.LINGER | Timer.PART:
             return agent.spec.store_timeout_s
 
 

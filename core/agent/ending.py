@@ -46,7 +46,7 @@ def _has_said_farewell(agent: Agent, now: Situation) -> bool:
     """This agent need not stay: it owes nothing any more, or it can tell nobody."""
     if agent.outage is not None or is_abandoning(agent):
         return True
-    if Timer.LINGER in now.due:
+    if Timer.LINGER in now.due or Timer.PART in now.due:
         return not now.is_serving or agent.outcome is not None  # before the job is closed the others may go on for days
     if now.is_serving:
         return False

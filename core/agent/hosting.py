@@ -48,7 +48,7 @@ def is_only_serving(agent: Agent) -> bool:
 
 def _came_late(agent: Agent, request: StopRequest) -> bool:
     """The latest request came when no worker was left, and the agent only waited for the other nodes to end."""
-    waits_since = agent.since.get((Timer.LINGER, int(agent.outcome is not None)))
+    waits_since = agent.since.get((Timer.LINGER if agent.outcome is None else Timer.PART, 0))
     return waits_since is not None and request.at > waits_since
 
 

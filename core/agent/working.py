@@ -70,7 +70,7 @@ def stopped(agent: Agent, event: WorkersStopped) -> Agent:
     elif state not in (WorkerState.FAILED, WorkerState.SUCCEEDED):
         state = WorkerState.STOPPED
     quick = 0 if state is not WorkerState.FAILED and _have_lasted(agent) else agent.quick
-    workers = evolve(workers, alive=False, stopping=None, state=state, stuck=event.stuck)
+    workers = evolve(workers, alive=False, stopping=None, kill_at=None, state=state, stuck=event.stuck)
     return evolve(agent, workers=workers, port=event.port, offered=None, quick=quick)
 
 
@@ -158,7 +158,7 @@ def _stop(agent: Agent) -> tuple[Agent, list[Command]]:
     kill_at = request.kill_at if request is not None else agent.at + agent.spec.grace_s
     if _must_be_gone(agent, why):
         signal, kill_at = SIGKILL, agent.at
-    if workers.stopping is not None and kill_at >= workers.kill_at:
+    if workers.kill_at is not None and kill_at >= workers.kill_at:
         return agent, []  # the workers are being stopped already, and another reason can only shorten the grace
     workers = evolve(workers, stopping=why, kill_at=kill_at)
     command = StopWorkers(workers.round, signal, max(0.0, kill_at - agent.at), why)

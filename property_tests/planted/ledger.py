@@ -162,7 +162,7 @@ BUGS = (
         "grace-is-never-shortened",
         3,
         "agent.working._stop",
-        "workers.stopping is not None and kill_at >= workers.kill_at",
+        "workers.kill_at is not None and kill_at >= workers.kill_at",
         "workers.stopping is not None",
         "stop",
         "setup nodes=2 formed=2\nslow a\nstop a\nwait 1\nhalt a\nwait 1",
