@@ -120,6 +120,42 @@ def test_a_batch_is_folded_like_its_entries_one_by_one(least: int, entries: list
     assert list(job.live) == list(other.live), "the order in which they came"
 
 
+@st.composite
+def crowds(draw: st.DrawFn) -> tuple[list[Entry], list[Entry]]:
+    """A journal whose round runs on some nodes, and what these nodes say when it ends: mostly failures, then mostly
+    that they are back, with a few other entries among them."""
+    nodes = [Node(NodeId(name)) for name in "abcdef"[: draw(st.integers(2, 6))]]
+    terms = Terms(min_nodes=draw(st.integers(1, len(nodes))), max_nodes=6, restarts=said.RestartPolicy(3))
+    begun: list[Entry] = [said.Opened(terms, "j"), *(Joined(node, node.id, 0, "host", 1) for node in nodes)]
+    begun.append(said.LastCall(0))
+    whom = st.sampled_from(nodes)
+    failed = st.builds(said.Failed, whom, st.sampled_from((0, 0, 0, 1)), st.just((WorkerFailure(0, 0, 1),)))
+    back = whom.flatmap(
+        lambda node: st.builds(
+            Joined, st.just(node), st.sampled_from((node.id, node.id, "x")), st.sampled_from((1, 1, 1, 0, 2)),
+            st.just("host"), st.integers(2, 9), seen=st.integers(-1, 0),
+        )
+    )  # fmt: skip
+    others = st.one_of(
+        st.builds(said.Lost, whom, whom), st.builds(said.Leaving, whom), st.builds(said.Left, whom), NEWCOMERS
+    )
+    ends = draw(st.lists(st.one_of(failed, failed, failed, others, back), max_size=12))
+    returns = draw(st.lists(st.one_of(back, back, back, back, others, failed), max_size=20))
+    return begun, [*ends, *returns]
+
+
+@given(crowds())
+def test_a_crowd_that_fails_or_comes_back_is_folded_like_its_entries_one_by_one(
+    journal: tuple[list[Entry], list[Entry]],
+) -> None:
+    """A thousand nodes fail of one loss, and come back together. What they say is folded at once."""
+    begun, said_since = journal
+    job = fold_all(Job(), begun)
+    together, apart = fold_all(job, said_since), reduce(fold, said_since, job)
+    assert together == apart
+    assert list(together.live) == list(apart.live), "the order in which they came"
+
+
 @given(JOURNALS, ENTRIES, st.sampled_from((1024, 1, 0)))
 def test_the_gone_stay_gone_and_closed_is_for_ever(journal: list[Entry], entry: Entry, remembers: int) -> None:
     """Of that epoch: only a new one opens a closed job again, and no epoch brings an incarnation back, nor does it if

@@ -16,6 +16,7 @@ from typing import assert_never
 
 from attrs import evolve
 
+from .crowds import comes_back, newcomers, reports, reports_late, returning
 from .entries import (
     Aborted,
     Admit,
@@ -47,7 +48,6 @@ from .job import (
     can_open,
     can_seal,
     coming,
-    crowd,
     has_enough,
     room,
 )
@@ -98,20 +98,26 @@ def fold(job: Job, entry: Entry) -> Job:  # noqa: C901  # a dispatcher: one arm 
 
 
 def fold_all(job: Job, entries: Sequence[Entry]) -> Job:
-    """The job after these entries, which are folded in order.
-
-    A thousand nodes may join at once, and each new job copies its mappings. So a crowd is taken in as one.
-    """
+    """The job after these entries, which are folded in order. A crowd is folded at once (`crowds`)."""
     at = 0
     while at < len(entries):
-        together = crowd(job, entries, at)
-        if len(together) > 1:
-            job = _settled(_with_new(job, together))
-            at += len(together)
-        else:
-            job = fold(job, entries[at])
-            at += 1
+        job, count = _crowd_folded(job, entries, at)
+        if not count:
+            job, count = fold(job, entries[at]), 1
+        at += count
     return job
+
+
+def _crowd_folded(job: Job, entries: Sequence[Entry], at: int) -> tuple[Job, int]:
+    """The job after the crowd that begins at this index, and the number of its entries. 0: there is no crowd."""
+    if isinstance(entries[at], Joined):
+        if len(new := newcomers(job, entries, at)) > 1:
+            return _settled(_with_new(job, new)), len(new)
+        if len(back := returning(job, entries, at)) > 1:
+            return _settled(_with_returned(job, back)), len(back)
+    elif isinstance(entries[at], Failed) and len(failed := reports(job, entries, at)) > 1:
+        return _settled(_with_reports(job, failed)), len(failed)
+    return job, 0
 
 
 def _opened(job: Job, entry: Opened) -> Job:
@@ -139,16 +145,8 @@ def _joined(job: Job, entry: Joined) -> Job:
         # The host has a new agent. It ended the workers of the old agent before it said its first `Joined`.
         job = _departed(job, known.node, NodeGone(known.node, Departure.REPLACED))
         return _with_new(job, {entry.node.id: entry})
-    phase = job.phase
-    if (
-        entry.node == known.node
-        and entry.nonce == known.nonce
-        and isinstance(phase, Gathering)
-        and entry.round == phase.round
-        and entry.node in phase.expected
-    ):
-        phase = evolve(phase, expected=phase.expected - {entry.node})
-        return evolve(job, phase=phase, live={**job.live, entry.node.id: entry})
+    if isinstance(job.phase, Gathering) and comes_back(job, job.phase, entry):
+        return _with_returned(job, {entry.node.id: entry})
     return job  # a repetition; or a second agent with that id: it sees that it is not in, and takes over or ends
 
 
@@ -156,6 +154,18 @@ def _with_new(job: Job, nodes: Mapping[NodeId, Joined]) -> Job:
     nodes = {node_id: _for_this_round(job, joined) for node_id, joined in nodes.items()}
     ring = with_nodes(job.ring, (joined.node for joined in nodes.values()), job.seats)
     return evolve(job, live={**job.live, **nodes}, ring=ring, gone=unburied(job.gone, nodes))
+
+
+def _with_returned(job: Job, nodes: Mapping[NodeId, Joined]) -> Job:
+    phase = job.phase
+    if isinstance(phase, Gathering):
+        phase = evolve(phase, expected=phase.expected.difference(joined.node for joined in nodes.values()))
+    return evolve(job, phase=phase, live={**job.live, **nodes})
+
+
+def _with_reports(job: Job, reports: Sequence[Failed]) -> Job:
+    phase = job.phase
+    return evolve(job, phase=evolve(phase, ledger=(*phase.ledger, *reports))) if isinstance(phase, Gathering) else job
 
 
 def _for_this_round(job: Job, joined: Joined) -> Joined:
@@ -186,11 +196,9 @@ def _failed(job: Job, entry: Failed) -> Job:
         return job  # a node that is gone reports nothing
     if isinstance(phase, Running) and entry.round == phase.round and _is_working(job, entry.node):
         return _ended(job, root_cause((entry,)), ledger=(entry,))
-    if isinstance(phase, Gathering) and entry.round == phase.round - 1 and entry.node in phase.expected:
-        if _has_failed(phase, entry.node):
-            return job  # a repetition
-        return evolve(job, phase=evolve(phase, ledger=(*phase.ledger, entry)))
-    return job  # of a round whose end is judged already
+    if isinstance(phase, Gathering) and reports_late(job, phase, entry) and not _has_failed(phase, entry.node):
+        return _with_reports(job, (entry,))
+    return job  # a repetition, or of a round whose end is judged already
 
 
 def _succeeded(job: Job, entry: Succeeded) -> Job:

@@ -9,15 +9,14 @@ gathering they are *expected* (members of the last round that have not come back
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from enum import Enum
-from itertools import islice
 from types import MappingProxyType
 from typing import Any
 
 from attrs import frozen
 
-from .entries import Admission, Entry, Failed, Joined, Node, NodeId, Terms
+from .entries import Admission, Failed, Joined, Node, NodeId, Terms
 from .reasons import JobEnd, LongOver, NodeGone, RoundEnd
 
 EMPTY: Mapping[Any, Any] = MappingProxyType({})
@@ -205,21 +204,6 @@ def can_join(job: Job, joined: Joined) -> bool:
         # The speaker may be dead. If it lives, it reads what it had not, and joins again, as a higher incarnation.
         return job.highest_incarnation(node.id) <= joined.seen < node.incarnation
     return True
-
-
-def crowd(job: Job, entries: Sequence[Entry], start: int) -> dict[NodeId, Joined]:
-    """The new nodes that join with the entries from index `start` on, one after another.
-
-    Any other entry ends the crowd. So does the first entry that could seal the round: a crowd alone never seals it.
-    """
-    found: dict[NodeId, Joined] = {}
-    for entry in islice(entries, start, min(len(entries), start + lacking(job) - 1)):
-        if not isinstance(entry, Joined) or not can_join(job, entry):
-            break
-        if entry.node.id in job.live or entry.node.id in found:
-            break
-        found[entry.node.id] = entry
-    return found
 
 
 def lacking(job: Job) -> int:

@@ -262,8 +262,8 @@ BUGS = (
     Bug(
         "joined-for-any-round",
         8,
-        "job.fold._joined",
-        "and entry.round == phase.round",
+        "job.crowds.comes_back",
+        "and joined.round == phase.round",
         "",
         "S2",
         "setup budget=2 echo=no\nagain a\nfail b\nwait 4.5\nslow a\nfail b\nwait 4",

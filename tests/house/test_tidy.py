@@ -38,6 +38,7 @@ CORE_MAY_IMPORT = {
 NO_TEST_OF_ITS_OWN = {
     "core/agent/agent.py": "values: test_step and the playbooks read them all",
     "core/agent/commands.py": "vocabulary",
+    "core/job/crowds.py": "property_tests/test_laws.py folds crowds at once and one by one",
     "core/job/entries.py": "vocabulary; test_codec writes and reads every kind",
     "core/agent/events.py": "vocabulary",
     "core/agent/hosting.py": "test_ending plays every way in which a host stays or goes",
