@@ -15,7 +15,7 @@ from typing import Any, Protocol
 from attrs import fields
 
 from reknit.adapters.keeper.client.keeper_client import KeeperClient
-from reknit.adapters.keeper.common.leaders import Leader
+from reknit.adapters.keeper.common.spawn import Leader
 from reknit.adapters.keeper.output.console import LAST_WORDS_S
 from reknit.adapters.keeper.process.processes import Processes
 from reknit.adapters.keeper.protocol.wire import Configure, Stop
