@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import atexit
 import errno
 import gc
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -25,11 +26,17 @@ from torch.distributed.elastic.rendezvous import (
 )
 from torch.distributed.elastic.utils.store import barrier
 
+from reknit.adapters.journals.envelope import Envelope
 from reknit.adapters.journals.tcpstore.host import StoreHost
+from reknit.adapters.journals.tcpstore.journal import TCPStoreJournal
+from reknit.adapters.runtime.ports import Refused, Unavailable
 from reknit.core.agent.alive import is_stop_late
+from reknit.core.job.fold import fold_all
+from reknit.core.job.job import Job, Verdict
 from reknit.elastic.rendezvous import RendezvousParameters
 from reknit.elastic.rendezvous.handler import ReknitRendezvousHandler
 from reknit.elastic.rendezvous.membership import Membership
+from tests.support.journals import everything
 from tests.support.stores import free_port
 from tests.support.waiting import PATIENCE_S, descriptors, until
 
@@ -41,8 +48,12 @@ class TorchrunNode:
 
     def __init__(self, name: str, endpoint: str, nodes: tuple[int, int], **config: Any) -> None:
         asked = RendezvousParameters("reknit", endpoint, "job1", *nodes, node_id=name, **{**CONF, **config})
+        self.name = name
         self.handler = ReknitRendezvousHandler(asked)
         self.thread = ThreadPoolExecutor(1)
+        self.endpoint = endpoint
+        self.info: Any = None
+        """What torchrun got last."""
 
     def ask(self) -> Future[Any]:
         """Ask for the next round."""
@@ -55,10 +66,6 @@ class TorchrunNode:
         """What torchrun does when all its workers have ended with 0."""
         store = self.info.store
         self.thread.submit(barrier, store, size, "torchelastic/agent/terminal_state", PATIENCE_S).result(PATIENCE_S)
-
-    @property
-    def info(self) -> Any:
-        return self._info
 
     def waits(self) -> bool:
         """torchrun's look: is there reason to stop the workers?"""
@@ -88,11 +95,25 @@ def nodes(
             node.thread.shutdown()
 
 
+def job_at(endpoint: str) -> Job:
+    """The job, as another client of the same store reads it. It is empty before its journal is there."""
+    host, _, port = endpoint.partition(":")
+    with closing(TCPStoreJournal(host, int(port), Envelope("job1"), exclusive=False, reads_only=True)) as journal:
+        try:
+            return fold_all(Job(), everything(journal))
+        except (Unavailable, Refused):
+            return Job()
+
+
+def has_succeeded(node: TorchrunNode) -> bool:
+    return any(found.id == node.name for found in job_at(node.endpoint).succeeded)
+
+
 def meet(*those: TorchrunNode) -> list[TorchrunNode]:
     """Let these nodes form a round. Returns them in the order of their ranks."""
     asked = [(node, node.ask()) for node in those]
     for node, future in asked:
-        node._info = future.result(PATIENCE_S)
+        node.info = future.result(PATIENCE_S)
     return sorted(those, key=lambda node: int(node.info.rank))
 
 
@@ -133,7 +154,7 @@ def test_a_node_that_asks_again_has_failed_and_all_form_the_next_round(caplog: p
         asked = second.ask()
         until(first.waits)
         assert place(first) == (0, 2)
-        first._info, second._info = first.ask().result(PATIENCE_S), asked.result(PATIENCE_S)
+        first.info, second.info = first.ask().result(PATIENCE_S), asked.result(PATIENCE_S)
         assert (place(first), place(second)) == ((0, 2), (1, 2))
         assert master(first) == master(second) != before[0]
         assert not second.info.store.check(["key"])
@@ -150,7 +171,7 @@ def test_a_newcomer_ends_the_round() -> None:
         until(first.waits)
         until(second.waits)
         meet(first, second)
-        three[2]._info = asked.result(PATIENCE_S)
+        three[2].info = asked.result(PATIENCE_S)
         assert [place(node) for node in (first, second, three[2])] == [(0, 3), (1, 3), (2, 3)]
 
 
@@ -196,8 +217,9 @@ def test_nodes_that_have_succeeded_end_in_peace() -> None:
         for thread in done:
             thread.join(PATIENCE_S)
         assert not first.waits()
-        until(lambda: first.member._agent.outcome)
-        assert first.member._agent.outcome.verdict.value == "succeeded"  # type: ignore[union-attr]  # a round has ended, so there is an outcome
+        outcome = until(lambda: job_at(first.endpoint).outcome)
+        assert outcome is not None
+        assert outcome.verdict is Verdict.SUCCEEDED
         assert [node.shutdown().result(PATIENCE_S) for node in (second, first)] == [True, True]
 
 
@@ -207,8 +229,8 @@ def test_a_node_that_has_succeeded_does_not_hold_up_the_others() -> None:
         first, second = meet(*two)
         barred = first.thread.submit(first.info.store.add, "torchelastic/agent/terminal_state/num_members", 1)
         barred.result(PATIENCE_S)
-        until(lambda: first.member._agent.me in second.member._agent.job.succeeded)
-        second._info = second.next()
+        until(lambda: has_succeeded(first))
+        second.info = second.next()
         assert place(second) == (0, 1)
         assert not first.waits()
 
@@ -216,13 +238,15 @@ def test_a_node_that_has_succeeded_does_not_hold_up_the_others() -> None:
 def test_a_node_that_has_succeeded_can_leave_before_the_others() -> None:
     """torchrun's exit barrier has a timeout. The others work on."""
     with nodes(2, 1, 2) as two:
-        meet(*two)
-        server = next(node for node in two if node.member._agent.spec.hosts_journal)
-        guest = next(node for node in two if node is not server)
+        server, guest = two
+        asked = server.ask()
+        until(lambda: job_at(server.endpoint).live)
+        meet(guest)
+        server.info = asked.result(PATIENCE_S)
         guest.thread.submit(guest.info.store.add, "torchelastic/agent/terminal_state/num_members", 1).result(PATIENCE_S)
-        until(lambda: guest.member._agent.me in server.member._agent.job.succeeded)
+        until(lambda: has_succeeded(guest))
         assert guest.shutdown().result(PATIENCE_S)
-        until(lambda: len(server.member._agent.job.live) == 1)
+        until(lambda: len(job_at(server.endpoint).live) == 1)
         assert not server.waits()
 
 
@@ -231,7 +255,7 @@ def test_a_spare_node_is_let_go_when_the_job_has_succeeded() -> None:
     with nodes(3, 2, 2) as three:
         first, second = meet(*three[:2])
         spare = three[2].ask()
-        until(lambda: len(first.member._agent.job.live) == 3)
+        until(lambda: len(job_at(first.endpoint).live) == 3)
         done = [threading.Thread(target=node.succeed, args=(2,)) for node in (first, second)]
         for thread in done:
             thread.start()
@@ -337,7 +361,7 @@ def test_a_node_whose_torchrun_calls_no_more_is_lost_and_may_come_back() -> None
         asked = second.ask()
         until(first.waits)
         meet(first)
-        second._info = asked.result(PATIENCE_S)
+        second.info = asked.result(PATIENCE_S)
         assert (place(first), place(second)) == ((0, 2), (1, 2))
 
 
@@ -355,17 +379,23 @@ def test_a_torchrun_that_is_slow_to_stop_its_workers_is_not_taken_for_hung() -> 
 
 
 @pytest.mark.alone
-def test_a_forked_child_says_no_goodbye() -> None:
+def test_a_forked_child_says_no_goodbye(monkeypatch: pytest.MonkeyPatch) -> None:
     """The membership is its parent's."""
+    register, goodbyes = atexit.register, list[Callable[[], None]]()
+    monkeypatch.setattr(atexit, "register", lambda goodbye: goodbyes.append(goodbye) or register(goodbye))
     with nodes(2, 1, 2) as two:
         first, second = meet(*two)
         pid = os.fork()
         if pid == 0:
-            first.member._say_goodbye()
+            for goodbye in goodbyes:
+                goodbye()
             os._exit(0)
-        os.waitpid(pid, 0)
-        assert first.member._agent.leaving is None
+        assert os.waitpid(pid, 0)[1] == 0
+        assert len(goodbyes) >= 2
+        assert not first.waits()
         assert not second.waits()
+        meet(first, second)
+        assert {place(first), place(second)} == {(0, 2), (1, 2)}
 
 
 def test_nothing_is_left_after_the_shutdown() -> None:
@@ -376,7 +406,7 @@ def test_nothing_is_left_after_the_shutdown() -> None:
     with nodes(2, 2, 2) as two:
         meet(*two)
     for node in two:
-        del node._info
+        del node.info
     del two, node
     gc.collect()  # a store that is still referred to has descriptors
     until(lambda: threading.active_count() == threads, "the end of the threads")
