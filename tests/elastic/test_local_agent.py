@@ -11,17 +11,24 @@ import sys
 import textwrap
 import threading
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
 
+import psutil
 import pytest
 
 from reknit.adapters.elastic.hooked_workers import HookedWorkers
+from reknit.adapters.journals.envelope import Envelope
+from reknit.adapters.journals.file.journal import FileJournal
 from reknit.adapters.keeper.client import start
 from reknit.adapters.keeper.protocol.stream import Stream
 from reknit.adapters.runtime.clock import SystemClock
+from reknit.adapters.runtime.ports import Refused, Unavailable
 from reknit.core.agent.workers import WorkersExited
+from reknit.core.job.fold import fold_all
+from reknit.core.job.job import Job
 from reknit.elastic.agent.server import local_elastic_agent
 from reknit.elastic.agent.server.api import RunResult, WorkerGroup, WorkerSpec, WorkerState
 from reknit.elastic.agent.server.local_elastic_agent import LocalElasticAgent
@@ -30,6 +37,7 @@ from reknit.elastic.multiprocessing.errors import ProcessFailure
 from reknit.elastic.rendezvous import RendezvousParameters
 from reknit.elastic.rendezvous.handler import ReknitRendezvousHandler
 from tests.support.interrupts import interrupted_after
+from tests.support.journals import everything
 from tests.support.leaks import children, nothing_left
 from tests.support.stores import free_port
 from tests.support.waiting import is_alive, read_pids, until
@@ -353,11 +361,20 @@ def meets(folder: Path, name: str) -> ReknitRendezvousHandler:
     return ReknitRendezvousHandler(params)
 
 
+def job_at(folder: Path) -> Job:
+    """The job, as another client of the same journal reads it. It is empty before its journal is there."""
+    with closing(FileJournal(str(folder / "journal"), Envelope("job"), reads_only=True)) as journal:
+        try:
+            return fold_all(Job(), everything(journal))
+        except (Unavailable, Refused):
+            return Job()
+
+
 @pytest.mark.alone
 def test_a_signal_ends_the_wait_for_a_round(tmp_path: Path) -> None:
     """The second node never comes. torch's agent cannot be ended while a call to its store waits."""
     agent = LocalElasticAgent(python("pass", rdzv_handler=meets(tmp_path, "a")))
-    interrupted(agent, lambda: agent._agent_run is not None and agent._agent_run._running.loop.agent.has_joined)
+    interrupted(agent, lambda: "a" in job_at(tmp_path).live)
 
 
 @pytest.mark.alone
@@ -369,7 +386,7 @@ def test_a_signal_ends_the_wait_at_the_exit_barrier(tmp_path: Path) -> None:
     thread = threading.Thread(target=lambda: results.append(other.run()))
     thread.start()
     agent = LocalElasticAgent(python("pass", rdzv_handler=meets(tmp_path, "a")), exit_barrier_timeout=3000)
-    interrupted(agent, lambda: agent._in_exit_barrier)
+    interrupted(agent, lambda: any(node.id == "a" for node in job_at(tmp_path).succeeded))
     (tmp_path / "gone").touch()
     thread.join()
     assert results[0].state is WorkerState.SUCCEEDED
@@ -452,11 +469,8 @@ def test_a_keeper_that_is_killed_is_a_failure_like_another(tmp_path: Path) -> No
     agent = LocalElasticAgent(python(script, tmp_path / "pids", max_restarts=1))
 
     def kill() -> None:
-        read_pids(tmp_path / "pids", 2)
-        shared = agent._shared
-        assert shared is not None
-        assert shared._keeper is not None
-        os.kill(shared._keeper.pid, signal.SIGKILL)
+        worker = read_pids(tmp_path / "pids", 2)[0]
+        os.kill(psutil.Process(worker).ppid(), signal.SIGKILL)
 
     thread = threading.Thread(target=kill)
     thread.start()
