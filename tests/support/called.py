@@ -42,7 +42,7 @@ class Unreadable:
     """A value that can be pickled and not unpickled."""
 
     def __reduce__(self) -> Any:
-        return _refuse, ()
+        return refuse, ()
 
 
 class Lost:
@@ -52,7 +52,7 @@ class Lost:
         raise FileNotFoundError("its file is gone")
 
 
-def _refuse() -> NoReturn:
+def refuse() -> NoReturn:
     raise ValueError("not here")
 
 

@@ -64,7 +64,7 @@ class Etcd(_Served):
         `make_certificate`). A client without them is refused. None: no TLS. `options`: more words of the command."""
         self.data = path / name
         self._log = path / f"{name}.log"
-        self._name = name
+        self.name = name
         self._tls = tls
         self._options = options
         # These sockets are bound and do not listen. etcd can bind their ports as well, and no other process can.
@@ -84,8 +84,8 @@ class Etcd(_Served):
         if program is None:
             pytest.skip("etcd is not installed")
         url = f"{'https' if self._tls else 'http'}://127.0.0.1:{self.port}"
-        members = ",".join(f"{m._name}={m.peer_url}" for m in cluster or [self])
-        arguments = ["--name", self._name, "--data-dir", str(self.data)]
+        members = ",".join(f"{m.name}={m.peer_url}" for m in cluster or [self])
+        arguments = ["--name", self.name, "--data-dir", str(self.data)]
         arguments += ["--listen-client-urls", url, "--advertise-client-urls", url]
         arguments += ["--listen-peer-urls", self.peer_url, "--initial-advertise-peer-urls", self.peer_url]
         arguments += ["--initial-cluster", members, "--logger", "zap", "--log-level", "warn", *self._options]

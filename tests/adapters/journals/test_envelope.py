@@ -128,7 +128,7 @@ def test_a_record_without_a_signature_counts_only_where_there_is_no_secret() -> 
 def test_what_an_agent_of_the_job_said_and_cannot_be_read_here_ends_the_reader(secret: str, entry: str) -> None:
     """Who can read it folds another job; and a number that is not equal to itself makes no two folds agree."""
     envelope = Envelope("job", secret)
-    record = envelope._key.signed(f'{{"token":"t","entry":{entry}}}', "7")
+    record = envelope.seal({"token": "t", "entry": json.loads(entry)}, "7")
     with pytest.raises(Refused) as refused:
         envelope.open(record, "7")
     assert refused.value.refusal is Refusal.FORMAT

@@ -140,7 +140,10 @@ def test_rounds_that_were_not_seen() -> None:
 )
 def test_causes(why: RoundEnd | None, cause: str) -> None:
     """Each has a name of its own, which a query can rely on."""
-    assert metrics._cause(why) == cause
+    watch, agent = MetricsObserver(an_agent(), 0.0), an_agent()
+    watch(agent, EntriesRead(0.0), evolve(agent, job=job(0)), ())
+    watch(evolve(agent, job=job(0)), EntriesRead(0.0), evolve(agent, job=job(1, why)), ())
+    assert dict(watch.counts.restarts) == {cause: 1}
     assert cause in CAUSES
 
 

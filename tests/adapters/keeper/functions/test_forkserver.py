@@ -166,7 +166,7 @@ def test_a_server_that_cannot_start_fails_the_round(kept: Kept, monkeypatch: pyt
 
 class _Unloadable:
     def __reduce__(self) -> Any:
-        return called._refuse, ()
+        return called.refuse, ()
 
 
 def test_nothing_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

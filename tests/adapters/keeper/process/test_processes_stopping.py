@@ -136,7 +136,7 @@ def test_rounds_follow_each_other_and_leak_nothing(make: Make, clock: SystemCloc
         drive(workers, clock, WorkersExited)
         stop(workers, round_=round_)
         assert stopped(drive(workers, clock, WorkersStopped)).round == round_
-        assert workers._streams.flush(PATIENCE_S)
+        assert workers.flush(PATIENCE_S)
         counts.append(len(os.listdir("/proc/self/fd")))
     assert counts[-1] == counts[3]
     assert sorted(os.listdir(tmp_path / "logs")) == sorted(f"round_{i}" for i in range(12)), "logs are kept"
