@@ -328,14 +328,17 @@ def test_a_store_that_cannot_be_hosted_is_an_error(tmp_path: Path) -> None:
         alone.next()
 
 
-def test_an_outage_without_end_ends_the_workers(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_outage_without_end_ends_the_workers(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     """Before that, torchrun's workers run on: the look says nothing of an outage."""
     monkeypatch.setattr(StoreHost, "restart", Mock(side_effect=OSError(errno.EMFILE, "no descriptor is free")))
+    caplog.set_level("INFO", "torch.distributed.elastic.rendezvous.reknit")
     with nodes(2, 2, 2, store_timeout=1.0) as two:
         meet(*two)
         (server,) = [child for child in psutil.Process().children() if "server" in " ".join(child.cmdline())]
         server.kill()
-        until(lambda: two[0].member._agent.outage)
+        until(lambda: caplog.text.count("the store cannot be reached, workers keep running") == 2)
         assert not two[0].waits()
         until(two[0].waits)
         with pytest.raises(RendezvousConnectionError):

@@ -12,7 +12,6 @@ from pathlib import Path
 
 import pytest
 
-from reknit.adapters.host import socket as hostsocket
 from reknit.adapters.host.left import end_left
 from reknit.adapters.host.lock import Taken, take
 from reknit.adapters.host.socket import Busy, listen
@@ -56,7 +55,8 @@ def test_a_name_that_is_too_long_is_no_error(name: str) -> None:
 @needs_two_users
 def test_another_user_cannot_keep_an_agent_out(name: str) -> None:
     """They may take the name. Whoever is kept out by them could never start."""
-    address = hostsocket._address(name)
+    with socket.socket(fileno=listen(name)) as ours:
+        address = ours.getsockname()
     up, tell = os.pipe()
 
     def squat() -> None:

@@ -390,13 +390,17 @@ def test_torchs_store_binds_over_the_reservation(make: Make, clock: SystemClock)
 
 def test_no_ipv6_is_no_reason_to_fail(monkeypatch: pytest.MonkeyPatch, make: Make) -> None:
     """Containers often have none."""
-    from reknit.adapters.keeper.common import bootstrap
+    workers, without, made = [make("true"), make("true")], {socket.AF_INET6}, socket.socket
 
-    real = bootstrap._bound
-    monkeypatch.setattr(bootstrap, "_bound", lambda family, address: None if ":" in address else real(family, address))
-    assert make("true").reserve_port() > 0
-    monkeypatch.setattr(bootstrap, "_bound", lambda family, address: None)
-    assert make("true").reserve_port() == 0
+    def refused(family: int = socket.AF_INET, *kind: int) -> socket.socket:
+        if family in without:
+            raise OSError(errno.EAFNOSUPPORT, "no such protocol here")
+        return made(family, *kind)
+
+    monkeypatch.setattr(socket, "socket", refused)
+    assert workers[0].reserve_port() > 0
+    without.add(socket.AF_INET)
+    assert workers[1].reserve_port() == 0
 
 
 def test_a_process_without_descriptors_left_reports_it(make: Make, clock: SystemClock) -> None:
