@@ -385,7 +385,12 @@ def test_a_torchrun_that_is_slow_to_stop_its_workers_is_not_taken_for_hung() -> 
 def test_a_forked_child_says_no_goodbye(monkeypatch: pytest.MonkeyPatch) -> None:
     """The membership is its parent's."""
     register, goodbyes = atexit.register, list[Callable[[], None]]()
-    monkeypatch.setattr(atexit, "register", lambda goodbye: goodbyes.append(goodbye) or register(goodbye))
+
+    def noting(goodbye: Callable[[], None]) -> Callable[[], None]:
+        goodbyes.append(goodbye)
+        return register(goodbye)
+
+    monkeypatch.setattr(atexit, "register", noting)
     with nodes(2, 1, 2) as two:
         first, second = meet(*two)
         pid = os.fork()
