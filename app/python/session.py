@@ -195,18 +195,19 @@ class Session:
             self._let_go()
 
     def _let_go(self) -> None:
-        self._is_closed = True
+        """An interrupt may come between any two lines. Then another call does the rest."""
         self._on_end = lambda: None  # it may hold on to what holds on to this agent
         try:
-            try:
-                if self._recording is not None:
-                    self._recording.close()
-                self._wired.close()
-            finally:
-                self._close_own()
-        except BaseException:
-            self._is_closed = False  # an interrupt, for example: another call of `close` does the rest
+            if self._recording is not None:
+                self._recording.close()
+            self._wired.close()
+        except Exception:
+            self._close_own()
+            self._is_closed = True
             raise
+        # Not after an interrupt: what was wired may be open then, and needs the clock for its end.
+        self._close_own()
+        self._is_closed = True
 
     def _close_own(self) -> None:
         try:

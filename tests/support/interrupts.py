@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import threading
 from collections.abc import Callable
+from types import FrameType
 from typing import Any
 
 import pytest
@@ -31,6 +33,33 @@ def interrupted(call: Callable[[], object]) -> None:
     finally:
         timer.join()
         signal.signal(signal.SIGUSR1, before)
+
+
+def is_interrupted_at(line: int, file: str, call: Callable[[], object]) -> bool:
+    """Make a call, and interrupt it before one of the lines that it runs in this file. `line`: which of them. False: it
+    runs fewer lines."""
+    left = line
+
+    def look(frame: FrameType, event: str, arg: object) -> Any:
+        nonlocal left
+        if frame.f_code.co_filename != file:
+            return None
+        if event == "line":
+            left -= 1
+            if left < 0:
+                sys.settrace(None)
+                raise KeyboardInterrupt
+        return look
+
+    before = sys.gettrace()
+    sys.settrace(look)
+    try:
+        call()
+    except KeyboardInterrupt:
+        return True
+    finally:
+        sys.settrace(before)
+    return False
 
 
 def interrupted_after(owner: Any, method: str, call: Callable[[], object]) -> None:

@@ -20,6 +20,7 @@ import pytest
 from reknit import CannotStart, Meeting, Prevented, RestartPolicy, Settings, Terms
 from reknit.adapters.keeper.client import start as keeper_start
 from reknit.adapters.runtime.clock import SystemClock
+from reknit.app.python import session
 from reknit.core import Result
 from reknit.core.agent.commands import StopWorkers
 from reknit.core.agent.events import Event, Started
@@ -29,7 +30,7 @@ from reknit.core.agent.workers import StartWorkers, WorkerExit, WorkersExited, W
 from reknit.core.job.reasons import BudgetSpent
 from reknit.runtime import Session, run, run_async, start
 from tests.support.alone import run_alone
-from tests.support.interrupts import interrupted, interrupted_after
+from tests.support.interrupts import interrupted, interrupted_after, is_interrupted_at
 from tests.support.leaks import children, nothing_left
 from tests.support.waiting import PATIENCE_S, read_pids
 
@@ -437,6 +438,19 @@ def test_an_interrupted_close_can_be_repeated(tmp_path: Path) -> None:
         interrupted(running.close)
         held.set()
         running.close()
+
+
+@pytest.mark.alone
+def test_a_close_that_was_interrupted_anywhere_can_be_repeated() -> None:
+    """Ctrl-C may come between any two lines."""
+    is_interrupted, line = True, 0
+    while is_interrupted:
+        running = start(TRUE)
+        assert running.join(PATIENCE_S) is not None
+        is_interrupted = is_interrupted_at(line, session.__file__, running.close)
+        running.close()
+        line += 1
+    assert line > 10, "it has been interrupted in some lines"
 
 
 @pytest.mark.parametrize("name", ["agent", "reknit output"])
