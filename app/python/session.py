@@ -195,19 +195,20 @@ class Session:
             self._let_go()
 
     def _let_go(self) -> None:
-        """An interrupt may come between any two lines. Then another call does the rest."""
+        """An error, for example of the program's own `say`, keeps nothing open. An interrupt may come between any two
+        lines: then another call does the rest, for which what was wired needs the clock."""
         self._on_end = lambda: None  # it may hold on to what holds on to this agent
-        try:
-            if self._recording is not None:
-                self._recording.close()
-            self._wired.close()
-        except Exception:
-            self._close_own()
-            self._is_closed = True
-            raise
-        # Not after an interrupt: what was wired may be open then, and needs the clock for its end.
+        error: Exception | None = None
+        for part in (self._recording, self._wired):
+            try:
+                if part is not None:
+                    part.close()
+            except Exception as raised:
+                error = error or raised
         self._close_own()
         self._is_closed = True
+        if error is not None:
+            raise error
 
     def _close_own(self) -> None:
         try:

@@ -453,6 +453,18 @@ def test_a_close_that_was_interrupted_anywhere_can_be_repeated() -> None:
     assert line > 10, "it has been interrupted in some lines"
 
 
+def test_an_error_in_the_place_of_a_line_keeps_nothing_open() -> None:
+    """A program's own `say` may raise when a handler of events is closed. The workers are ended all the same."""
+
+    def say(line: str) -> None:
+        if "torchelastic" in line:
+            raise ValueError("not this line")
+
+    with pytest.raises(ValueError, match="not this line"):
+        run(Settings(command=("sleep", "600"), event_handler="console"), say=say)
+    assert not children()
+
+
 @pytest.mark.parametrize("name", ["agent", "reknit output"])
 def test_an_interrupt_while_a_thread_begins_leaves_nothing(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """`threading.Thread.start` waits for the thread, so Ctrl-C may come there. Nobody could close the agent."""
