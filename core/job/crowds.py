@@ -9,10 +9,10 @@ A thousand nodes may join, fail or come back together, and each new job copies i
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from itertools import islice
 
-from .entries import Entry, Failed, Joined, Node, NodeId
+from .entries import Entry, Failed, Joined, NodeId
 from .job import Gathering, Job, can_join, lacking
 
 
@@ -56,17 +56,17 @@ def comes_back(job: Job, phase: Gathering, joined: Joined) -> bool:
 
 def reports(job: Job, entries: Sequence[Entry], start: int) -> list[Failed]:
     """The further failures of the round that is over, from index `start` on."""
+    found: list[Failed] = []
     phase = job.phase
-    return [] if not isinstance(phase, Gathering) else list(_reports(job, phase, entries, start))
-
-
-def _reports(job: Job, phase: Gathering, entries: Sequence[Entry], start: int) -> Iterator[Failed]:
-    told: set[Node] = {failed.node for failed in phase.ledger}
+    if not isinstance(phase, Gathering):
+        return found
+    told = {failed.node for failed in phase.ledger}
     for entry in islice(entries, start, None):
         if not isinstance(entry, Failed) or entry.node in told or not reports_late(job, phase, entry):
-            return
+            break
         told.add(entry.node)
-        yield entry
+        found.append(entry)
+    return found
 
 
 def reports_late(job: Job, phase: Gathering, failed: Failed) -> bool:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import multiprocessing
 from collections.abc import Callable
 from typing import Any
 
 from reknit.adapters.keeper.client.function_workers import Function
 from reknit.adapters.keeper.protocol.wire import Process, StartProcesses
+from reknit.core.agent.workers import WorkersStarted
+from tests.support import called
 from tests.support.keepers import Kept
 from tests.support.processes import drive_exits, failures
 
@@ -24,3 +27,15 @@ def call(kept: Kept, fn: Callable[..., object], *args: object, **more: Any) -> A
     values = kept.keeper.values(round_)
     assert len(values) + len(found) == 1
     return found[0] if found else values[0]
+
+
+def queues_and_events_arrive(kept: Kept, start_method: str) -> None:
+    """Three workers get a queue and an event as arguments, and use them."""
+    context = multiprocessing.get_context(start_method)
+    queue, event = context.SimpleQueue(), context.Event()
+    begin(kept, *(Function(called.fill, (queue, event, i)) for i in range(3)))
+    kept.drive(WorkersStarted)
+    event.set()
+    assert sorted(queue.get() for _ in range(3)) == [0, 1, 4]
+    assert failures(drive_exits(kept.keeper, kept.clock, 3)) == []
+    queue.close()

@@ -57,9 +57,10 @@ _CHUNK = 512
 HOLE_S = 2.0
 """How long an agent that writes a veto waits at least for a slot that is taken and not filled. Seconds. Usually the
 readers of the journal fill the slot before. They may all be dead."""
-_HOLE_ROUND_TRIPS, _SLOWEST_S = 6, 30.0
-"""The agent also waits for so many of the longest round trip of any writer, which counts for at most so many
-seconds."""
+_HOLE_ROUND_TRIPS = 6
+"""The agent waits for such a slot at least this many of the longest round trip of any writer."""
+_SLOWEST_S = 30.0
+"""A longer round trip counts as this one. Seconds."""
 
 
 # ---- the job that a store serves ----

@@ -85,7 +85,12 @@ class ReadyKeeper:
         self.line = line
         self.owes_flush = False
         """A `Flush` was sent and not answered."""
-        self._pings = _pings(now) if pings else None
+        self._pings: Pings | None = None
+        """None: the keeper runs on this host."""
+        if pings:
+            from reknit.adapters.keeper.remote.pings import Pings
+
+            self._pings = Pings(now)
         self._taken: OutputTaken | None = None
         """None: no output has come over the stream."""
         self._fence_at: float | None = None
@@ -145,9 +150,3 @@ class ReadyKeeper:
     def was_steady(self, now: float) -> bool:
         """Whether this keeper was ready for so long that its end has nothing to do with failures before it."""
         return now - self._ready_at > _STEADY_S
-
-
-def _pings(now: float) -> Pings:
-    from reknit.adapters.keeper.remote.pings import Pings
-
-    return Pings(now)

@@ -15,10 +15,10 @@ import pytest
 
 from reknit.adapters.keeper.client.function_workers import Calls, Function, FunctionError
 from reknit.adapters.keeper.protocol.wire import Process, StartProcesses, variables
-from reknit.core.agent.workers import WorkersExited, WorkersStarted
+from reknit.core.agent.workers import WorkersExited
 from tests.support import called
 from tests.support.alone import run_alone
-from tests.support.calling import begin, call
+from tests.support.calling import begin, call, queues_and_events_arrive
 from tests.support.keepers import Kept, wait_gone
 from tests.support.leaks import nothing_left
 from tests.support.processes import drive_exits, failures, stop
@@ -62,15 +62,7 @@ def test_a_worker_is_a_process_of_multiprocessing(keep: Keep) -> None:
 
 def test_queues_and_events_can_be_arguments(keep: Keep) -> None:
     """The documentation of torchelastic promises it. A plain pickle of them is refused."""
-    kept = keep("unused")
-    context = multiprocessing.get_context("spawn")
-    queue, event = context.SimpleQueue(), context.Event()
-    begin(kept, *(Function(called.fill, (queue, event, i)) for i in range(3)))
-    kept.drive(WorkersStarted)
-    event.set()
-    assert sorted(queue.get() for _ in range(3)) == [0, 1, 4]
-    assert failures(drive_exits(kept.keeper, kept.clock, 3)) == []
-    queue.close()
+    queues_and_events_arrive(keep("unused"), "spawn")
 
 
 def test_shared_tensors_are_shared_and_returned_tensors_are_copies(keep: Keep) -> None:

@@ -18,7 +18,7 @@ from reknit.adapters.keeper.client.function_workers import Function
 from reknit.adapters.keeper.protocol.wire import variables
 from reknit.core.agent.workers import WorkersExited, WorkersStarted
 from tests.support import called
-from tests.support.calling import begin, call
+from tests.support.calling import begin, call, queues_and_events_arrive
 from tests.support.keepers import Kept, wait_gone
 from tests.support.leaks import nothing_left
 from tests.support.processes import drive_exits, failures
@@ -97,14 +97,7 @@ def test_a_worker_has_its_own_environment_streams_and_files(kept: Kept, tmp_path
 
 def test_queues_and_events_can_be_arguments(kept: Kept) -> None:
     """As under spawn."""
-    context = multiprocessing.get_context("forkserver")
-    queue, event = context.SimpleQueue(), context.Event()
-    begin(kept, *(Function(called.fill, (queue, event, i)) for i in range(3)))
-    kept.drive(WorkersStarted)
-    event.set()
-    assert sorted(queue.get() for _ in range(3)) == [0, 1, 4]
-    assert failures(drive_exits(kept.keeper, kept.clock, 3)) == []
-    queue.close()
+    queues_and_events_arrive(kept, "forkserver")
 
 
 def test_a_worker_that_is_killed_says_so(kept: Kept) -> None:
