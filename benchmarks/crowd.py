@@ -26,7 +26,7 @@ from reknit.adapters.runtime.loop import Loop, Ports
 from reknit.core.agent.agent import Agent, Spec
 from reknit.core.agent.commands import StopWorkers
 from reknit.core.agent.events import Counters, EntriesRead, Event, Started, Woken
-from reknit.core.agent.workers import PortReserved, StartWorkers, WorkersStarted, WorkersStopped
+from reknit.core.agent.worker_words import PortReserved, StartWorkers, WorkersStarted, WorkersStopped
 from reknit.core.job.entries import Entry, Node, NodeId, Terms
 from reknit.core.job.fold import fold
 from reknit.core.job.job import Job

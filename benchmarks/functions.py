@@ -29,7 +29,7 @@ from reknit.adapters.keeper.client.keeper_client import KeeperClient
 from reknit.adapters.keeper.client.start import by_exec
 from reknit.adapters.keeper.protocol.wire import Configure, Process, StartProcesses
 from reknit.adapters.runtime.clock import SystemClock
-from reknit.core.agent.workers import WorkersExited
+from reknit.core.agent.worker_words import WorkersExited
 
 MODULES = {"light": "def work(rank): return rank\n", "torch": "import torch\ndef work(rank): return rank\n"}
 METHODS = ("spawn", "fork", "forkserver")

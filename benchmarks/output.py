@@ -29,7 +29,7 @@ from reknit.adapters.keeper.output.console import LAST_WORDS_S
 from reknit.adapters.keeper.output.streams import StreamSettings
 from reknit.adapters.keeper.process.processes import Processes
 from reknit.adapters.runtime.clock import SystemClock
-from reknit.core.agent.workers import StartWorkers, WorkersExited
+from reknit.core.agent.worker_words import StartWorkers, WorkersExited
 from reknit.core.job.workers import Assignment, WorkerRanks
 
 BIN = Path(sys.executable).parent

@@ -99,7 +99,7 @@ class NoWorkers:
 
     def events(self, now: float) -> list[Any]:
         from reknit.core.agent.events import Started
-        from reknit.core.agent.workers import WorkersStopped
+        from reknit.core.agent.worker_words import WorkersStopped
 
         if not self._has_started:
             self._has_started = True

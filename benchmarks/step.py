@@ -20,7 +20,7 @@ from reknit.core.agent.agent import Agent, Spec
 from reknit.core.agent.commands import StopWorkers
 from reknit.core.agent.events import Counters, EntriesRead, Event, Started
 from reknit.core.agent.step import step
-from reknit.core.agent.workers import (
+from reknit.core.agent.worker_words import (
     PortReserved,
     StartWorkers,
     WorkerExit,

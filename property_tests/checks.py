@@ -32,15 +32,15 @@ from typing import TYPE_CHECKING
 from reknit.adapters.simulated.store import RETRY_S
 from reknit.adapters.simulated.workers import ECHO
 from reknit.core.agent.agent import Agent, Stage
-from reknit.core.agent.alive import is_entry_late
 from reknit.core.agent.commands import SIGKILL, SIGTERM, Append, Beat, Command, Finish, StopWorkers
-from reknit.core.agent.deadlines import ECHO_S, PAUSE_S
-from reknit.core.agent.ending import sequel
+from reknit.core.agent.contact import is_entry_late
 from reknit.core.agent.events import EntriesRead, Event, Started, Woken
+from reknit.core.agent.lifecycle import sequel
 from reknit.core.agent.reasons import JournalRefused, Replaced, StoreLost, TermsDiffer
 from reknit.core.agent.states import WorkerState
 from reknit.core.agent.step import Step, step
-from reknit.core.agent.workers import (
+from reknit.core.agent.timers import ECHO_S, PAUSE_S
+from reknit.core.agent.worker_words import (
     PortReserved,
     StartWorkers,
     WorkerExit,
@@ -48,7 +48,7 @@ from reknit.core.agent.workers import (
     WorkersStarted,
     WorkersStopped,
 )
-from reknit.core.agent.working import QUICK_S
+from reknit.core.agent.workers import QUICK_S
 from reknit.core.job.entries import Admit, Entry, Failed, Joined, Leaving, Left, Lost, Node, Opened, Steady
 from reknit.core.job.founding import Origin
 from reknit.core.job.job import Closed, Gathering, Job, Running, Unopened, Verdict
@@ -152,11 +152,12 @@ def has_a_stage(proc: Proc) -> None:
 def stops_in_time(proc: Proc) -> None:
     """Workers get no longer grace than the latest request to stop allows. Processes that outlive SIGKILL are no
     ordinary end of the workers."""
-    workers, request = proc.agent.workers, proc.agent.leaving
+    workers, request = proc.agent.workers, proc.agent.causes.request
     late = request is not None and workers.stopping is not None and workers.kill_at > request.kill_at + SLACK
     demand(not late, "stop", f"{proc.name} kills its workers later than it was asked to")
-    is_odd = workers.stuck and workers.state is not WorkerState.UNHEALTHY
-    demand(not is_odd, "stop", f"{proc.name} has the stuck processes {workers.stuck}, and is {workers.state.value}")
+    stuck = proc.agent.causes.stuck
+    is_odd = stuck and workers.state is not WorkerState.UNHEALTHY
+    demand(not is_odd, "stop", f"{proc.name} has the stuck processes {stuck}, and is {workers.state.value}")
 
 
 def foresees(proc: Proc, commands: Sequence[Command]) -> None:
@@ -184,18 +185,18 @@ def note(world: World, proc: Proc, before: Agent, event: Event) -> None:
         proc.read_at = world.now
         if (agent.job.epoch, agent.job.round) != (before.job.epoch, before.job.round):
             proc.ended_at = world.now
-    if agent.pulse.count > before.pulse.count:
+    if agent.contact.count > before.contact.count:
         proc.heard_at = world.now
     proc.was_out = proc.was_out or lasting.is_faulty(world, proc)
     proc.was_full = proc.was_full or proc.full
     lasting.note_out(world, proc)
-    if agent.end is not None and before.end is None:
+    if agent.causes.cut is not None and before.causes.cut is None:
         proc.bore_s = _bore_s(world, proc)
         out_s = proc.felt(world.now - max(proc.out_at, proc.returns_at))
-        is_over = isinstance(agent.end, StoreLost) and out_s > BACK_S
+        is_over = isinstance(agent.causes.cut, StoreLost) and out_s > BACK_S
         is_over = is_over and not world.setup.weather & {"lose", "lag"}
         demand(not is_over, "outage", f"{proc.name} ends for want of the store, which is back for {out_s:.1f} s")
-    if agent.outcome is not None and before.outcome is None:
+    if agent.causes.outcome is not None and before.causes.outcome is None:
         proc.learned_at = world.now
     if agent.workers.state is WorkerState.FAILED and before.workers.state is not WorkerState.FAILED:
         proc.failed_at = world.now
@@ -215,7 +216,7 @@ def same_job(world: World, proc: Proc) -> None:
 def may_say(world: World, proc: Proc, entry: Entry) -> None:
     """L3, and what an entry promises to the others."""
     is_new = proc.agent.unread.get(entry, proc.agent.at) == proc.agent.at
-    demand(not (proc.agent.pulse.gap and is_new), "fresh", f"{proc.name} says {entry} in a gap")
+    demand(not (proc.agent.contact.gap and is_new), "fresh", f"{proc.name} says {entry} in a gap")
     # A new incarnation forgets what the one before has said, also entries that name no node.
     life = proc.agent.life  # in another life of the journal, everything is said anew
     said = (life, proc.agent.me, entry)
@@ -255,7 +256,7 @@ def may_say(world: World, proc: Proc, entry: Entry) -> None:
     elif isinstance(entry, Left):
         stuck = group is not None and group.is_stuck and entry.stuck
         demand(not is_alive(group) or stuck, "S2", f"{proc.name} says Left with workers alive")
-        told = proc.agent.leaving is not None and proc.agent.outcome is None and job.is_live(entry.node)
+        told = proc.agent.causes.request is not None and proc.agent.causes.outcome is None and job.is_live(entry.node)
         has_told = any((life, entry.node, Leaving(entry.node)) in proc.said for life in world.lives)
         # A node with stuck processes has said goodbye already. In a gap it says nothing new.
         has_told = has_told or (stuck and at is not None)
@@ -268,7 +269,7 @@ def may_say(world: World, proc: Proc, entry: Entry) -> None:
         limit = terms.silence_s - SOONER_S
         # An agent that was started again has beaten under the old incarnation, and takes another one soon. Its first
         # counts are not greater than those of the agent before, so they are no news.
-        before, count = proc.agent.pulse.heard.get(entry.node), proc.counts.get(entry.node, 0)
+        before, count = proc.agent.silence.heard.get(entry.node), proc.counts.get(entry.node, 0)
         beater = world.beaten_by.get(entry.node)
         is_other = beater is not None and world.now - beater.started_at < limit
         # Two processes with one id set the counter in turn, each to its own count. Both may hear no answers.
@@ -340,7 +341,7 @@ def may_start(world: World, proc: Proc, command: StartWorkers) -> None:
 
 
 def may_stop(world: World, proc: Proc, command: StopWorkers) -> None:
-    agent, why, request = proc.agent, command.why, proc.agent.leaving
+    agent, why, request = proc.agent, command.why, proc.agent.causes.request
     demand(agent.workers.alive, "stop", f"{proc.name} stops workers that it has not")
     demand(command.round == agent.workers.round, "stop", f"{proc.name} stops another round's workers")
     kill_at = agent.workers.kill_at
@@ -354,7 +355,7 @@ def may_stop(world: World, proc: Proc, command: StopWorkers) -> None:
     ok = command.signal == signal and left_s <= most_s + SLACK and (request is not None or left_s >= most_s - SLACK)
     # With a fence they may also be killed at once: `rhythm` asks whether that comes in time.
     ok = ok or (proc.spec.terms.fence_s is not None and (command.signal, left_s) == (SIGKILL, 0.0))
-    if isinstance(agent.end, JournalRefused) and agent.end.refusal is Refusal.LEFT_BEHIND:
+    if isinstance(agent.causes.cut, JournalRefused) and agent.causes.cut.refusal is Refusal.LEFT_BEHIND:
         ok = (command.signal, left_s) == (SIGKILL, 0.0)
     demand(ok, "stop", f"{proc.name} gives its workers {left_s:g} s after signal {command.signal}")
     if isinstance(why, StoreLost):
@@ -376,7 +377,7 @@ def may_finish(world: World, proc: Proc) -> None:
     demand(result is not None, "S7", f"{proc.name} finishes without a result")
     assert result is not None
     if result.state is WorkerState.SUCCEEDED:
-        outcome = agent.outcome or agent.job.outcome  # a latecomer of a finished job takes part in no epoch
+        outcome = agent.causes.outcome or agent.job.outcome  # a latecomer of a finished job takes part in no epoch
         ok = outcome is not None and outcome.verdict is Verdict.SUCCEEDED
         demand(ok, "S5", f"{proc.name} reports success of a job that did not succeed")
     if isinstance(result.why, Replaced):

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 from reknit.core.agent.agent import Agent
 from reknit.core.agent.commands import SIGKILL
 from reknit.core.agent.events import StopRequested
-from reknit.core.agent.hosting import DEAD
 from reknit.core.agent.reasons import JournalRefused, Replaced, StoreLost, TermsDiffer
+from reknit.core.agent.silence import DEAD
 from reknit.core.agent.step import step
-from reknit.core.agent.workers import WorkersStopped
+from reknit.core.agent.worker_words import WorkersStopped
 from reknit.core.job.entries import Node
 from reknit.core.job.fold import fold_all
 from reknit.core.job.founding import Life
@@ -29,9 +29,9 @@ if TYPE_CHECKING:
 
 def host_ends(world: World, proc: Proc) -> None:
     """Rule 12: the journal's host leaves last. Those that took part have seen the end."""
-    if proc.agent.outage is not None or isinstance(proc.agent.end, JournalRefused | StoreLost):
+    if proc.agent.contact.outage is not None or isinstance(proc.agent.causes.cut, JournalRefused | StoreLost):
         return  # it has no journal any more
-    if (proc.agent.leaving is not None or proc.agent.end is not None) and not is_serving(world, proc):
+    if (proc.agent.causes.request is not None or proc.agent.causes.cut is not None) and not is_serving(world, proc):
         return  # it does as it is told, or must
     for other in world.procs:
         quiet_s, terms = world.now - world.moved.get(other.agent.me, -1e9), other.spec.terms
@@ -45,7 +45,7 @@ def host_ends(world: World, proc: Proc) -> None:
             continue  # it may never learn how the job has ended
         if proc.was_suspended and not proc.agent.job.is_live(other.agent.me):
             continue  # who came while it was suspended, it has not read yet
-        demand(other.agent.outcome is not None, "host", f"{proc.name} takes the journal away from {other.name}")
+        demand(other.agent.causes.outcome is not None, "host", f"{proc.name} takes the journal away from {other.name}")
 
 
 def is_serving(world: World, proc: Proc) -> bool:
@@ -54,15 +54,15 @@ def is_serving(world: World, proc: Proc) -> bool:
     It was told to before the end of the job, and not again since its workers are gone. Or it cannot stop its workers,
     or has no part in the job.
     """
-    request, is_out = proc.agent.leaving, isinstance(proc.agent.end, Replaced | TermsDiffer)
-    if not proc.spec.hosts_journal or (request is None and not proc.agent.workers.stuck and not is_out):
+    request, is_out = proc.agent.causes.request, isinstance(proc.agent.causes.cut, Replaced | TermsDiffer)
+    if not proc.spec.hosts_journal or (request is None and not proc.agent.causes.stuck and not is_out):
         return False
     if request is not None and (is_out or request.latest == SIGKILL):
         return False
     told = [traced.event.at for traced in proc.trace if isinstance(traced.event, StopRequested)]
     gone = [traced.event.at for traced in proc.trace if isinstance(traced.event, WorkersStopped)]
     # A request that comes while workers are being stopped is about the workers.
-    began = gone if proc.agent.workers.stuck else gone + told[:1]
+    began = gone if proc.agent.causes.stuck else gone + told[:1]
     if request is not None and not proc.agent.workers.alive and request.at > max(began):
         return False
     if request is not None and proc.learned_at is not None and proc.told_at >= proc.learned_at:
@@ -90,9 +90,10 @@ def agree(world: World) -> None:
     ends: dict[tuple[Life, int], Outcome] = {}
     for proc in world.procs:
         agent = proc.agent
-        if agent.epoch is not None and agent.outcome is not None:
-            first = ends.setdefault((agent.life, agent.epoch), agent.outcome)
-            same = agent.outcome in (first, abridged(first)) or first == abridged(agent.outcome)  # as told epochs later
+        if agent.epoch is not None and agent.causes.outcome is not None:
+            first = ends.setdefault((agent.life, agent.epoch), agent.causes.outcome)
+            told = agent.causes.outcome
+            same = told in (first, abridged(first)) or first == abridged(told)  # as told epochs later
             demand(same, "S5", f"{proc.name} saw another end of epoch {agent.epoch}")
 
 

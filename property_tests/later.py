@@ -12,10 +12,10 @@ from typing import Any
 
 from attrs import evolve, fields, has
 
-from reknit.core.agent.agent import Agent, Heard, Pulse, Spec, Timer
+from reknit.core.agent.agent import Agent, Contact, Heard, Spec, Timer
 from reknit.core.agent.commands import Beat, Command
-from reknit.core.agent.ending import sequel
 from reknit.core.agent.events import Counters, EntriesRead, Event
+from reknit.core.agent.lifecycle import sequel
 from reknit.core.agent.step import step
 from reknit.core.job.entries import Node, Opened, Terms
 from reknit.core.job.job import Job, Unopened
@@ -27,7 +27,7 @@ AGES = 1001
 """Odd, so that an even round becomes an odd one."""
 OF_A_ROUND = {Timer.LAST_CALL, Timer.GIVE_UP, Timer.ADMIT, Timer.STEADY, Timer.BACKOFF, Timer.ECHO}
 """Timers whose number is a round."""
-COUNTED = {Pulse: ("sent", "count"), Heard: ("count",), Beat: ("count",)}
+COUNTED = {Contact: ("sent", "count"), Heard: ("count",), Beat: ("count",)}
 """The counts of beats."""
 
 
@@ -61,14 +61,14 @@ def _agent(agent: Agent) -> Agent:
         made["epoch"] = agent.epoch + AGES
     if agent.offered is not None and agent.offered[1] >= 0:  # -1: in another life of the journal
         made["offered"] = agent.offered[0], agent.offered[1] + AGES
-    made["since"] = {(timer, n + AGES * (timer in OF_A_ROUND)): at for (timer, n), at in agent.since.items()}
+    made["since"] = {timer: (n + AGES * (timer in OF_A_ROUND), at) for timer, (n, at) in agent.since.items()}
     return Agent(**made)
 
 
 def _event(event: Event, agent: Agent) -> Event:
     """A counter that is missing stands for 0."""
     if isinstance(event, Counters):
-        nodes = {*event.counts, *agent.pulse.watch, *agent.pulse.heard, agent.me}
+        nodes = {*event.counts, *agent.silence.watch, *agent.silence.heard, agent.me}
         return evolve(event, counts={node: event.counts.get(node, 0) + AGES for node in nodes})
     made: Event = later(event)
     return made
@@ -80,7 +80,7 @@ def goes_on_alike(name: str, before: Agent, event: Event, after: Agent, commands
         is_new = event.base is not None and _is_new(event.base)
         if is_new or any(isinstance(entry, Opened) for entry in event.entries):
             return  # an epoch begins with round 0
-    if _is_new(before.job) or after.pulse.sent < before.pulse.sent or after.me != before.me:
+    if _is_new(before.job) or after.contact.sent < before.contact.sent or after.me != before.me:
         return  # and an incarnation with count 0
     made = step(later(before), _event(event, before))
     demand(made.commands == later(tuple(commands)), "S9", f"{name} does something else a thousand rounds later: {made}")

@@ -289,7 +289,8 @@ def unrest(world: World) -> str | None:
         return f"{node} is {'not in the job' if node in nodes else 'dead and not noticed'}"
     if job.terms.admission is Admission.SOON and admissible(job):
         return "standbys wait"
-    if any((p.agent.leaving or p.agent.end or p.agent.workers.stuck) and not ends.is_serving(world, p) for p in procs):
+    causes = [(p, p.agent.causes) for p in procs]
+    if any((c.why_leaving or c.cut or c.stuck) and not ends.is_serving(world, p) for p, c in causes):
         return "somebody is leaving"
     return next((why for proc in procs if (why := _lacks(proc, job))), None)
 

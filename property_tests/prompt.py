@@ -40,7 +40,7 @@ def may_accuse(proc: Proc, before: Agent, event: Event, lost: Lost) -> None:
     agent = proc.agent
     late_s = agent.at - min([*before.unread.values(), *agent.unread.values()], default=agent.at)
     is_repeated = agent.unread.get(lost, agent.at) < agent.at and late_s > 3 * agent.job.terms.silence_s
-    ok = isinstance(event, Counters) and (agent.pulse.acked_at == agent.at or is_repeated)
+    ok = isinstance(event, Counters) and (agent.contact.acked_at == agent.at or is_repeated)
     demand(ok, "silence", f"{proc.name} accuses {lost.node} without a fresh read")
 
 
@@ -63,5 +63,5 @@ def _ask(world: World, node: Node, before: Job, limit_s: float) -> None:
         return  # whoever watches now may have begun to watch only later
     place = job.ring.index(node)
     watchers = {job.ring[(place - back) % len(job.ring)] for back in (1, 2)} - {node}
-    seen = [p.name for p in world.procs if p.agent.me in watchers and p.up and p.agent.outcome is None]
+    seen = [p.name for p in world.procs if p.agent.me in watchers and p.up and p.agent.causes.outcome is None]
     demand(not seen, "L2", f"{' and '.join(seen)} has not noticed in {limit_s:.1f} s that {node} is dead")

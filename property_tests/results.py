@@ -36,9 +36,9 @@ def is_true(world: World, proc: Proc, result: Result) -> None:
     """What the agent reports is what has happened, as far as its journal showed it."""
     name, why, state = proc.name, result.why, result.state
     outcome = _outcome(world, proc)
-    request = proc.agent.leaving
+    request = proc.agent.causes.request
     if isinstance(why, SignalReceived):
-        demand(request is not None and why == request.why, "S5", f"{name} was not told to leave by {why}")
+        demand(request is not None and why.signal == request.signal, "S5", f"{name} was not told to leave by {why}")
         assert request is not None
         demand(state is WorkerState.STOPPED, "S5", f"{name} was told to leave, and reports {state}")
         demand(not result.failures and not result.return_values, "S5", f"{name} reports more than that it was told")

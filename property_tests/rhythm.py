@@ -53,7 +53,7 @@ def _is_hurried(proc: Proc) -> None:
         left_s = 0.0 if event.signal == SIGKILL else [proc.spec.grace_s, HURRY_S, 0.0][min(len(requests), 2)]
         kill_at = min(kill_at, event.at + left_s)
         requests.append(event)
-    request = proc.agent.leaving
+    request = proc.agent.causes.request
     ok = request is not None and (request.count, request.kill_at) == (len(requests), kill_at)
     demand(ok, "stop", f"{proc.name} was asked {requests}, and makes of it {request}")
 
@@ -80,7 +80,7 @@ def _may_stand_still(world: World, proc: Proc) -> bool:
     is_unread = proc.felt(world.now - proc.read_at) > 3 * terms.silence_s
     kill_at = agent.workers.kill_at
     is_hung = kill_at is not None and agent.at > kill_at + proc.spec.stop_s
-    return agent.pulse.count != agent.pulse.sent or is_unread or is_hung or bool(agent.unread)
+    return agent.contact.count != agent.contact.sent or is_unread or is_hung or bool(agent.unread)
 
 
 def _watched(job: Job, node: Node) -> list[Node]:
@@ -119,7 +119,8 @@ def is_small(world: World, proc: Proc) -> None:
     ids = {p.id for p in world.procs}
     demand(len(agent.said) <= MOST_SAID + len(ids), "L3", f"{proc.name} remembers {len(agent.said)} sayings")
     demand(len(agent.since) <= MOST_TIMERS, "L3", f"{proc.name} runs {len(agent.since)} timers")
-    demand(len(agent.pulse.heard) <= len(world.procs), "L3", f"{proc.name} remembers {len(agent.pulse.heard)} counters")
+    heard = agent.silence.heard
+    demand(len(heard) <= len(world.procs), "L3", f"{proc.name} remembers {len(heard)} counters")
     demand(set(agent.workers.exits) <= set(range(agent.spec.local_world_size)), "L3", f"{proc.name}: exits of nobody")
 
 

@@ -9,7 +9,7 @@ import attrs
 
 from reknit.core.agent.commands import Beat
 from reknit.core.agent.events import Counters, EntriesRead, Woken
-from reknit.core.agent.workers import StartWorkers
+from reknit.core.agent.worker_words import StartWorkers
 from reknit.core.job.entries import Node, Opened
 
 if TYPE_CHECKING:

@@ -11,18 +11,18 @@ from attrs import evolve
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from reknit.core.agent import events, workers
+from reknit.core.agent import events, worker_words
 from reknit.core.agent.agent import Agent, Spec
-from reknit.core.agent.ending import sequel
+from reknit.core.agent.lifecycle import sequel
 from reknit.core.agent.states import WorkerState
 from reknit.core.agent.step import step
-from reknit.core.agent.workers import StartWorkers
+from reknit.core.agent.worker_words import StartWorkers
 from reknit.core.job import entries as said
 from reknit.core.job import memory
 from reknit.core.job.entries import Entry, Joined, Node, NodeId, Terms
 from reknit.core.job.fold import fold, fold_all
 from reknit.core.job.job import Closed, Job
-from reknit.core.job.ranks import assign
+from reknit.core.job.ranks import Members, assign
 from reknit.core.job.reasons import Refusal
 from reknit.core.job.restart import Sequel
 from reknit.core.job.workers import Assignment, WorkerFailure, WorkerRanks
@@ -185,7 +185,7 @@ MEMBERS = st.lists(st.tuples(st.sampled_from("tuv"), st.integers(1, 4)), min_siz
 @given(MEMBERS)
 def test_ranks_are_dense(members: list[Joined]) -> None:
     """0..W-1, contiguous per node; role ranks 0.. per role."""
-    made = [assign(members, m.node) for m in members]
+    made = [assign(Members(members), m.node) for m in members]
     assert [w.rank for a in made for w in a.workers] == list(range(made[0].world_size))
     for role in {m.role for m in members}:
         ranks = [w.role_rank for a in made if a.role == role for w in a.workers]
@@ -199,7 +199,7 @@ def test_ranks_are_torchs(members: list[Joined]) -> None:
     """The same numbers as torchelastic's own exchange over a store gives: a job can move between the two."""
     pytest.importorskip("torch")
     for member, theirs in zip(members, _torch_ranks(members), strict=True):
-        made = assign(members, member.node)
+        made = assign(Members(members), member.node)
         mine = [(w.rank, w.role_rank, made.world_size, made.role_world_size) for w in made.workers]
         assert mine == theirs
 
@@ -223,7 +223,7 @@ def _torch_ranks(members: list[Joined]) -> list[list[tuple[int, int, int, int]]]
 
 JOBS = JOURNALS.map(lambda journal: fold_all(Job(), journal))
 TIMES = st.floats(0, 100)
-EXITS = st.lists(st.builds(workers.WorkerExit, st.integers(0, 1), st.none()), max_size=2).map(tuple)
+EXITS = st.lists(st.builds(worker_words.WorkerExit, st.integers(0, 1), st.none()), max_size=2).map(tuple)
 ELSEWHERE = Assignment(7, 1, 2, 8, "other", 4, "elsewhere", 1, (WorkerRanks(0, 6, 2), WorkerRanks(1, 7, 3)))
 """Ranks that another rendezvous has decided."""
 EVENTS: st.SearchStrategy[events.Event] = st.one_of(
@@ -232,10 +232,10 @@ EVENTS: st.SearchStrategy[events.Event] = st.one_of(
     st.builds(events.Counters, TIMES, st.dictionaries(NODES, st.integers(0, 5), max_size=3)),
     st.builds(events.EntriesRead, TIMES, st.lists(ENTRIES, max_size=2).map(tuple), JOBS),
     st.builds(events.JournalFailed, TIMES, st.just("why"), st.sampled_from([None, None, *Refusal])),
-    st.builds(workers.WorkersStarted, TIMES, ROUNDS, st.sampled_from([None, None, ELSEWHERE])),
-    st.builds(workers.WorkersExited, TIMES, ROUNDS, EXITS),
-    st.builds(workers.WorkersStopped, TIMES, ROUNDS, st.just(5), st.sampled_from([(), (7,)])),
-    st.builds(workers.PortReserved, TIMES, st.just(6)),
+    st.builds(worker_words.WorkersStarted, TIMES, ROUNDS, st.sampled_from([None, None, ELSEWHERE])),
+    st.builds(worker_words.WorkersExited, TIMES, ROUNDS, EXITS),
+    st.builds(worker_words.WorkersStopped, TIMES, ROUNDS, st.just(5), st.sampled_from([(), (7,)])),
+    st.builds(worker_words.PortReserved, TIMES, st.just(6)),
     st.builds(events.StopRequested, TIMES, st.sampled_from([15, 2, 9])),
     st.builds(events.RestartsLimited, TIMES, st.integers(-1, 2)),
     st.builds(events.Woken, TIMES),
@@ -264,7 +264,7 @@ def at_work(terms: Terms) -> tuple[events.Event, ...]:
         events.EntriesRead(0.0, (said.Opened(terms, "j"),)),
         events.EntriesRead(0.0, tuple(evolve(joined, round=0) for joined in BACK)),
         events.Counters(0.0, {Node(NodeId("a")): 1}),
-        workers.WorkersStarted(0.0, 0),
+        worker_words.WorkersStarted(0.0, 0),
     )
 
 
@@ -280,9 +280,12 @@ OF_ROUND_0: st.SearchStrategy[Entry] = st.one_of(
 AFTER_WORK: st.SearchStrategy[events.Event] = st.one_of(
     st.builds(events.EntriesRead, st.just(0.0), st.lists(OF_ROUND_0, min_size=1, max_size=3).map(tuple)),
     st.builds(
-        workers.WorkersExited, st.just(0.0), st.just(0), st.just((workers.WorkerExit(0, WorkerFailure(0, 0, 1)),))
+        worker_words.WorkersExited,
+        st.just(0.0),
+        st.just(0),
+        st.just((worker_words.WorkerExit(0, WorkerFailure(0, 0, 1)),)),
     ),
-    st.builds(workers.WorkersStopped, st.just(0.0), st.just(0), st.just(5)),
+    st.builds(worker_words.WorkersStopped, st.just(0.0), st.just(0), st.just(5)),
     st.builds(events.StopRequested, st.just(0.0), st.just(15)),
     st.builds(events.RestartsLimited, st.just(0.0), st.integers(0, 1)),
 )
@@ -307,7 +310,7 @@ def test_the_events_at_work_make_workers_run() -> None:
     for event in at_work(TERMS):
         agent = step(agent, event).agent
     assert (agent.workers.state, agent.workers.alive) == (WorkerState.HEALTHY, True)
-    failed = workers.WorkersExited(1.0, 0, (workers.WorkerExit(0, WorkerFailure(0, 0, 1)),))
+    failed = worker_words.WorkersExited(1.0, 0, (worker_words.WorkerExit(0, WorkerFailure(0, 0, 1)),))
     assert sequel(step(agent, failed).agent) is Sequel.ROUND
     limited = step(agent, events.RestartsLimited(1.0, 0)).agent
     assert sequel(step(limited, failed).agent) is Sequel.END

@@ -31,7 +31,7 @@ from reknit.core.agent.reasons import (
     StoreLost,
     TermsDiffer,
 )
-from reknit.core.agent.workers import StartWorkers
+from reknit.core.agent.worker_words import StartWorkers
 from reknit.core.job.entries import Admit, Failed, GaveUp, LastCall, Leaving, Left, Lost, Opened, Succeeded
 from reknit.core.job.job import Verdict
 from reknit.core.job.reasons import AllSucceeded, BudgetSpent, NodeGone, TooFewNodes, Unstable, WorkerFailed
@@ -119,7 +119,7 @@ def _is_excused(world: World) -> bool:
 def _host(world: World) -> StopRequest | None:
     """What made the journal's host leave, if something did."""
     host = world.procs[0] if world.procs else None
-    return host.agent.leaving if host is not None and host.spec.hosts_journal and host.agent.result else None
+    return host.agent.causes.request if host is not None and host.spec.hosts_journal and host.agent.result else None
 
 
 def _serves_others(world: World) -> bool:

@@ -21,7 +21,7 @@ from reknit.adapters.keeper.common.bootstrap import Reservation
 from reknit.adapters.runtime.ports import Clock
 from reknit.core.agent.commands import StopWorkers
 from reknit.core.agent.events import Event, RestartsLimited, Started
-from reknit.core.agent.workers import (
+from reknit.core.agent.worker_words import (
     PortReserved,
     StartWorkers,
     WorkerExit,

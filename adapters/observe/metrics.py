@@ -192,7 +192,7 @@ class Metrics:
         yield _gauge("reknit_nodes", "Nodes of the job, by standing.", "standing", standings(job))
         yield _gauge("reknit_workers", "Workers of this node, by state.", "state", workers(agent))
         reached = "1 while the agent reaches the job's journal, 0 during an outage."
-        yield Gauge("reknit_journal_reachable", reached, float(agent.outage is None))
+        yield Gauge("reknit_journal_reachable", reached, float(agent.contact.outage is None))
         yield Gauge("reknit_ready", "1 while this node takes part in the job, as in /readyz.", float(takes_part(agent)))
         phases = Counter("reknit_phase_seconds", "Time that this agent has spent in each phase.", labels=["phase"])
         for what in Doing:

@@ -168,8 +168,8 @@ class Pages:
                 "text": doing_text(agent),
                 "ready": takes_part(agent),
                 "stage": agent.stage.value,
-                "outage": agent.outage,
-                "leaving": agent.leaving is not None,
+                "outage": agent.contact.outage,
+                "leaving": agent.causes.why_leaving is not None,
             },
             "workers": {
                 "round": own.round if own.round >= 0 else None,

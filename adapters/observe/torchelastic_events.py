@@ -30,7 +30,7 @@ from reknit.core.agent.events import Event as StepEvent
 from reknit.core.agent.events import Started
 from reknit.core.agent.reasons import AlreadyFinished
 from reknit.core.agent.states import WorkerState
-from reknit.core.agent.workers import StartWorkers, WorkersExited, WorkersStarted, WorkersStopped
+from reknit.core.agent.worker_words import StartWorkers, WorkersExited, WorkersStarted, WorkersStopped
 from reknit.core.job.entries import Joined
 from reknit.core.job.reasons import AllSucceeded
 from reknit.core.job.workers import Assignment, NoProgress, TimerExpired, WorkerFailure, WorkerRanks

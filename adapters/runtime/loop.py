@@ -16,16 +16,14 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, assert_never
 
-from attrs import evolve, frozen
+from attrs import frozen
 
 from reknit.core.agent.agent import Agent
 from reknit.core.agent.commands import Append, Beat, Command, Finish, Result, StopWorkers
+from reknit.core.agent.contact import fence_at
 from reknit.core.agent.events import EntriesRead, Event, StopRequested, Woken
-from reknit.core.agent.reasons import SignalReceived
-from reknit.core.agent.states import WorkerState
 from reknit.core.agent.step import step
-from reknit.core.agent.watching import fence_at
-from reknit.core.agent.workers import ReservePort, StartWorkers
+from reknit.core.agent.worker_words import ReservePort, StartWorkers
 
 from .ports import Fences
 
@@ -115,18 +113,12 @@ class Loop:
         if not self.agent.nonce:
             # `Started` comes first. Before it the agent has no nonce, and can neither read nor say anything.
             inbox.extend(ports.workers.events(now))
-            if not inbox:
-                self._end_before_it_begins(ports.requests.taken())
-                return
         for signal in ports.requests.taken():
             inbox.append(StopRequested(now, signal))
+        if not self.agent.nonce:
+            return
         inbox.extend(ports.workers.events(now))
         inbox.extend(ports.link.events(now))
-
-    def _end_before_it_begins(self, requests: Sequence[int]) -> None:
-        """The node is told to leave while its keeper is not ready. There is no worker to stop, and nobody to tell."""
-        if requests:
-            self.agent = evolve(self.agent, result=Result(WorkerState.STOPPED, SignalReceived(requests[0])))
 
     def _carry_out(self, command: Command) -> None:
         match command:

@@ -17,7 +17,7 @@ from attrs import frozen
 
 from reknit.core.agent.commands import StopWorkers
 from reknit.core.agent.events import Event
-from reknit.core.agent.workers import StartWorkers
+from reknit.core.agent.worker_words import StartWorkers
 from reknit.core.job.entries import Entry, Node
 from reknit.core.job.founding import Life
 from reknit.core.job.job import Job, Verdict

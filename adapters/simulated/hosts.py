@@ -11,7 +11,7 @@ from reknit.adapters.link.messages import Read
 from reknit.adapters.runtime.loop import Loop
 from reknit.core.agent.agent import Agent, Spec
 from reknit.core.agent.events import Event
-from reknit.core.agent.workers import StartWorkers
+from reknit.core.agent.worker_words import StartWorkers
 from reknit.core.job.entries import Node
 from reknit.core.job.founding import Candidate, Held, Origin
 from reknit.core.job.workers import WorkerFailure

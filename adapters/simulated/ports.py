@@ -16,7 +16,7 @@ from . import workers as staff
 if TYPE_CHECKING:
     from reknit.core.agent.commands import StopWorkers
     from reknit.core.agent.events import Event
-    from reknit.core.agent.workers import StartWorkers
+    from reknit.core.agent.worker_words import StartWorkers
     from reknit.core.job.entries import Entry, Node
     from reknit.core.job.job import Job
 

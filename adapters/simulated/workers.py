@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from attrs import evolve
 
 from reknit.core.agent.commands import StopWorkers
-from reknit.core.agent.workers import (
+from reknit.core.agent.worker_words import (
     PortReserved,
     StartWorkers,
     WorkerExit,

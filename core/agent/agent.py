@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from enum import Enum
 
-from attrs import field, frozen
+from attrs import evolve, field, frozen
 
 from reknit.core.job.entries import Entry, Node, NodeId, Terms
 from reknit.core.job.founding import Life
@@ -17,7 +17,7 @@ from reknit.core.job.workers import Assignment
 from .commands import Result
 from .reasons import AgentEnd, SignalReceived, StopReason
 from .states import WorkerState
-from .workers import WorkerExit
+from .worker_words import WorkerExit
 
 
 @frozen
@@ -78,46 +78,104 @@ class NodeWorkers:
     """The workers that ended by themselves, by local rank."""
     assignment: Assignment | None = None
     """Their ranks: as `StartWorkers` asked for, or as `WorkersStarted` has reported."""
-    stuck: tuple[int, ...] = ()
+
+
+# ---- the agent's life ------------------------------------------------------------------------------------------------
 
 
 @frozen
 class StopRequest:
     """Somebody wants this node to leave. Repeated requests are counted in one value."""
 
-    why: SignalReceived | BudgetSpent
-    """Why the node leaves. `BudgetSpent`: its workers have failed, and it bears no further failure
-    (`RestartsLimited`)."""
     signal: int
     """The signal of the first request. The workers get it."""
     latest: int
     """The signal of the latest request."""
     at: float
     """When the latest request came."""
-    count: int
-    """How many requests came. A repetition of the same signal within `step.REPEAT_S` is not counted."""
     kill_at: float
     """Workers that are still alive at this time are killed."""
+    count: int = 1
+    """How many requests came. A repetition of the same signal within `lifecycle.REPEAT_S` is not counted."""
     is_late: bool = False
     """The first request came when this agent had read the end of the job."""
 
 
 @frozen
-class Heard:
-    """What this agent knows of a node that it watches."""
+class Causes:
+    """Why this agent ends. There may be several causes, and none is taken back. `lifecycle.result_of` ranks them."""
 
-    count: int
-    """The node's counter, as read last."""
-    silent_s: float = 0.0
-    """For how many seconds of fresh reads the counter has stood still. Less than 0: it has moved since the last fresh
-    read."""
-    spared_s: float = 0.0
-    """How many of these seconds do not count, because this agent was cut off meanwhile (see `watching.spare_s`)."""
+    request: StopRequest | None = None
+    """Somebody wants this node to leave."""
+    budget: BudgetSpent | None = None
+    """This node's workers have failed, and it bears no further failure (`RestartsLimited`)."""
+    cut: AgentEnd | None = None
+    """This agent cannot go on, whatever the job does."""
+    outcome: Outcome | None = None
+    """The job has ended: how this agent's epoch ended, as this agent has read it."""
+    stuck: tuple[int, ...] = ()
+    """The ids (pid) of this node's processes that survive SIGKILL."""
+
+    @property
+    def why_leaving(self) -> SignalReceived | BudgetSpent | None:
+        """Why this node leaves, whether or not the job goes on. None: it does not."""
+        if self.budget is not None:
+            return self.budget
+        return None if self.request is None else SignalReceived(self.request.signal)
+
+    @property
+    def is_departing(self) -> bool:
+        """The job is over, or this node leaves it. All that this node still says is a report and goodbye."""
+        return bool(self.outcome is not None or self.why_leaving is not None or self.stuck)
 
 
 @frozen
-class Pulse:
-    """Beats sent and silences heard (see `watching`)."""
+class Working:
+    """The agent takes part in the job, or waits until it can."""
+
+
+@frozen
+class Stopping:
+    """Workers of this node may be alive. They are being stopped."""
+
+
+@frozen
+class Parting:
+    """No worker is left. The agent says what it owes, and goodbye, and waits until the journal shows both."""
+
+    since: float
+    """When it began to wait. It begins anew when it reads the end of the job."""
+
+
+@frozen
+class Serving:
+    """No worker is left. The agent hosts the store, and stays for the other nodes that use it."""
+
+    since: float
+    """As in `Parting`."""
+
+
+@frozen
+class Ending:
+    causes: Causes
+    phase: Stopping | Parting | Serving
+
+
+@frozen
+class Done:
+    """The agent has given `Finish`. Nothing changes it any more."""
+
+    causes: Causes
+    result: Result
+
+
+# ---- the store and the other nodes -----------------------------------------------------------------------------------
+
+
+@frozen
+class Contact:
+    """This agent's contact with the store: its beats, its reads, and an outage (see `contact`). Times are those of the
+    agent's clock, and None if there was no such moment."""
 
     beat_at: float | None = None
     """When the last beat was sent."""
@@ -130,19 +188,47 @@ class Pulse:
     """When the latest acknowledgement arrived: `Counters` in which this node's own counter had moved."""
     read_at: float | None = None
     """When the journal was read last."""
-    spares_until: float | None = None
-    """Nobody whom this agent begins to watch before this time is called lost for a silence that ends before it. It is
-    set after a long pause between two of its own reads."""
     sent: int = 0
-    """The count of the latest beat. It grows only while this node takes part (`alive`). 0 before the first beat."""
+    """The count of the latest beat. It grows only while this node takes part (`contact.takes_part`). 0 before the first
+    beat."""
     count: int = 0
     """The newest count that was acknowledged. 0: none was."""
     gap: bool = False
     """No new count was acknowledged for longer than the silence limit, and the journal has not been read since."""
+    outage: str | None = None
+    """Why the store cannot be used, while it cannot."""
+    answers: bool = False
+    """In this outage, the store has answered the call that failed last."""
+    overslept: bool = False
+    """In the outage that lasts, this agent was suspended until its patience was over, and tries once more."""
+
+
+@frozen
+class Heard:
+    """What this agent knows of a node that it watches."""
+
+    count: int
+    """The node's counter, as read last."""
+    silent_s: float = 0.0
+    """For how many seconds of fresh reads the counter has stood still. Less than 0: it has moved since the last fresh
+    read."""
+    spared_s: float = 0.0
+    """How many of these seconds do not count, because this agent was cut off meanwhile (see `silence.spare_s`)."""
+
+
+@frozen
+class Silence:
+    """What this agent hears of the nodes that it watches (see `silence`)."""
+
     watch: tuple[Node, ...] = ()
     """The nodes whose counters the latest beat asked for."""
     heard: Mapping[Node, Heard] = EMPTY
     """The watched nodes."""
+    heard_at: float | None = None
+    """When counters were read last. None: never."""
+    spares_until: float | None = None
+    """Nobody whom this agent begins to watch before this time is called lost for a silence that ends before it. It is
+    set after a long pause between two of its own reads."""
 
 
 class Timer(Enum):
@@ -157,10 +243,6 @@ class Timer(Enum):
     REOPEN = "reopen"
     OUTAGE = "outage"
     OPEN = "open"
-    LINGER = "linger"
-    """The node leaves, or has ended, and waits for the others. The job goes on."""
-    PART = "part"
-    """The same after the job was closed: all nodes end."""
 
 
 class Stage(Enum):
@@ -179,7 +261,7 @@ class Stage(Enum):
     | JOINING | set | yes or no | of an incarnation before |
     | LIVE | set | yes or no | yes, its own |
 
-    `leaving`, `outage` and `end` may be set in every stage. `result` is set last, and then no worker is alive.
+    Each stage may be that of an agent that works, ends or is done (`Agent.lifecycle`).
     """
 
     STARTING = "starting"
@@ -222,32 +304,24 @@ class Agent:
     """True once this agent has taken a new incarnation number. The agent does so when another node has declared it
     lost, or when it was silent for so long that it must assume so."""
     workers: NodeWorkers = NodeWorkers()
+    lifecycle: Working | Ending | Done = Working()
+    """Whether this agent takes part, ends or has ended, and why."""
     quick: int = 0
-    """Quick failures of this node's workers in a row: see `working.QUICK_S`. A round that lasted sets it to 0."""
+    """Quick failures of this node's workers in a row: see `workers.QUICK_S`. A round that lasted sets it to 0."""
     max_restarts: int | None = None
     """This node bears no failure of its workers when the job has spent so many restarts (`RestartsLimited`). None: it
     bears what the job bears."""
-    leaving: StopRequest | None = None
-    outage: str | None = None
-    """Why the store cannot be used, while it cannot."""
-    store_answers: bool = False
-    """In this outage, the store has answered the call that failed last."""
-    overslept: bool = False
-    """In the outage that lasts, this agent was suspended until its patience was over, and tries once more."""
-    end: AgentEnd | None = None
-    """Why this agent must end, whatever the job does. None: it need not."""
+    contact: Contact = Contact()
+    silence: Silence = Silence()
     said: Mapping[Entry, float] = EMPTY
     """The entries that this agent has said and not yet seen in the journal, and when it said each of them last."""
     unread: Mapping[Entry, float] = EMPTY
     """The entries that this agent wants said and has not read back since it said them, and when it said each of them
     first."""
-    since: Mapping[tuple[Timer, int], float] = EMPTY
-    """The running timers, each with the round that it is about, and when it started."""
-    pulse: Pulse = Pulse()
+    since: Mapping[Timer, tuple[int, float]] = EMPTY
+    """The running timers. For each: the round that it is about, and when it started."""
     wakes_at: float | None = None
     """The next deadline. None: only an event can change anything."""
-    result: Result | None = None
-    """Set once, with `Finish`."""
 
     @property
     def speaker(self) -> str:
@@ -285,11 +359,30 @@ class Agent:
         return self.job.spent if assignment is None else assignment.restart_count
 
     @property
-    def is_departing(self) -> bool:
-        """The job is over, or this node leaves it. All that this node still says is a report and goodbye."""
-        return bool(self.outcome is not None or self.leaving is not None or self.workers.stuck)
+    def causes(self) -> Causes:
+        """Why this agent ends. All of them are None while it works."""
+        return NO_CAUSES if isinstance(self.lifecycle, Working) else self.lifecycle.causes
 
     @property
-    def outcome(self) -> Outcome | None:
-        """How this agent's epoch of the job ended, however long ago."""
-        return None if self.epoch is None else self.job.outcome_of(self.epoch)
+    def is_working(self) -> bool:
+        """Nothing has made this agent end."""
+        return isinstance(self.lifecycle, Working)
+
+    @property
+    def is_serving(self) -> bool:
+        """This agent hosts the store, has no worker left, and stays for the other nodes."""
+        return isinstance(self.lifecycle, Ending) and isinstance(self.lifecycle.phase, Serving)
+
+    @property
+    def result(self) -> Result | None:
+        """How this agent has ended. None: it has not."""
+        return self.lifecycle.result if isinstance(self.lifecycle, Done) else None
+
+
+NO_CAUSES = Causes()
+
+
+def caused(agent: Agent, causes: Causes) -> Agent:
+    """The agent with these causes to end. What it does next is found later in the step (`lifecycle.advanced`)."""
+    phase = agent.lifecycle.phase if isinstance(agent.lifecycle, Ending) else Stopping()
+    return evolve(agent, lifecycle=Ending(causes, phase))

@@ -19,7 +19,7 @@ from reknit.core.job.workers import WorkerFailure
 
 from .reasons import RunEnd, StopReason
 from .states import WorkerState
-from .workers import ReservePort, StartWorkers
+from .worker_words import ReservePort, StartWorkers
 
 # The same on every POSIX system. `describe` alone imports `signal`, for the names.
 SIGTERM = 15

@@ -9,16 +9,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
-from attrs import frozen
+from attrs import field, frozen
 
-from reknit.core.job.entries import Entry, Node
+from reknit.core.job.entries import Entries, Entry, Node
 from reknit.core.job.founding import Life
 from reknit.core.job.job import Job
 from reknit.core.job.reasons import Refusal
 
-from .workers import PortReserved, WorkersExited, WorkersStarted, WorkersStopped
+from .worker_words import PortReserved, WorkersExited, WorkersStarted, WorkersStopped
 
 
 @frozen
@@ -33,6 +33,10 @@ class Started:
     same, and the workers report that they have no port."""
 
 
+def _entries(entries: Iterable[Entry]) -> Entries:
+    return entries if isinstance(entries, Entries) else Entries(entries)
+
+
 @frozen
 class EntriesRead:
     """A fresh read of the journal ended. `entries` follow those that were read before.
@@ -42,7 +46,7 @@ class EntriesRead:
     """
 
     at: float
-    entries: tuple[Entry, ...] = ()
+    entries: Entries = field(default=Entries(), converter=_entries)
     base: Job | None = None
     """The fold of all that comes before `entries`. The reader takes it in place of entries that it has skipped, because
     it was far behind. None: the reader has skipped nothing."""

@@ -1,76 +1,199 @@
-"""The commands and events about workers that a keeper understands. `commands` and `events` have the others.
+"""What this node's workers should do. It is derived from the agent's state at every step, and never remembered.
 
-A keeper imports this module, and nothing else of the agent. `StopWorkers` is not here: it carries the reason of the
-stop, which needs the whole vocabulary of a job, and which no keeper asks for.
+1. Workers run only for a sealed round that this incarnation is a member of. They are started once per round.
+2. The next round's workers start only after `WorkersStopped`.
+3. If there are several reasons to stop the workers, the first in `_why_stop` is given.
+4. A failure stops the other workers at once, unless it looks like the echo of a failure that is still to come.
 """
 
 from __future__ import annotations
 
-from attrs import frozen
+from attrs import evolve
 
-from reknit.core.job.workers import Assignment, WorkerFailure
+from reknit.core.job.job import Running
+from reknit.core.job.ranks import assign
+from reknit.core.job.reasons import AllSucceeded, Refusal, WorkerFailed
+from reknit.core.job.restart import are_echoes, root_cause_of
+from reknit.core.job.workers import WorkerFailure
+
+from .agent import Agent, NodeWorkers, Timer, caused
+from .commands import SIGKILL, SIGTERM, Command, StopWorkers
+from .contact import is_fenced, is_fresh
+from .reasons import CutOff, DeclaredLost, JournalRefused, StopReason
+from .states import WorkerState
+from .timers import is_due
+from .worker_words import PortReserved, StartWorkers, WorkersExited, WorkersStarted, WorkersStopped
+
+QUICK_S = 1.0
+"""In seconds. A failure counts as quick if the workers failed earlier than this after their start, or before all of
+them ran."""
 
 
-@frozen
-class StartWorkers:
-    """Start all workers of a round. Answered by `WorkersStarted`, and by `WorkersExited` when workers end.
+def started(agent: Agent, event: WorkersStarted) -> Agent:
+    workers = agent.workers
+    if event.round != workers.round:
+        return agent
+    if event.assignment is not None:
+        # Taken even if workers have ended already: the result names them by these ranks.
+        workers = evolve(workers, assignment=event.assignment)
+    if workers.state is WorkerState.INIT:
+        workers = evolve(workers, state=WorkerState.HEALTHY, up_at=agent.at)
+    return evolve(agent, workers=workers)
 
-    `WorkersExited` also reports workers that could not be started.
+
+def exited(agent: Agent, event: WorkersExited) -> Agent:
+    """Note workers that ended by themselves, before a stop or during it. The adapter does not report workers that it
+    ended itself."""
+    workers = agent.workers
+    if event.round != workers.round or not workers.alive:
+        return agent
+    exits = dict(workers.exits) | {e.local_rank: e for e in event.exits}
+    quick = agent.quick
+    if any(e.failure for e in exits.values()):
+        state = WorkerState.FAILED
+        if workers.state is not WorkerState.FAILED:
+            quick = 0 if _have_lasted(agent) else quick + 1
+    elif len(exits) == agent.spec.local_world_size:
+        state = WorkerState.SUCCEEDED
+    else:
+        state = workers.state
+    return evolve(agent, workers=evolve(workers, exits=exits, state=state), quick=quick)
+
+
+def stopped(agent: Agent, event: WorkersStopped) -> Agent:
+    workers = agent.workers
+    if event.round != workers.round or not workers.alive:
+        return agent
+    state = workers.state
+    if event.stuck:
+        state = WorkerState.UNHEALTHY
+    elif state not in (WorkerState.FAILED, WorkerState.SUCCEEDED):
+        state = WorkerState.STOPPED
+    quick = 0 if state is not WorkerState.FAILED and _have_lasted(agent) else agent.quick
+    workers = evolve(workers, alive=False, stopping=None, kill_at=None, state=state)
+    agent = evolve(agent, workers=workers, port=event.port, offered=None, quick=quick)
+    return caused(agent, evolve(agent.causes, stuck=event.stuck)) if event.stuck else agent
+
+
+def reserved(agent: Agent, event: PortReserved) -> Agent:
+    if agent.workers.alive or agent.port is not None:
+        return agent  # a late answer: this node has got another port since it asked
+    return evolve(agent, port=event.port, offered=None)
+
+
+def _have_lasted(agent: Agent) -> bool:
+    """The workers have run for `QUICK_S`. They have not if some could not be started."""
+    up_at = agent.workers.up_at
+    return up_at is not None and agent.at - up_at >= QUICK_S
+
+
+def failures(workers: NodeWorkers) -> tuple[WorkerFailure, ...]:
+    return tuple(e.failure for _, e in sorted(workers.exits.items()) if e.failure is not None)
+
+
+def why_failed(workers: NodeWorkers) -> WorkerFailed:
+    """The failure that is blamed for the end of these workers, which have failed."""
+    if workers.node is None:
+        raise AssertionError("workers have failed, but no node has started them")
+    return WorkerFailed(workers.node, root_cause_of(failures(workers)))
+
+
+def is_held(agent: Agent) -> bool:
+    """All failures so far look like echoes, and their cause may still show itself. Until then this node does not act on
+    them.
+
+    The cause can be a worker that is still alive, on this node or on another. With DDP: (1) rank 1 raises, and ends by
+    way of `destroy_process_group`. (2) Rank 0 sees its connection reset. (3) Rank 0 ends before rank 1.
     """
-
-    round: int
-    assignment: Assignment
-
-
-@frozen
-class ReservePort:
-    """Reserve another bootstrap port in place of the present one. Answered by `PortReserved`."""
+    workers = agent.workers
+    if not workers.alive or workers.stopping is not None:
+        return False  # the workers are gone or are being stopped, so there is nothing to hold back
+    if len(workers.exits) == agent.spec.local_world_size and len(agent.job.members) == 1:
+        return False  # no worker is left that could be the cause
+    return are_echoes(failures(workers)) and not is_due(agent, Timer.ECHO)
 
 
-@frozen
-class WorkersStarted:
-    """All workers of the round run."""
-
-    at: float
-    round: int
-    assignment: Assignment | None = None
-    """The ranks that the workers really got, if another rendezvous than the journal has decided them. It takes the
-    place of the assignment in `StartWorkers`. None: the workers got the ranks of `StartWorkers`."""
+def drive_workers(agent: Agent) -> tuple[Agent, list[Command]]:
+    """Bring the workers closer to what they should do, by at most one command."""
+    if agent.workers.alive:
+        return _stop(agent)
+    if _should_start(agent):
+        return _start(agent)
+    return agent, []
 
 
-@frozen
-class WorkerExit:
-    """The end of one worker. `failure` is None if it exited with 0."""
-
-    local_rank: int
-    failure: WorkerFailure | None = None
-
-
-@frozen
-class WorkersExited:
-    """The adapter has found these workers ended at one look. Which of them ended first is not known."""
-
-    at: float
-    round: int
-    exits: tuple[WorkerExit, ...]
+def _should_start(agent: Agent) -> bool:
+    job, workers = agent.job, agent.workers
+    return (
+        isinstance(job.phase, Running)
+        and job.epoch == agent.epoch
+        and agent.me in job.member_nodes
+        and agent.me not in job.succeeded
+        and (workers.node, workers.epoch, workers.round) != (agent.me, job.epoch, job.round)
+        and agent.is_working
+        and is_fresh(agent)
+    )
 
 
-@frozen
-class WorkersStopped:
-    """The answer to `StopWorkers`: no process of the round is left, except for those in `stuck`."""
+def _start(agent: Agent) -> tuple[Agent, list[Command]]:
+    job = agent.job
+    assignment = assign(
+        job.members,
+        agent.me,
+        round=job.round,
+        restart_count=job.spent,
+        max_restarts=job.terms.restarts.max_restarts,
+    )
+    workers = NodeWorkers(node=agent.me, epoch=job.epoch, round=job.round, alive=True, assignment=assignment)
+    # The port is in use from now on. `WorkersStopped` brings a fresh one.
+    return evolve(agent, workers=workers, port=None), [StartWorkers(job.round, assignment)]
 
-    at: float
-    round: int
-    port: int
-    """Bootstrap port that is reserved for the next `Joined`. 0 if no port could be reserved."""
-    stuck: tuple[int, ...] = ()
-    """The ids (pid) of processes of the round that still live after SIGKILL. Empty in most cases."""
+
+def _stop(agent: Agent) -> tuple[Agent, list[Command]]:
+    workers, request = agent.workers, agent.causes.request
+    why = workers.stopping or _why_stop(agent)
+    if why is None:
+        return agent, []
+    signal = request.signal if request is not None else SIGTERM
+    kill_at = request.kill_at if request is not None else agent.at + agent.spec.grace_s
+    if _must_be_gone(agent, why):
+        signal, kill_at = SIGKILL, agent.at
+    if workers.kill_at is not None and kill_at >= workers.kill_at:
+        return agent, []  # the workers are being stopped already, and another reason can only shorten the grace
+    workers = evolve(workers, stopping=why, kill_at=kill_at)
+    command = StopWorkers(workers.round, signal, max(0.0, kill_at - agent.at), why)
+    return evolve(agent, workers=workers), [command]
 
 
-@frozen
-class PortReserved:
-    """The answer to `ReservePort`."""
+def _must_be_gone(agent: Agent, why: StopReason) -> bool:
+    """The workers get no grace. With a fence, the other nodes may start the next round before a grace is over. Nor do
+    the other nodes wait for workers of which the journal shows nothing."""
+    cut = agent.causes.cut
+    if isinstance(cut, JournalRefused) and cut.refusal is Refusal.LEFT_BEHIND:
+        return True
+    counted_out = isinstance(why, DeclaredLost) and agent.job.terms.fence_s is not None
+    return counted_out or is_fenced(agent)
 
-    at: float
-    port: int
-    """Bootstrap port that is reserved for the next `Joined`. 0 if no port could be reserved."""
+
+def _why_stop(agent: Agent) -> StopReason | None:
+    """Why the workers must be stopped. None: they should run on."""
+    job, workers, causes = agent.job, agent.workers, agent.causes
+    if workers.node is None:
+        raise AssertionError("workers are alive, but no node has started them")
+    if causes.cut is not None:
+        return causes.cut
+    if workers.state is WorkerState.FAILED and not is_held(agent):
+        return why_failed(workers)
+    if workers.state is WorkerState.SUCCEEDED:
+        return AllSucceeded()  # the workers are gone, but processes that they have started may live
+    if causes.why_leaving is not None:
+        return causes.why_leaving
+    if causes.outcome is not None:
+        return causes.outcome.why
+    if job.is_gone(workers.node):
+        return DeclaredLost()
+    if is_fenced(agent):
+        return CutOff(job.terms.fence_s or 0.0)
+    if not isinstance(job.phase, Running) or job.round != workers.round:
+        return job.why
+    return None

@@ -9,7 +9,7 @@ gathering they are *expected* (members of the last round that have not come back
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from enum import Enum
 from types import MappingProxyType
 from typing import Any
@@ -17,6 +17,7 @@ from typing import Any
 from attrs import frozen
 
 from .entries import Admission, Failed, Joined, Node, NodeId, Terms
+from .ranks import Members
 from .reasons import JobEnd, LongOver, NodeGone, RoundEnd
 
 EMPTY: Mapping[Any, Any] = MappingProxyType({})
@@ -99,10 +100,8 @@ class Job:
     """Every id that is neither live nor in `gone` counts as gone up to this incarnation."""
     leaving: frozenset[Node] = frozenset()
     """Nodes that were told to leave, and have not left yet."""
-    members: tuple[Joined, ...] = ()
+    members: Members = Members()
     """Of the last sealed round, in group rank order."""
-    member_nodes: frozenset[Node] = frozenset()
-    """The nodes of `members`."""
     why: RoundEnd | None = None
     """What ended the round before the one that runs or is gathered. None before the first."""
     succeeded: frozenset[Node] = frozenset()
@@ -126,6 +125,11 @@ class Job:
     def round(self) -> int:
         """The round that runs or is gathered; the last one once closed."""
         return 0 if isinstance(self.phase, Unopened) else self.phase.round
+
+    @property
+    def member_nodes(self) -> Set[Node]:
+        """The nodes of `members`."""
+        return self.members.nodes
 
     @property
     def restarts(self) -> int:

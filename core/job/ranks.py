@@ -10,39 +10,70 @@ The numbers equal torchelastic's (docs/torchelastic.md#ranks); the tests ask tor
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Set
+from functools import cached_property
 
 from .entries import Joined, Node
 from .workers import Assignment, WorkerRanks
 
 
+class Members(tuple[Joined, ...]):
+    """The members of a sealed round, in group rank order. What follows from them is computed once, when it is asked for
+    first, and not by each of the agents that share the value."""
+
+    @property
+    def nodes(self) -> Set[Node]:
+        return self.group_ranks.keys()
+
+    @cached_property
+    def group_ranks(self) -> Mapping[Node, int]:
+        return {joined.node: group_rank for group_rank, joined in enumerate(self)}
+
+    @cached_property
+    def first_ranks(self) -> tuple[tuple[int, int], ...]:
+        """For each member: the rank and the role rank of its first worker."""
+        world_size, role_sizes, firsts = 0, Counter[str](), []
+        for joined in self:
+            firsts.append((world_size, role_sizes[joined.role]))
+            world_size += joined.local_world_size
+            role_sizes[joined.role] += joined.local_world_size
+        return tuple(firsts)
+
+    @cached_property
+    def role_world_sizes(self) -> Mapping[str, int]:
+        """The number of workers in each role."""
+        sizes = Counter[str]()
+        for joined in self:
+            sizes[joined.role] += joined.local_world_size
+        return sizes
+
+
 def assign(
-    members: Sequence[Joined],
+    members: Members,
     node: Node,
     *,
     round: int = 0,
     restart_count: int = 0,
     max_restarts: int = 0,
 ) -> Assignment:
-    """The assignment of `node`, which must be one of `members`. The members stand in group rank order.
+    """The assignment of `node`, which must be one of `members`.
 
     The bootstrap address and port of the round are those of the node with group rank 0.
     """
-    group_rank, me = next((i, m) for i, m in enumerate(members) if m.node.id == node.id and m.node == node)
-    sizes = [m.local_world_size for m in members]
-    role_sizes = [m.local_world_size if m.role == me.role else 0 for m in members]
-    base, role_base = sum(sizes[:group_rank]), sum(role_sizes[:group_rank])
+    group_rank = members.group_ranks[node]
+    me, (first, role_first) = members[group_rank], members.first_ranks[group_rank]
     return Assignment(
         round=round,
         group_rank=group_rank,
         group_world_size=len(members),
-        world_size=sum(sizes),
+        world_size=sum(members.role_world_sizes.values()),
         role=me.role,
-        role_world_size=sum(role_sizes),
+        role_world_size=members.role_world_sizes[me.role],
         master_addr=members[0].address,
         master_port=members[0].port,
         workers=tuple(
-            WorkerRanks(local_rank=i, rank=base + i, role_rank=role_base + i) for i in range(me.local_world_size)
+            WorkerRanks(local_rank=i, rank=first + i, role_rank=role_first + i) for i in range(me.local_world_size)
         ),
         restart_count=restart_count,
         max_restarts=max_restarts,

@@ -12,6 +12,7 @@ from attrs import evolve
 
 from .entries import Joined, NodeId
 from .job import Job, Running, ready, room
+from .ranks import Members
 from .ring import ring_of
 
 
@@ -22,16 +23,14 @@ def sealed(job: Job) -> Job:
         candidates.sort(key=lambda j: (j.node not in job.member_nodes, j.node.id not in job.seats))
     chosen = candidates[: room(job)]
     seats = _seated(job.seats, chosen)
-    members = tuple(sorted(chosen, key=lambda j: seats[j.node.id]))
-    nodes = tuple(m.node for m in members)
+    members = Members(sorted(chosen, key=lambda j: seats[j.node.id]))
     return evolve(
         job,
         phase=Running(round=job.round),
         members=members,
-        member_nodes=frozenset(nodes),
         succeeded=frozenset(),
         seats=seats,
-        ring=nodes if len(nodes) == len(job.live) else ring_of(job.live, seats),
+        ring=tuple(members.nodes) if len(members) == len(job.live) else ring_of(job.live, seats),
         size=job.size or len(members),
         largest=max(job.largest, len(members)),
     )

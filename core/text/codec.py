@@ -99,8 +99,8 @@ def _decode(data: Any, hint: Any) -> Any:
         return _decode_union(data, get_args(hint))
     if origin is Literal:
         return _decode_literal(data, get_args(hint))
-    if origin is tuple:
-        return _decode_tuple(data, get_args(hint))
+    if origin is tuple or (isinstance(hint, type) and issubclass(hint, tuple)):
+        return _decode_tuple(data, hint)
     if origin is frozenset:
         return frozenset(_decode(d, get_args(hint)[0]) for d in _a(list, data))
     if origin is not None and issubclass(origin, Mapping):
@@ -151,10 +151,13 @@ def _decode_union(data: Any, hints: tuple[Any, ...]) -> Any:
     return _decode(data, plain[0])
 
 
-def _decode_tuple(data: Any, hints: tuple[Any, ...]) -> tuple[Any, ...]:
+def _decode_tuple(data: Any, hint: Any) -> tuple[Any, ...]:
+    """`hint`: a tuple, or a class of tuples with items of one kind."""
     items = _a(list, data)
+    hints = get_args(hint) or get_args(hint.__orig_bases__[0])
     if len(hints) == 2 and hints[1] is Ellipsis:
-        return tuple(_decode(item, hints[0]) for item in items)
+        make = tuple if get_origin(hint) is tuple else hint
+        return make(_decode(item, hints[0]) for item in items)
     if len(items) != len(hints):
         raise CodecError(f"{len(items)} items instead of {len(hints)}")
     return tuple(_decode(item, hint) for item, hint in zip(items, hints, strict=True))

@@ -9,10 +9,9 @@ from typing import assert_never
 from reknit.core.agent import reasons as own
 from reknit.core.agent.agent import Agent, Timer
 from reknit.core.agent.commands import SIGKILL, Command, StopWorkers
-from reknit.core.agent.deadlines import pause_s
-from reknit.core.agent.hosting import is_only_serving
 from reknit.core.agent.reasons import Reason
-from reknit.core.agent.working import QUICK_S
+from reknit.core.agent.timers import pause_s
+from reknit.core.agent.workers import QUICK_S
 from reknit.core.job import reasons
 from reknit.core.job.job import Closed, Gathering, Job, Running, has_enough
 from reknit.core.job.restart import backoff_s
@@ -118,17 +117,18 @@ def decisions(before: Agent, after: Agent, commands: Sequence[Command]) -> Itera
     """Lines that tell the operator of this agent what one step has decided. Most steps have none."""
     yield from _store_news(before, after)
     yield from _name_news(before, after)
-    if after.me in after.job.succeeded and after.me not in before.job.succeeded and after.outcome is None:
+    if after.me in after.job.succeeded and after.me not in before.job.succeeded and after.causes.outcome is None:
         yield "all workers of this node succeeded; it waits for the other nodes (a signal ends the wait)"
-    if is_only_serving(after) and after.outcome is None and not is_only_serving(before):
-        if isinstance(after.end, own.Replaced) and not before.workers.alive:
-            yield reason_text(after.end)
-        which = "a" if after.leaving is None else "another"
+    causes, why_leaving = after.causes, after.causes.why_leaving
+    if after.is_serving and causes.outcome is None and not before.is_serving:
+        if isinstance(causes.cut, own.Replaced) and not before.workers.alive:
+            yield reason_text(causes.cut)
+        which = "a" if why_leaving is None else "another"
         yield f"this node hosts the store, and stays until the other nodes have ended; {which} signal ends it at once"
-    if after.leaving is not None and before.leaving is None:
-        is_told = isinstance(after.leaving.why, own.SignalReceived)
+    if why_leaving is not None and before.causes.why_leaving is None:
+        is_told = isinstance(why_leaving, own.SignalReceived)
         if not is_told or before.workers.stopping is not None:
-            yield f"{reason_text(after.leaving.why)}; this node takes part in no further round"
+            yield f"{reason_text(why_leaving)}; this node takes part in no further round"
     for command in commands:
         match command:
             case StopWorkers(round, signal, grace_s, why) if not isinstance(why, reasons.AllSucceeded):
@@ -140,7 +140,7 @@ def decisions(before: Agent, after: Agent, commands: Sequence[Command]) -> Itera
                 else:
                     kill = f", SIGKILL after {grace_s:g} s" if grace_s else ""
                     yield f"{reason_text(why)}; stopping this node's workers ({signal_name(signal)}{kill})"
-    if after.end is None:
+    if causes.cut is None:
         yield from _job_news(before, after)
         yield from _rank_news(before, after)
         yield from _pause_news(before, after)
@@ -149,22 +149,23 @@ def decisions(before: Agent, after: Agent, commands: Sequence[Command]) -> Itera
 def _name_news(before: Agent, after: Agent) -> Iterator[str]:
     if _takes_over(before, after):
         yield f"node {after.me.id} is in the job already: this agent takes its place as {after.me}"
-    elif after.me.incarnation > before.me.incarnation and after.end is None:
+    elif after.me.incarnation > before.me.incarnation and after.causes.cut is None:
         yield f"this node is {after.me} for the others from now on"
 
 
 def _store_news(before: Agent, after: Agent) -> Iterator[str]:
-    is_news = not before.outage or after.store_answers > before.store_answers
-    if after.outage and is_news and after.outcome is None:
+    old, new = before.contact, after.contact
+    is_news = not old.outage or new.answers > old.answers
+    if new.outage and is_news and after.causes.outcome is None:
         limit_s = after.spec.store_timeout_s if after.was_read else after.spec.terms.join_timeout_s
-        left_s = limit_s - (after.at - after.since.get((Timer.OUTAGE, 0), after.at))
-        for_s = f"for {left_s:.0f} s more" if before.outage else f"for {limit_s:g} s"
-        yield f"{_OUTAGE[after.store_answers]}{_runs_on(after)}; reknit tries again {for_s}: {after.outage}"
-    elif before.outage and not after.outage:
-        how = "used" if before.store_answers else "reached"
+        left_s = limit_s - _runs_for_s(after, Timer.OUTAGE, 0)
+        for_s = f"for {left_s:.0f} s more" if old.outage else f"for {limit_s:g} s"
+        yield f"{_OUTAGE[new.answers]}{_runs_on(after)}; reknit tries again {for_s}: {new.outage}"
+    elif old.outage and not new.outage:
+        how = "used" if old.answers else "reached"
         yield f"the store can be {how} {'again' if before.was_read else 'now'}"
     has_ended_them = before.workers.alive > after.workers.alive
-    if after.outage and after.outcome is None and after.end is None and after.leaving is None and has_ended_them:
+    if new.outage and has_ended_them and after.is_working:
         yield "this node has no workers now; it waits until the store can be reached"
 
 
@@ -217,9 +218,8 @@ def _rank_news(before: Agent, after: Agent) -> Iterator[str]:
 
 
 def _pause_news(before: Agent, after: Agent) -> Iterator[str]:
-    key = Timer.BACKOFF, after.job.round
-    wait_s = pause_s(after)
-    if wait_s and key in after.since and key not in before.since:
+    wait_s, running = pause_s(after), after.since.get(Timer.BACKOFF)
+    if wait_s and running is not None and before.since.get(Timer.BACKOFF) != running:
         wait_s = max(wait_s, backoff_s(after.job))
         yield f"the workers failed within {QUICK_S:g} s of their start: this node joins again in {wait_s:g} s"
 
@@ -227,7 +227,7 @@ def _pause_news(before: Agent, after: Agent) -> Iterator[str]:
 def _takes_over(before: Agent, after: Agent) -> bool:
     """This agent has read for the first time, and a node with its id is live. Either the agent of this node was started
     again, or two nodes have one id."""
-    if before.was_read or not after.was_read or after.end is not None or isinstance(after.job.phase, Closed):
+    if before.was_read or not after.was_read or after.causes.cut is not None or isinstance(after.job.phase, Closed):
         return False
     return after.me.id in after.job.live
 
@@ -243,10 +243,16 @@ def _waiting_text(agent: Agent) -> str:
     job, terms = agent.job, agent.job.terms
     most = f" to {terms.max_nodes}" if terms.max_nodes > terms.min_nodes else ""
     timer, for_s = (Timer.LAST_CALL, terms.last_call_s) if has_enough(job) else (Timer.GIVE_UP, terms.join_timeout_s)
-    left_s = max(0.0, for_s - (agent.at - agent.since.get((timer, job.round), agent.at)))
+    left_s = max(0.0, for_s - _runs_for_s(agent, timer, job.round))
     left = f"{left_s:g} s" if left_s == for_s else f"{left_s:.0f} s"
     until = f"{left} more" if has_enough(job) else f"at most {left}"
     return f"waiting for nodes: {len(job.live)} of {terms.min_nodes}{most} joined, for {until}"
+
+
+def _runs_for_s(agent: Agent, timer: Timer, round: int) -> float:
+    """Seconds since the timer about this round started. 0: it does not run."""
+    running = agent.since.get(timer)
+    return agent.at - running[1] if running is not None and running[0] == round else 0.0
 
 
 def _is_told(agent: Agent, why: Reason) -> bool:

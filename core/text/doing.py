@@ -9,7 +9,7 @@ from typing import assert_never
 from reknit.core.agent.agent import Agent
 from reknit.core.agent.commands import Append, Beat, Command, Finish, StopWorkers
 from reknit.core.agent.states import WorkerState
-from reknit.core.agent.workers import ReservePort, StartWorkers
+from reknit.core.agent.worker_words import ReservePort, StartWorkers
 from reknit.core.job.entries import Entry
 from reknit.core.job.job import Running, coming
 
@@ -46,7 +46,7 @@ def doing(agent: Agent) -> Doing:
         if workers.stopping is not None:
             return Doing.STOPPING
         return Doing.RUNNING if workers.up_at is not None else Doing.LAUNCHING
-    if agent.end is not None or agent.is_departing:
+    if not agent.is_working:
         return Doing.FINISHING
     if agent.epoch is None:
         return Doing.STARTING
@@ -61,13 +61,14 @@ def doing(agent: Agent) -> Doing:
 def takes_part(agent: Agent) -> bool:
     """The other nodes count on this node: it has joined the job, and does not leave it. Its workers run, or it waits
     for a round."""
-    return agent.job.is_live(agent.me) and agent.result is None and agent.end is None and not agent.is_departing
+    return agent.job.is_live(agent.me) and agent.is_working
 
 
 def doing_text(agent: Agent) -> str:
     """`runs the workers of round 2, ranks 0 to 3 of 8`"""
     text = _text(agent, doing(agent))
-    return f"{text}; the store cannot be reached: {agent.outage}" if agent.outage and agent.result is None else text
+    outage = agent.contact.outage
+    return f"{text}; the store cannot be reached: {outage}" if outage and agent.result is None else text
 
 
 def _text(agent: Agent, what: Doing) -> str:

@@ -14,6 +14,7 @@ from attrs import evolve
 
 from reknit.core.job.entries import Joined, Node, NodeId
 from reknit.core.job.job import EMPTY, Job
+from reknit.core.job.ranks import Members
 from reknit.core.job.ring import ring_of
 from reknit.core.text import codec
 
@@ -35,7 +36,7 @@ def freeze(job: Job) -> str:
     """The job as one line of JSON."""
     everybody = list({id(j): j for j in (*job.live.values(), *job.members)}.values())
     place = {id(joined): i for i, joined in enumerate(everybody)}
-    small = evolve(job, live=EMPTY, gone=EMPTY, seats=EMPTY, members=(), member_nodes=frozenset(), ring=())
+    small = evolve(job, live=EMPTY, gone=EMPTY, seats=EMPTY, members=Members(), ring=())
     data = {
         "job": codec.encode(small),
         "ids": [j.node.id for j in everybody],
@@ -64,13 +65,12 @@ def _thawed(data: Any) -> Job:
     nodes = map(Node, map(NodeId, ids), incarnations)
     everybody = list(map(Joined, nodes, *columns))
     live = {j.node.id: j for j in (everybody[i] for i in _checked(data["live"], _INT))}
-    members = tuple(everybody[i] for i in _checked(data["members"], _INT))
+    members = Members(everybody[i] for i in _checked(data["members"], _INT))
     seats = _mapping(data["seats"])
     return evolve(
         codec.decode(data["job"], Job),
         live=live,
         members=members,
-        member_nodes=frozenset(m.node for m in members),
         gone=_mapping(data["gone"]),
         seats=seats,
         ring=ring_of(live, seats),

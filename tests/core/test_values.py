@@ -10,8 +10,8 @@ import pytest
 
 from reknit.core.agent import agent, commands, events, step
 from reknit.core.agent import reasons as own_reasons
-from reknit.core.agent import workers as own_workers
-from reknit.core.agent.agent import NodeWorkers, Pulse
+from reknit.core.agent import worker_words as own_workers
+from reknit.core.agent.agent import NodeWorkers, Silence
 from reknit.core.job import entries, job, reasons, workers
 from reknit.core.job.entries import FORMAT, Joined, Left, Lost, Node, NodeId, RestartPolicy, Terms
 from reknit.core.job.job import Job
@@ -51,7 +51,7 @@ def test_values_of_two_classes_are_never_equal() -> None:
 
 @pytest.mark.parametrize(
     ("value", "field"),
-    [(Job(), "live"), (Job(), "gone"), (Job(), "seats"), (NodeWorkers(), "exits"), (Pulse(), "heard")],
+    [(Job(), "live"), (Job(), "gone"), (Job(), "seats"), (NodeWorkers(), "exits"), (Silence(), "heard")],
 )
 def test_a_default_mapping_cannot_be_changed(value: object, field: str) -> None:
     """All values share it: one job's nodes would be in another's."""

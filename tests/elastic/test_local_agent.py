@@ -26,7 +26,7 @@ from reknit.adapters.keeper.client import start
 from reknit.adapters.keeper.protocol.stream import Stream
 from reknit.adapters.runtime.clock import SystemClock
 from reknit.adapters.runtime.ports import Refused, Unavailable
-from reknit.core.agent.workers import WorkersExited
+from reknit.core.agent.worker_words import WorkersExited
 from reknit.core.job.fold import fold_all
 from reknit.core.job.job import Job
 from reknit.elastic.agent.server import local_elastic_agent

@@ -12,7 +12,7 @@ import pytest
 
 from reknit.adapters.keeper.client.keeper_client import KeeperClient
 from reknit.core.agent.events import Event
-from reknit.core.agent.workers import WorkersExited, WorkersStarted
+from reknit.core.agent.worker_words import WorkersExited, WorkersStarted
 from reknit.core.job.workers import NoProgress
 from reknit.elastic.agent.server.api import RunResult, WorkerSpec, WorkerState
 from reknit.elastic.agent.server.local_elastic_agent import LocalElasticAgent

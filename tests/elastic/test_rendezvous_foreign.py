@@ -149,10 +149,10 @@ def test_healthy_workers_outlive_a_rendezvous_that_is_out_of_reach() -> None:
         until(lambda: job.runs(0))
         job.handler.waiting = ConnectionError("reset")
         job.foreign.be_started()
-        until(lambda: job.agent.outage == "ConnectionError: reset")
+        until(lambda: job.agent.contact.outage == "ConnectionError: reset")
         assert job.agent.workers.alive
         job.handler.waiting = 0
-        until(lambda: job.agent.outage is None)
+        until(lambda: job.agent.contact.outage is None)
         job.handler.waiting = 1
         until(lambda: job.agent.job.round == 1)
 

@@ -30,7 +30,7 @@ from reknit.adapters.journals.envelope import Envelope
 from reknit.adapters.journals.tcpstore.host import StoreHost
 from reknit.adapters.journals.tcpstore.journal import TCPStoreJournal
 from reknit.adapters.runtime.ports import Refused, Unavailable
-from reknit.core.agent.alive import is_stop_late
+from reknit.core.agent.contact import is_stop_late
 from reknit.core.job.fold import fold_all
 from reknit.core.job.job import Job, Verdict
 from reknit.elastic.rendezvous import RendezvousParameters

@@ -23,7 +23,7 @@ PAGE = ROOT / "docs" / "protocol.md"
 PARTS = (Node, Terms, RestartPolicy, WorkerFailure, TimerExpired, NoProgress)
 FOLD = (Job, *get_args(job.Phase), job.Outcome, *get_args(reasons.RoundEnd), *get_args(reasons.JobEnd))
 PLAIN = {str: "text", int: "integer", float: "number", bool: "boolean", NoneType: "null"}
-COLUMNS = ("live", "gone", "members", "member_nodes", "ring", "seats")
+COLUMNS = ("live", "gone", "members", "ring", "seats")
 """Fields of a job that a fold holds in another form."""
 
 

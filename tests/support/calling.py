@@ -8,7 +8,7 @@ from typing import Any
 
 from reknit.adapters.keeper.client.function_workers import Function
 from reknit.adapters.keeper.protocol.wire import Process, StartProcesses
-from reknit.core.agent.workers import WorkersStarted
+from reknit.core.agent.worker_words import WorkersStarted
 from tests.support import called
 from tests.support.keepers import Kept
 from tests.support.processes import drive_exits, failures

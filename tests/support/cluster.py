@@ -18,7 +18,7 @@ from reknit.adapters.runtime.loop import Loop, Ports
 from reknit.core.agent.agent import Agent, Spec
 from reknit.core.agent.commands import Beat, Command, StopWorkers
 from reknit.core.agent.events import Counters, EntriesRead, Event, JournalFailed, Started, Woken
-from reknit.core.agent.workers import (
+from reknit.core.agent.worker_words import (
     PortReserved,
     StartWorkers,
     WorkerExit,

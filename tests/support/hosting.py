@@ -23,7 +23,7 @@ from reknit.adapters.keeper.client.keeper_client import KeeperClient
 from reknit.adapters.keeper.protocol.wire import Configure
 from reknit.adapters.runtime.clock import SystemClock
 from reknit.core.agent.events import Started
-from reknit.core.agent.workers import WorkersStarted
+from reknit.core.agent.worker_words import WorkersStarted
 from tests.support.keepers import SLEEP, ways
 from tests.support.processes import drive, start
 from tests.support.waiting import read_pids

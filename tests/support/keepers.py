@@ -18,7 +18,7 @@ from reknit.adapters.keeper.output.console import ConsoleWriter
 from reknit.adapters.keeper.protocol.wire import Configure
 from reknit.adapters.runtime.clock import SystemClock
 from reknit.core.agent.events import Event, Started
-from reknit.core.agent.workers import WorkersStarted, WorkersStopped
+from reknit.core.agent.worker_words import WorkersStarted, WorkersStopped
 from tests.support.processes import drive, start, stop
 from tests.support.waiting import PATIENCE_S, is_alive, read_pids, until
 

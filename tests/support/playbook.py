@@ -36,7 +36,7 @@ from reknit.core.agent.events import (
     Woken,
 )
 from reknit.core.agent.step import step
-from reknit.core.agent.workers import PortReserved, WorkerExit, WorkersExited, WorkersStarted, WorkersStopped
+from reknit.core.agent.worker_words import PortReserved, WorkerExit, WorkersExited, WorkersStarted, WorkersStopped
 from reknit.core.job.entries import Entry, Failed, Joined, LastCall, Lost, Node, NodeId, Opened, Succeeded, Terms
 from reknit.core.job.fold import fold_all
 from reknit.core.job.founding import Life
@@ -171,7 +171,7 @@ def echo(*others: Entry) -> Builder:
 def ack(**peers: int) -> Builder:
     """The agent's beat is acknowledged. Its own counter has moved. The peers (incarnation 0) have these counters."""
     counts = {Node(NodeId(name)): count for name, count in peers.items()}
-    return lambda p: Counters(p.at, {p.agent.me: p.agent.pulse.sent, **counts})
+    return lambda p: Counters(p.at, {p.agent.me: p.agent.contact.sent, **counts})
 
 
 def after(seconds: float) -> Builder:

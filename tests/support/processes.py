@@ -23,7 +23,7 @@ from reknit.adapters.keeper.watchdog.watchdog import Watchdog
 from reknit.adapters.runtime.clock import SystemClock
 from reknit.core.agent.commands import StopWorkers
 from reknit.core.agent.events import Event
-from reknit.core.agent.workers import StartWorkers, WorkersExited, WorkersStopped
+from reknit.core.agent.worker_words import StartWorkers, WorkersExited, WorkersStopped
 from reknit.core.job.reasons import AllSucceeded
 from reknit.core.job.workers import Assignment, TimerExpired, WorkerFailure, WorkerRanks
 from tests.support.alone import STUBBORN

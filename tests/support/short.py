@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import assert_never
 
-from reknit.core.agent import commands, events, workers
+from reknit.core.agent import commands, events, worker_words
 from reknit.core.agent import reasons as own
 from reknit.core.job import entries, reasons
 from reknit.core.job.job import Closed, Gathering, Job, Running, Unopened
@@ -25,17 +25,17 @@ def short_event(event: events.Event) -> str:
             return "beat acknowledged"
         case events.JournalFailed():
             return f"store unreachable: {event.why}" + (f" ({event.refusal.value})" if event.refusal else "")
-        case workers.WorkersStarted():
+        case worker_words.WorkersStarted():
             ranks = event.assignment.workers if event.assignment is not None else ()
             other = f" as rank {_list(w.rank for w in ranks)}" if ranks else ""
             return f"workers run r{event.round}{other}"
-        case workers.WorkersExited():
+        case worker_words.WorkersExited():
             ends = (f"{e.local_rank}:{_failure(e.failure) if e.failure else 'ok'}" for e in event.exits)
             return f"workers exited r{event.round} {' '.join(ends)}"
-        case workers.WorkersStopped():
+        case worker_words.WorkersStopped():
             stuck = f", stuck: {_list(event.stuck)}" if event.stuck else ""
             return f"workers gone r{event.round}{stuck}"
-        case workers.PortReserved():
+        case worker_words.PortReserved():
             return "port reserved"
         case events.StopRequested():
             return f"asked to leave, signal {event.signal}"
@@ -49,7 +49,7 @@ def short_command(command: commands.Command) -> str:
     match command:
         case commands.Append():
             return f"say {short_entry(command.entry)}"
-        case workers.StartWorkers():
+        case worker_words.StartWorkers():
             a = command.assignment
             ranks = [w.rank for w in a.workers]
             span = f"{ranks[0]}-{ranks[-1]}" if len(ranks) > 1 else f"{ranks[0]}"
@@ -59,7 +59,7 @@ def short_command(command: commands.Command) -> str:
         case commands.StopWorkers():
             how = f"signal {command.signal} grace {command.grace_s:g}s"
             return f"stop r{command.round} {how}: {short_reason(command.why)}"
-        case workers.ReservePort():
+        case worker_words.ReservePort():
             return "reserve a port"
         case commands.Beat():
             return f"beat, watch {_list(command.watch) or 'nobody'}"

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from reknit.adapters.keeper.common.bootstrap import Reservation
 from reknit.adapters.keeper.protocol.files import WithFiles
 from reknit.adapters.keeper.protocol.wire import Process, StartProcesses
-from reknit.core.agent.workers import StartWorkers, WorkersExited
+from reknit.core.agent.worker_words import StartWorkers, WorkersExited
 from reknit.core.job.job import EMPTY
 from reknit.core.job.workers import WorkerRanks
 

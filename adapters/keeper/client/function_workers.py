@@ -40,7 +40,7 @@ from reknit.adapters.keeper.functions.function_main import (
 from reknit.adapters.keeper.functions.together import Together, meet
 from reknit.adapters.keeper.protocol.files import WithFiles, new_file
 from reknit.adapters.keeper.protocol.wire import Process, StartProcesses
-from reknit.core.agent.workers import WorkerExit, WorkersExited
+from reknit.core.agent.worker_words import WorkerExit, WorkersExited
 from reknit.core.job.workers import WorkerFailure, WorkerRanks
 
 from .forking import cuda_is_initialized, fork_keeper

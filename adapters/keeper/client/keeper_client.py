@@ -30,7 +30,7 @@ from reknit.adapters.keeper.protocol.stream import Broken, Limited, StreamEnded
 from reknit.adapters.runtime.ports import CannotStart, Clock
 from reknit.core.agent.commands import StopWorkers
 from reknit.core.agent.events import Event, Started
-from reknit.core.agent.workers import PortReserved, ReservePort, StartWorkers, WorkersExited, WorkersStopped
+from reknit.core.agent.worker_words import PortReserved, ReservePort, StartWorkers, WorkersExited, WorkersStopped
 from reknit.core.job.job import EMPTY
 
 from .calling import Calling

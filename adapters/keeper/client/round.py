@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from reknit.adapters.keeper.protocol.wire import Exitcodes, Pids, Process, StartProcesses, Stop, workers_of
-from reknit.core.agent.workers import StartWorkers, WorkerExit
+from reknit.core.agent.worker_words import StartWorkers, WorkerExit
 from reknit.core.job.job import EMPTY
 from reknit.core.job.workers import WorkerFailure, WorkerRanks
 

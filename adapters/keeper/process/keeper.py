@@ -52,7 +52,7 @@ from reknit.adapters.keeper.protocol.wire import (
     Unusable,
 )
 from reknit.adapters.runtime.clock import SystemClock, is_readable
-from reknit.core.agent.workers import ReservePort, StartWorkers, WorkersStarted, WorkersStopped
+from reknit.core.agent.worker_words import ReservePort, StartWorkers, WorkersStarted, WorkersStopped
 
 from .processes import Processes
 

@@ -21,7 +21,7 @@ from reknit.adapters.keeper.common.spawn import Leader, spawn, spawn_exitcode
 from reknit.adapters.keeper.functions.forkserver import ForkServer
 from reknit.adapters.keeper.output.streams import STDERR, STDIN, STDOUT, Streams, file_with
 from reknit.adapters.keeper.protocol.wire import Configure, Process, StartProcesses, variables
-from reknit.core.agent.workers import StartWorkers
+from reknit.core.agent.worker_words import StartWorkers
 from reknit.core.job.workers import WorkerFailure, WorkerRanks
 
 if TYPE_CHECKING:

@@ -22,7 +22,7 @@ from reknit.adapters.keeper.common.spawn import Leader
 from reknit.adapters.keeper.failures.failing import failure_of
 from reknit.adapters.keeper.output.streams import Streams
 from reknit.adapters.keeper.protocol.wire import Configure, Happened, StartProcesses, Stop, workers_of
-from reknit.core.agent.workers import (
+from reknit.core.agent.worker_words import (
     PortReserved,
     StartWorkers,
     WorkerExit,

@@ -1,7 +1,7 @@
 """What an agent and its keeper say to each other: one JSON object per line, over any pair of byte streams (`stream`).
 
 1. The core's own commands go to the keeper, and the core's own events come back, written by `core/text/codec`. They are
-   those of core/agent/workers.py. The few other messages are below.
+   those of core/agent/worker_words.py. The few other messages are below.
 2. A message carries no time, because the keeper may run on a host with another clock. The agent's client gives every
    event that arrives its own time. `Fence` is the exception, and goes to a keeper on this host only.
 """
@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from attrs import frozen
 
 from reknit.adapters.keeper.output.streams import StreamSettings
-from reknit.core.agent.workers import (
+from reknit.core.agent.worker_words import (
     PortReserved,
     ReservePort,
     StartWorkers,

@@ -29,7 +29,7 @@ from reknit.adapters.keeper.common.environment import TIMER_FILE
 from reknit.adapters.keeper.common.run_folder import LIMITS, CannotMake, LogFolder, temporary_base, working_folder
 
 from .hangs import LATE_S
-from .timers import Reader, Request, TimerProcess, Timers, WorkerTimer, client
+from .worker_timers import Reader, Request, TimerProcess, Timers, WorkerTimer, client
 
 if TYPE_CHECKING:
     from reknit.adapters.runtime.ports import Clock

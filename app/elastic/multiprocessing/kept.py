@@ -17,7 +17,7 @@ from reknit.adapters.keeper.protocol.wire import Process, StartProcesses
 from reknit.core.agent.commands import StopWorkers
 from reknit.core.agent.events import Event
 from reknit.core.agent.reasons import SignalReceived
-from reknit.core.agent.workers import WorkersExited, WorkersStarted, WorkersStopped
+from reknit.core.agent.worker_words import WorkersExited, WorkersStarted, WorkersStopped
 from reknit.core.job.workers import WorkerFailure
 
 from .logger import logger

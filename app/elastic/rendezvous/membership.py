@@ -53,7 +53,7 @@ from reknit.core.agent import reasons as own
 from reknit.core.agent.agent import Agent
 from reknit.core.agent.commands import Command, StopWorkers
 from reknit.core.agent.events import Event
-from reknit.core.agent.workers import StartWorkers
+from reknit.core.agent.worker_words import StartWorkers
 from reknit.core.job import reasons
 from reknit.core.job.job import Gathering
 from reknit.core.job.workers import Assignment, WorkerFailure
@@ -244,9 +244,9 @@ class Membership:
             self._hooked.report_success(self._round.round, 1)
 
     def _observe(self, before: Agent, event: Event, after: Agent, commands: Sequence[Command]) -> None:
-        if self.has_succeeded and isinstance(after.job.phase, Gathering) and after.leaving is None:
+        if self.has_succeeded and isinstance(after.job.phase, Gathering) and after.causes.request is None:
             self._running.leave(SIGTERM)  # another node has failed, and waits for this one
-        if (after.outcome, after.end) != (before.outcome, before.end):
+        if (after.causes.outcome, after.causes.cut) != (before.causes.outcome, before.causes.cut):
             self._changed.set()
 
     # ---- the end ----
@@ -258,7 +258,8 @@ class Membership:
         agent = self._agent
         if agent.result is not None:
             return agent.result.why
-        return agent.outcome.why if agent.outcome is not None else agent.end
+        causes = agent.causes
+        return causes.outcome.why if causes.outcome is not None else causes.cut
 
     def _error(self, why: own.RunEnd) -> RendezvousError:
         text = _told(reason_text(why))

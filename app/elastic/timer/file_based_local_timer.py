@@ -264,7 +264,7 @@ class FileTimerServer:
 
 
 def _request(line: bytes) -> FileTimerRequest | None:
-    from reknit.adapters.keeper.watchdog.timers import (
+    from reknit.adapters.keeper.watchdog.worker_timers import (
         request_in,  # not for workers, which import this file for the client
     )
 

@@ -18,7 +18,7 @@ from reknit.adapters.simulated.world import World
 from reknit.core.agent.agent import Agent, Spec
 from reknit.core.agent.commands import Command
 from reknit.core.agent.events import Event as StepEvent
-from reknit.core.agent.workers import WorkerExit, WorkersExited
+from reknit.core.agent.worker_words import WorkerExit, WorkersExited
 from reknit.core.job.entries import Entry, NodeId, RestartPolicy, Terms
 from reknit.core.job.job import Job
 from reknit.core.job.workers import NoProgress, TimerExpired, WorkerFailure

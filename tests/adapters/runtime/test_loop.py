@@ -22,7 +22,7 @@ from reknit.core.agent.commands import Append, Command, Finish, StopWorkers
 from reknit.core.agent.events import Event, Started, StopRequested, Woken
 from reknit.core.agent.reasons import SignalReceived
 from reknit.core.agent.states import WorkerState
-from reknit.core.agent.workers import (
+from reknit.core.agent.worker_words import (
     PortReserved,
     StartWorkers,
     WorkerExit,
@@ -376,7 +376,7 @@ def test_a_node_is_told_to_leave_before_its_keeper_is_ready() -> None:
     ports.requests.waiting.append(signal.SIGINT)
     result = run(Loop(Agent(spec()), ports, [trace]))
     assert (result.state, result.why) == (WorkerState.STOPPED, SignalReceived(signal.SIGINT))
-    assert trace.kinds == []
+    assert trace.kinds == ["StopRequested"]
 
 
 def test_the_end_is_the_end() -> None:

@@ -20,7 +20,7 @@ from reknit.core.agent.commands import SIGTERM, Command, Result, StopWorkers
 from reknit.core.agent.events import Event, Started
 from reknit.core.agent.reasons import SignalReceived
 from reknit.core.agent.states import WorkerState
-from reknit.core.agent.workers import StartWorkers, WorkerExit, WorkersExited, WorkersStarted, WorkersStopped
+from reknit.core.agent.worker_words import StartWorkers, WorkerExit, WorkersExited, WorkersStarted, WorkersStopped
 from reknit.core.job.entries import NodeId, RestartPolicy, Terms
 from tests.support.interrupts import interrupted
 from tests.support.waiting import PATIENCE_S, descriptors, until

@@ -17,7 +17,7 @@ from reknit.core.agent.commands import SIGTERM, Command
 from reknit.core.agent.events import Event, JournalFailed, Started
 from reknit.core.agent.reasons import SignalReceived
 from reknit.core.agent.states import WorkerState
-from reknit.core.agent.workers import StartWorkers
+from reknit.core.agent.worker_words import StartWorkers
 from reknit.core.job.entries import Entry, NodeId, RestartPolicy, Terms
 from reknit.core.job.job import Job, Running
 from reknit.core.job.reasons import AllSucceeded

@@ -26,7 +26,7 @@ from reknit.core.agent.commands import StopWorkers
 from reknit.core.agent.events import Event, Started
 from reknit.core.agent.reasons import SignalReceived
 from reknit.core.agent.states import WorkerState
-from reknit.core.agent.workers import StartWorkers, WorkerExit, WorkersExited, WorkersStarted, WorkersStopped
+from reknit.core.agent.worker_words import StartWorkers, WorkerExit, WorkersExited, WorkersStarted, WorkersStopped
 from reknit.core.job.reasons import BudgetSpent
 from reknit.runtime import Session, run, run_async, start
 from tests.support.alone import run_alone

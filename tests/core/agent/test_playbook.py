@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from reknit.core.agent.commands import Append, Beat
-from reknit.core.agent.workers import StartWorkers
+from reknit.core.agent.worker_words import StartWorkers
 from reknit.core.job.entries import Joined, Opened, Terms
 from tests.support.playbook import Placeholder, Playbook, an_agent, echo, playing, read, start
 

@@ -10,7 +10,7 @@ from reknit.core.agent.agent import Agent
 from reknit.core.agent.commands import Append, Finish
 from reknit.core.agent.events import EntriesRead
 from reknit.core.agent.step import step
-from reknit.core.agent.workers import WorkersStarted, WorkersStopped
+from reknit.core.agent.worker_words import WorkersStarted, WorkersStopped
 from reknit.core.job import memory
 from reknit.core.job.entries import Aborted, Entry, Failed, Left, Lost, Opened, RestartPolicy, Terms
 from reknit.core.job.fold import fold, fold_all

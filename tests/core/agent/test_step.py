@@ -12,7 +12,7 @@ from reknit.core.agent.agent import Agent
 from reknit.core.agent.commands import Append, Finish, StopWorkers
 from reknit.core.agent.reasons import SignalReceived
 from reknit.core.agent.step import step
-from reknit.core.agent.workers import StartWorkers
+from reknit.core.agent.worker_words import StartWorkers
 from reknit.core.job.entries import Leaving, RestartPolicy, Terms
 from reknit.core.job.reasons import Departure, NodeGone, Refusal
 from tests.support.playbook import (
@@ -190,7 +190,7 @@ def test_the_first_reason_of_an_outage_is_kept() -> None:
     """Later errors are usually consequences of the first, and would only repeat it."""
     playbook = at_work() >> cut_off("first") >> after(1) >> cut_off("second")
     assert playbook
-    assert playbook.agent.outage == "second", "the latest is what an operator can act on"
+    assert playbook.agent.contact.outage == "second", "the latest is what an operator can act on"
 
 
 def test_a_fatal_failure_of_the_journal_ends_the_agent_not_the_job() -> None:

@@ -1,38 +1,332 @@
-"""core/job/workers.py and core/agent/workers.py: the words of the core that a keeper needs."""
+"""What this node's workers should do."""
 
 from __future__ import annotations
 
-from reknit.core.agent.workers import StartWorkers, WorkerExit, WorkersExited
-from reknit.core.job.workers import Assignment, WorkerFailure, WorkerRanks
-from reknit.core.text.codec import dumps, loads
-from tests.support.alone import run_alone
+import pytest
+
+from reknit.core.agent.commands import Append, Finish, StopWorkers
+from reknit.core.agent.reasons import CannotStop, CutOff, DeclaredLost, JournalRefused, SignalReceived, StopReason
+from reknit.core.agent.states import WorkerState
+from reknit.core.agent.worker_words import ReservePort, StartWorkers
+from reknit.core.job.entries import Aborted, Admit, Entry, Failed, Joined, RestartPolicy, Succeeded, Terms
+from reknit.core.job.reasons import (
+    AbortedByOperator,
+    AllSucceeded,
+    Departure,
+    NodeGone,
+    NodesAdmitted,
+    Refusal,
+    WorkerFailed,
+)
+from reknit.core.job.workers import Assignment, WorkerRanks
+from tests.support.playbook import (
+    Builder,
+    Placeholder,
+    Playbook,
+    ack,
+    after,
+    an_agent,
+    ask_to_leave,
+    cut_off,
+    echo,
+    exits,
+    failed,
+    failure,
+    joined,
+    lost,
+    node,
+    playing,
+    read,
+    reserved,
+    start,
+    stopped,
+    up,
+)
+
+ALONE = Terms(restarts=RestartPolicy(max_restarts=1))
+PAIR = Terms(2, 2, RestartPolicy(max_restarts=1))
+TRIO = Terms(1, 3, RestartPolicy(max_restarts=1))
+ME, N1 = node("n0"), node("n1")
 
 
-def test_a_keeper_imports_no_other_words_of_the_core() -> None:
-    """Each class of values takes a fraction of a millisecond to make, and the core has a hundred. A keeper that is
-    started by exec makes its classes before the first worker can start."""
-    script = """
-        import sys
-        import reknit.adapters.keeper.process.keeper
-        print(*(name for name in sorted(sys.modules) if name.startswith("reknit.core.") and name.count(".") > 2))
-    """
-    assert run_alone(script).split() == [
-        "reknit.core.agent.workers",
-        "reknit.core.job.workers",
-        "reknit.core.text.codec",
-    ]
+def joining(round: int = 1) -> Placeholder:
+    return Placeholder(Append, entry=Placeholder(Joined, round=round))
 
 
-def test_the_words_are_the_same_after_a_way_over_the_wire() -> None:
-    """The keeper reads with the codec what the agent has written, and the agent what the keeper has."""
-    ranks = Assignment(1, 0, 1, 2, "r", 2, "host", 29400, (WorkerRanks(0, 0, 0), WorkerRanks(1, 1, 1)))
-    failure = WorkerFailure(1, 1, 3, pid=12, message="ValueError: no", stderr=("one", "two"))
-    start = StartWorkers(1, ranks)
-    exits = WorkersExited(2.5, 1, (WorkerExit(0), WorkerExit(1, failure)))
-    assert (loads(dumps(start), StartWorkers), loads(dumps(exits), WorkersExited)) == (start, exits)
+def stopping(why: StopReason, signal: int = 15, grace_s: float = 30.0, round: int = 0) -> StopWorkers:
+    return StopWorkers(round, signal, grace_s, why)
 
 
-def test_a_failure_with_a_pid_is_a_workers_own() -> None:
-    """Without a pid, reknit has chosen the exit code: no process was seen to end with it."""
-    assert WorkerFailure(0, 0, 3, pid=12).is_of_worker
-    assert not WorkerFailure(0, 0, 127, message="cannot start it").is_of_worker
+def state(playbook: Playbook) -> WorkerState:
+    return playbook.agent.workers.state
+
+
+# ---- starting --------------------------------------------------------------------------------------------------------
+
+
+def test_a_member_starts_when_its_round_is_sealed_and_its_beat_was_heard() -> None:
+    """S3; and a node that the others cannot hear may be declared lost already."""
+    playbook = Playbook(an_agent(terms=PAIR)) >> start() >> read() << Placeholder(Append)
+    assert playbook >> echo(joined("n1")) << joining(0) >> echo()
+    started = Placeholder(StartWorkers, round=0)
+    assert playbook >> ack() << started
+    assert started().assignment.group_rank == 1
+
+
+def test_a_standby_starts_nothing() -> None:
+    """The round is sealed without it."""
+    playbook = Playbook(an_agent("n2", PAIR)) >> start() >> read() << Placeholder(Append)
+    assert playbook >> echo(joined("n0"), joined("n1")) << joining(1) >> echo() >> ack()
+
+
+def test_a_round_that_is_over_when_it_is_read_is_never_started() -> None:
+    """A batch is folded whole: a late reader must not start workers only to stop them."""
+    playbook = Playbook(an_agent(terms=PAIR)) >> start() >> read() << Placeholder(Append) >> echo() << joining(0)
+    assert playbook >> echo(joined("n1"), failed("n1")) << ReservePort() >> reserved() << joining(1) >> ack()
+
+
+def test_a_node_that_leaves_starts_nothing_any_more() -> None:
+    """The others may have sealed the round before they read that it goes."""
+    playbook = Playbook(an_agent(terms=PAIR)) >> start() >> read() << Placeholder(Append) >> echo() << joining(0)
+    assert playbook >> echo() >> ack() >> ask_to_leave() << Placeholder(Append) << Placeholder(Append)
+    assert playbook >> read(joined("n1"))
+
+
+def test_a_round_is_started_once() -> None:
+    """A second start would put two workers on one rank."""
+    playbook = playing("n0", PAIR, joined("n1"))
+    assert playbook >> up() >> echo() >> ack() >> after(1) >> read()
+
+
+def test_the_next_round_starts_only_after_the_last_ones_processes_are_gone() -> None:
+    """S2: two rounds on one GPU end in an out-of-memory error that blames the wrong worker."""
+    playbook = playing("n0", TRIO, joined("n1"), joined("n2")) >> read(lost("n1", by="n2"))
+    assert playbook << stopping(NodeGone(N1, Departure.LOST, node("n2")))
+    assert playbook >> read(joined("n2", 1)) >> ack() >> stopped() << joining(1)
+    assert playbook >> echo() << Placeholder(StartWorkers, round=1)
+
+
+def test_the_ranks_that_workers_really_got_are_kept() -> None:
+    """Also if all workers have ended before they were reported as started, and never for another round."""
+    made = Assignment(0, 1, 2, 8, "default", 8, "elsewhere", 1, (WorkerRanks(0, 6, 6),))
+    early = playing("n0", ALONE) >> exits(failure()) << Placeholder(StopWorkers) << Append(failed("n0"))
+    assert early >> up(assignment=made)
+    assert early.agent.workers.assignment == made
+    assert (state(early), early.agent.workers.exits.keys()) == (WorkerState.FAILED, {0})
+    asked = playing("n0", ALONE)
+    assert asked >> up(1, made)
+    assert asked.agent.workers.assignment != made
+    assert asked >> up(assignment=made) >> up()
+    assert asked.agent.workers.assignment == made
+
+
+def test_the_assignment_counts_restarts_spent() -> None:
+    """Workers see TORCHELASTIC_RESTART_COUNT, and must not count rounds that cost nothing."""
+    start_1 = Placeholder(StartWorkers, round=1)
+    playbook = playing("n0", ALONE) >> exits(failure()) << Placeholder(StopWorkers) << Append(failed("n0"))
+    assert playbook >> echo() >> stopped() << joining(1) >> echo() << start_1
+    assert (start_1().assignment.restart_count, start_1().assignment.max_restarts) == (1, 1)
+
+
+# ---- exits -----------------------------------------------------------------------------------------------------------
+
+
+def test_success_is_that_of_all_workers() -> None:
+    """A worker that ends early with 0 is waited for by nobody, and ends nothing."""
+    playbook = playing("n0", ALONE, local_world_size=2) >> exits(1)
+    assert playbook
+    assert state(playbook) is WorkerState.HEALTHY
+    assert playbook >> exits(0) << stopping(AllSucceeded()) << Append(Succeeded(ME, 0))
+    assert state(playbook) is WorkerState.SUCCEEDED
+
+
+def test_a_failure_stops_the_others_and_is_told_at_once() -> None:
+    """The peers hang in a collective until they hear of it."""
+    first, second = failure(0, 3, message="broken pipe"), failure(1, 1, message="ValueError: x")
+    playbook = playing("n0", ALONE, local_world_size=3) >> exits(first, second)
+    assert playbook << stopping(WorkerFailed(ME, second)) << Append(Failed(ME, 0, (first, second)))
+    assert state(playbook) is WorkerState.FAILED
+
+
+def test_a_failure_after_a_success_is_a_failure() -> None:
+    """One of eight that exits with 0 does not excuse the rest."""
+    bad = failure(0)
+    playbook = playing("n0", ALONE, local_world_size=2) >> exits(1)
+    assert playbook >> exits(bad) << stopping(WorkerFailed(ME, bad)) << Append(Failed(ME, 0, (bad,)))
+
+
+def test_a_worker_that_fails_while_the_others_are_stopped_is_reported_still() -> None:
+    """It died by itself, says the adapter, and may be the very cause of what ended the round."""
+    playbook = playing("n0", TRIO, joined("n1")) >> read(lost("n1", by="n0")) << Placeholder(StopWorkers)
+    assert playbook >> exits(failure()) << Append(failed("n0")) >> stopped() >> echo() << joining(1)
+    assert state(playbook) is WorkerState.FAILED
+
+
+# ---- echoes ----------------------------------------------------------------------------------------------------------
+
+ECHO = failure(0, message="RuntimeError: Connection reset by peer")
+CAUSE = failure(1, message="ValueError: boom")
+
+
+def test_an_echo_waits_for_its_cause() -> None:
+    """DDP: rank 1 raises and leaves through destroy_process_group, rank 0 sees the reset and is dead first."""
+    playbook = playing("n0", ALONE, local_world_size=2) >> exits(ECHO)
+    assert (
+        playbook
+        >> after(0.03)
+        >> exits(CAUSE)
+        << stopping(WorkerFailed(ME, CAUSE))
+        << Append(failed("n0", 0, ECHO, CAUSE))
+    )
+
+
+def test_an_echo_does_not_wait_for_ever() -> None:
+    """The cause may be on another node, or hang."""
+    playbook = playing("n0", ALONE, local_world_size=2) >> exits(ECHO) >> after(0.9)
+    assert playbook >> after(0.1) << stopping(WorkerFailed(ME, ECHO)) << Append(failed("n0", 0, ECHO))
+
+
+def test_an_echo_that_leaves_nobody_alive_waits_for_nobody() -> None:
+    """There is no cause to come."""
+    assert playing("n0", ALONE) >> exits(ECHO) << stopping(WorkerFailed(ME, ECHO)) << Append(failed("n0", 0, ECHO))
+
+
+def test_an_echo_waits_for_a_cause_on_another_node() -> None:
+    """gloo, two nodes: the peer's failure is journalled first, and the node that raised would be stopped unheard."""
+    playbook = playing("n0", PAIR, joined("n1")) >> exits(ECHO) >> after(0.5)
+    assert playbook >> read(failed("n1")) << Placeholder(StopWorkers) << Append(failed("n0", 0, ECHO))
+
+
+def test_an_echo_ends_the_wait_when_the_round_has_ended_elsewhere() -> None:
+    """The cause is in the journal."""
+    playbook = playing("n0", PAIR, joined("n1"), local_world_size=2) >> exits(ECHO)
+    assert playbook >> read(failed("n1")) << Placeholder(StopWorkers) << Append(failed("n0", 0, ECHO))
+
+
+@pytest.mark.parametrize("event", [exits(failure(), round=7), exits(0, round=-1), up(7), stopped(7)])
+def test_what_is_told_of_another_round_is_stale(event: Builder) -> None:
+    """Threads of an adapter may answer late."""
+    playbook = playing("n0", ALONE)
+    before = playbook.agent.workers
+    assert playbook >> event
+    assert playbook.agent.workers == before
+
+
+def test_a_worker_may_end_before_it_was_said_to_run() -> None:
+    """`true` as a worker is faster than the report of its start, which must not revive it."""
+    playbook = Playbook(an_agent()) >> start() >> read() << Placeholder(Append) >> echo() << Placeholder(Append)
+    assert playbook >> echo() << Placeholder(StartWorkers)
+    assert playbook >> exits(0) << Placeholder(StopWorkers, why=AllSucceeded()) << Append(Succeeded(ME, 0)) >> up()
+    assert state(playbook) is WorkerState.SUCCEEDED
+
+
+# ---- stopping --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("entry", "why"),
+    [
+        (failed("n1"), WorkerFailed(N1, failure())),
+        (lost("n1", by="n0"), NodeGone(N1, Departure.LOST, ME)),
+        (joined("n1", 1, incarnation=1), NodeGone(N1, Departure.REPLACED)),
+        (lost("n0", by="n1"), DeclaredLost()),
+        (Aborted("wrong data"), AbortedByOperator("wrong data")),
+    ],
+)
+def test_workers_stop_when_their_round_ends_and_the_reason_is_told(entry: Entry, why: StopReason) -> None:
+    """A user whose worker got a SIGTERM asks why, on that node."""
+    playbook = playing("n0", TRIO, joined("n1"), joined("n2"))
+    assert playbook >> read(entry) << stopping(why)
+    assert state(playbook) is WorkerState.HEALTHY
+
+
+def test_workers_stop_for_an_admission() -> None:
+    """A larger world needs new ranks for all."""
+    playbook = playing("n0", TRIO, joined("n1")) >> read(joined("n2", 1), Admit(1))
+    assert playbook << stopping(NodesAdmitted((node("n2"),)))
+
+
+def test_workers_of_a_round_that_was_passed_over_stop_when_the_next_one_runs() -> None:
+    """The agent reads the end of their round and the seal of the next one at once."""
+    playbook = playing("n0", TRIO, joined("n1"), joined("n2"))
+    entries = failed("n1"), joined("n0", 1), joined("n1", 1), joined("n2", 1)
+    assert playbook >> read(*entries) << stopping(WorkerFailed(N1, failure()))
+
+
+def test_a_stop_is_said_once() -> None:
+    """A second signal kills many training scripts that handle the first."""
+    playbook = playing("n0", TRIO, joined("n1"), joined("n2")) >> read(failed("n1")) << Placeholder(StopWorkers)
+    assert playbook >> read(lost("n2", by="n1")) >> after(1) >> read(Aborted("x")) >> after(1)
+
+
+def test_a_request_to_leave_hands_its_signal_on() -> None:
+    """Handlers in training scripts tell SIGUSR1 from SIGTERM."""
+    playbook = playing("n0", ALONE, grace_s=7.0) >> ask_to_leave(10)
+    assert playbook << stopping(SignalReceived(10), 10, 7.0) << Placeholder(Append)
+
+
+def test_a_request_to_leave_shortens_a_stop_that_began_for_another_reason() -> None:
+    """The scheduler will kill us; the workers' grace must end before that."""
+    playbook = playing("n0", ALONE, grace_s=30.0) >> exits(failure())
+    why = WorkerFailed(ME, failure())
+    assert playbook << stopping(why) << Append(failed("n0")) >> ask_to_leave() << Placeholder(Append)
+    assert playbook >> after(1) >> ask_to_leave() << stopping(why, 15, 5.0)
+    assert playbook >> after(0.9) >> ask_to_leave() << stopping(why, 15, 0.0)
+
+
+def test_an_own_failure_is_the_reason_before_all_that_follows_from_it() -> None:
+    """When there are several reasons to stop, the first of the list is given."""
+    playbook = playing("n0", PAIR, joined("n1"))
+    assert playbook >> exits(failure()) << stopping(WorkerFailed(ME, failure())) << Append(failed("n0"))
+    assert playbook >> read(lost("n0", by="n1"), Aborted("x"))
+
+
+def test_an_agent_that_must_end_stops_its_workers_first() -> None:
+    """S7."""
+    playbook = playing("n0", PAIR, joined("n1")) >> cut_off("unknown kind", refusal=Refusal.FORMAT)
+    assert playbook << stopping(JournalRefused(Refusal.FORMAT, "unknown kind")) >> stopped() << Placeholder(Finish)
+
+
+def test_a_fenced_node_kills_its_workers_at_once() -> None:
+    """Who needs exclusivity cannot wait for a grace: the others may start at the silence limit."""
+    playbook = playing("n0", Terms(2, 2, fence_s=3.0), joined("n1")) >> cut_off() >> after(2)
+    assert playbook >> after(1) << stopping(CutOff(3.0), signal=9, grace_s=0.0)
+
+
+def test_without_a_fence_an_outage_stops_nobody() -> None:
+    """Rule 15: the store is not the training."""
+    playbook = playing("n0", PAIR, joined("n1")) >> cut_off() >> after(60) >> after(200)
+    assert playbook
+    assert state(playbook) is WorkerState.HEALTHY
+
+
+def test_processes_that_survive_sigkill_end_the_node() -> None:
+    """They hold the GPU: a node in which they live must not take part again, and must not be waited for either."""
+    playbook = playing("n0", PAIR, joined("n1")) >> read(failed("n1")) << Placeholder(StopWorkers)
+    left = Placeholder(Append)
+    assert playbook >> stopped(stuck=(42,)) << left
+    assert left().entry.stuck == (42,)
+    assert state(playbook) is WorkerState.UNHEALTHY
+    finish = Placeholder(Finish)
+    assert playbook >> echo() << finish
+    assert (finish().result.state, finish().result.why) == (WorkerState.UNHEALTHY, CannotStop((42,)))
+
+
+def test_the_fence_does_not_wait_for_a_grace_under_way() -> None:
+    """The others start this node's successor at the silence limit, whatever its workers were being stopped for."""
+    playbook = playing("n0", Terms(2, 2, fence_s=1.5), joined("n1")) >> exits(failure())
+    assert playbook << Placeholder(StopWorkers) << Placeholder(Append) >> cut_off() >> after(1)
+    why = playbook.agent.workers.stopping
+    assert playbook >> after(0.5) << stopping(why, signal=9, grace_s=0.0)
+
+
+def test_with_a_fence_a_node_that_is_counted_out_has_no_grace() -> None:
+    """That it was declared lost means that its fence has run out, even if it only wakes up to read it."""
+    playbook = playing("n0", Terms(1, 3, fence_s=2.0), joined("n1"), joined("n2"))
+    assert playbook >> read(lost("n0", by="n1")) << stopping(DeclaredLost(), signal=9, grace_s=0.0)
+
+
+def test_an_echo_is_reported_before_the_node_joins_again() -> None:
+    """The wait for its cause ends with the workers: held longer, the failure would never be said."""
+    playbook = playing("n0", PAIR, joined("n1"), local_world_size=2) >> read(failed("n1")) << Placeholder(StopWorkers)
+    assert playbook >> exits(ECHO) << Append(failed("n0", 0, ECHO)) >> stopped() >> echo() << joining(1)

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import pytest
 
-from reknit.core.job.entries import Joined
-from reknit.core.job.ranks import assign
+from reknit.core.job.ranks import Members, assign
 from tests.support.playbook import joined, node
 
 TABLE_A = [("default", 2), ("default", 4), ("default", 1)]
 TABLE_B = [("trainer", 2), ("ps", 1), ("trainer", 3), ("ps", 2)]
 
 
-def members(table: list[tuple[str, int]]) -> list[Joined]:
-    return [joined(f"n{i}", role=role, local_world_size=size, port=29500 + i) for i, (role, size) in enumerate(table)]
+def members(table: list[tuple[str, int]]) -> Members:
+    return Members(
+        joined(f"n{i}", role=role, local_world_size=size, port=29500 + i) for i, (role, size) in enumerate(table)
+    )
 
 
 @pytest.mark.parametrize(

@@ -17,11 +17,12 @@ from hypothesis.errors import NoSuchExample
 
 from reknit.core.agent import agent, commands, events
 from reknit.core.agent import reasons as own_reasons
-from reknit.core.agent import workers as own_workers
+from reknit.core.agent import worker_words as own_workers
 from reknit.core.agent.agent import Agent, Spec
 from reknit.core.job import entries, job, reasons, workers
 from reknit.core.job.entries import (
     Admission,
+    Entries,
     Entry,
     Filler,
     Joined,
@@ -33,6 +34,7 @@ from reknit.core.job.entries import (
     RestartPolicy,
     Terms,
 )
+from reknit.core.job.ranks import Members
 from reknit.core.text import codec
 from reknit.core.text.codec import CodecError, decode, dumps, loads
 
@@ -73,6 +75,9 @@ def few(hint: Any) -> st.SearchStrategy[Any]:
 
 for collection in (frozenset, Mapping, tuple):
     st.register_type_strategy(collection, few)
+
+for several, item in ((Entries, Entry), (Members, Joined)):
+    st.register_type_strategy(several, st.lists(st.from_type(item), max_size=3).map(several))  # type: ignore[arg-type]
 
 WAITS = st.floats(0)
 POLICIES = st.builds(
@@ -144,7 +149,7 @@ def forms(hint: Any) -> set[Any]:
     """What a field of that type can look like: kinds, members of enums, and collections both empty and not."""
     if get_origin(hint) in (Union, UnionType):
         return set().union(*map(forms, get_args(hint)))
-    if get_origin(hint) in (frozenset, Mapping) or Ellipsis in get_args(hint):
+    if get_origin(hint) in (frozenset, Mapping) or Ellipsis in get_args(hint) or hint in (Entries, Members):
         return {"no item", "one item", "several items"}
     if get_origin(hint) is tuple:
         return {tuple}

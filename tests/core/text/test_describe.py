@@ -12,7 +12,7 @@ from reknit.core.agent.agent import Agent, Spec
 from reknit.core.agent.commands import Append, Beat, Command, Finish, Result, StopWorkers
 from reknit.core.agent.states import WorkerState
 from reknit.core.agent.step import step
-from reknit.core.agent.workers import ReservePort, StartWorkers
+from reknit.core.agent.worker_words import ReservePort, StartWorkers
 from reknit.core.job import reasons
 from reknit.core.job.entries import Filler, Leaving, Left, Lost, NodeId, Opened, RestartPolicy, Terms
 from reknit.core.job.workers import Assignment, NoProgress, TimerExpired, WorkerFailure, WorkerRanks

@@ -8,7 +8,7 @@ from typing import NoReturn
 
 from reknit.adapters.observe.torchelastic_events import hang_events
 from reknit.core.agent.commands import StopWorkers
-from reknit.core.agent.workers import StartWorkers
+from reknit.core.agent.worker_words import StartWorkers
 from reknit.core.job.restart import Sequel
 from reknit.core.job.workers import WorkerFailure
 from reknit.elastic.events import EventSource

@@ -20,7 +20,7 @@ from reknit.adapters.keeper.client.function_workers import Function, FunctionErr
 from reknit.adapters.keeper.output.console import LAST_WORDS_S
 from reknit.adapters.keeper.protocol.wire import variables
 from reknit.core.agent.events import Started
-from reknit.core.agent.workers import WorkersExited, WorkersStarted
+from reknit.core.agent.worker_words import WorkersExited, WorkersStarted
 from tests.support import called
 from tests.support.alone import run_alone
 from tests.support.calling import begin, call
@@ -248,7 +248,7 @@ def test_whoever_is_killed_no_forked_worker_is_left(tmp_path: Path, who: str) ->
         import os, signal, sys
         from pathlib import Path
         from reknit.adapters.keeper.client.function_workers import Function
-        from reknit.core.agent.workers import WorkersStarted
+        from reknit.core.agent.worker_words import WorkersStarted
         from tests.support import called
         from tests.support.calling import begin
         from tests.support.keepers import Kept

@@ -15,7 +15,7 @@ import pytest
 
 from reknit.adapters.keeper.client.function_workers import Calls, Function, FunctionError
 from reknit.adapters.keeper.protocol.wire import Process, StartProcesses, variables
-from reknit.core.agent.workers import WorkersExited
+from reknit.core.agent.worker_words import WorkersExited
 from tests.support import called
 from tests.support.alone import run_alone
 from tests.support.calling import begin, call, queues_and_events_arrive

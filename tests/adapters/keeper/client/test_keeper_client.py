@@ -17,7 +17,7 @@ from reknit.adapters.keeper.client.start import Keeping
 from reknit.adapters.keeper.process import keeper as process
 from reknit.adapters.runtime.ports import CannotStart
 from reknit.core.agent.events import Started
-from reknit.core.agent.workers import PortReserved, WorkersExited, WorkersStarted, WorkersStopped
+from reknit.core.agent.worker_words import PortReserved, WorkersExited, WorkersStarted, WorkersStopped
 from tests.support.alone import STUBBORN as STUBBORN_PROGRAM
 from tests.support.alone import run_alone
 from tests.support.keepers import SLEEP, STUBBORN, Kept, in_turn, killed_at_once, wait_gone, ways, worker_pids

@@ -16,7 +16,7 @@ import pytest
 
 from reknit.adapters.keeper.client.function_workers import Function
 from reknit.adapters.keeper.protocol.wire import variables
-from reknit.core.agent.workers import WorkersExited, WorkersStarted
+from reknit.core.agent.worker_words import WorkersExited, WorkersStarted
 from tests.support import called
 from tests.support.calling import begin, call, queues_and_events_arrive
 from tests.support.keepers import Kept, wait_gone

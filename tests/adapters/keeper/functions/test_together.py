@@ -15,7 +15,7 @@ from reknit.adapters.keeper.client.function_workers import Function
 from reknit.adapters.keeper.protocol.wire import variables
 from reknit.adapters.keeper.watchdog.page import Page
 from reknit.adapters.keeper.watchdog.progress import FOR_EVER, VARIABLE
-from reknit.core.agent.workers import WorkersExited, WorkersStarted, WorkersStopped
+from reknit.core.agent.worker_words import WorkersExited, WorkersStarted, WorkersStopped
 from tests.support import called
 from tests.support.calling import begin
 from tests.support.keepers import Kept

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from reknit.adapters.keeper.output.streams import STDERR, STDOUT, Streams, StreamSettings
 from reknit.adapters.runtime.clock import SystemClock
-from reknit.core.agent.workers import WorkersStopped
+from reknit.core.agent.worker_words import WorkersStopped
 from tests.support.alone import ENV
 from tests.support.processes import Make, drive, drive_exits, start, stop, stopped
 from tests.support.streams import Console, finished, open_, spawn, streams_to

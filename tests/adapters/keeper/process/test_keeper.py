@@ -16,7 +16,7 @@ import psutil
 import pytest
 
 from reknit.adapters.keeper.protocol.wire import Configure, Fence
-from reknit.core.agent.workers import StartWorkers, WorkersExited, WorkersStopped
+from reknit.core.agent.worker_words import StartWorkers, WorkersExited, WorkersStopped
 from reknit.core.text.codec import encode
 from tests.support.alone import ENV, ROOT, run_alone
 from tests.support.keepers import STUBBORN, Kept, wait_gone, ways, with_console, worker_pids

@@ -13,9 +13,9 @@ import pytest
 
 from reknit.adapters.keeper.output.streams import StreamSettings
 from reknit.adapters.keeper.protocol.wire import Process, StartProcesses, variables
-from reknit.core.agent.workers import WorkersExited, WorkersStarted, WorkersStopped
+from reknit.core.agent.worker_words import WorkersExited, WorkersStarted, WorkersStopped
 from reknit.core.job.entries import Joined, Node, NodeId
-from reknit.core.job.ranks import assign
+from reknit.core.job.ranks import Members, assign
 from tests.support.keepers import Kept, wait_gone
 from tests.support.processes import drive_exits, failures
 from tests.support.waiting import is_alive, until
@@ -58,7 +58,7 @@ def test_ranks_from_an_assignment(keep: Keep, tmp_path: Path) -> None:
     """The keeper makes variables and error file as for `StartWorkers`. What the caller gives goes on top of them."""
     kept = keep("unused")
     joined = Joined(Node(NodeId("n0")), nonce="x", round=0, address="127.0.0.1", port=29500, local_world_size=2)
-    assignment = assign([joined], joined.node)
+    assignment = assign(Members([joined]), joined.node)
     processes = tuple(
         python(ranks.local_rank, TELLS, str(tmp_path / f"{ranks.rank}"), env=variables({"ROLE_NAME": "mine"}))
         for ranks in assignment.workers

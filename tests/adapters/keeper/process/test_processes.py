@@ -19,7 +19,7 @@ from reknit.adapters.keeper.common.bootstrap import Reservation
 from reknit.adapters.keeper.common.environment import arguments
 from reknit.adapters.keeper.output.streams import StreamSettings
 from reknit.adapters.runtime.clock import SystemClock
-from reknit.core.agent.workers import PortReserved, StartWorkers, WorkersExited, WorkersStarted, WorkersStopped
+from reknit.core.agent.worker_words import PortReserved, StartWorkers, WorkersExited, WorkersStarted, WorkersStopped
 from tests.support.alone import ENV, ROOT, command, run_alone
 from tests.support.processes import Make, assignment, drive, drive_exits, failures, start, stop, stopped
 

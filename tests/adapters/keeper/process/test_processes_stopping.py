@@ -12,7 +12,7 @@ import pytest
 
 from reknit.adapters.keeper.output.streams import StreamSettings
 from reknit.adapters.runtime.clock import SystemClock
-from reknit.core.agent.workers import WorkersExited, WorkersStopped
+from reknit.core.agent.worker_words import WorkersExited, WorkersStopped
 from tests.support.alone import STUBBORN, run_alone
 from tests.support.processes import FOR_EVER, Make, drive, failures, start, stop, stopped
 from tests.support.waiting import PATIENCE_S, is_alive, read_pids, until

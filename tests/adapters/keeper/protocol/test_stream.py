@@ -19,7 +19,7 @@ from reknit.adapters.keeper.protocol.wire import (
     ToAgent,
     ToKeeper,
 )
-from reknit.core.agent.workers import WorkersStarted
+from reknit.core.agent.worker_words import WorkersStarted
 
 HELLO = b'{"kind":"Hello","version":%d,"pid":1,"host":"h"}\n' % VERSION
 

@@ -18,7 +18,7 @@ from reknit.adapters.keeper.protocol.wire import Configure, Output
 from reknit.adapters.keeper.remote import pings
 from reknit.adapters.keeper.remote.command import by_command
 from reknit.adapters.keeper.remote.far_output import LARGEST_RECORD, WINDOW
-from reknit.core.agent.workers import StartWorkers, WorkersExited
+from reknit.core.agent.worker_words import StartWorkers, WorkersExited
 from tests.support.command import REKNIT
 from tests.support.keepers import SLEEP, Kept, wait_gone, worker_pids
 from tests.support.processes import assignment

@@ -17,7 +17,7 @@ from reknit.adapters.keeper.process.processes import Processes
 from reknit.adapters.keeper.watchdog import stacks
 from reknit.adapters.keeper.watchdog.watchdog import Watchdog
 from reknit.adapters.runtime.clock import SystemClock
-from reknit.core.agent.workers import WorkersExited, WorkersStopped
+from reknit.core.agent.worker_words import WorkersExited, WorkersStopped
 from reknit.core.job.reasons import BudgetSpent
 from reknit.core.job.workers import NoProgress, TimerExpired, WorkerFailure
 from tests.support import hanging

@@ -12,7 +12,7 @@ import pytest
 
 from reknit.adapters.keeper.common.run_folder import CannotMake, remove_abandoned
 from reknit.adapters.keeper.watchdog.timerpipe import TimerPipe
-from reknit.adapters.keeper.watchdog.timers import WorkerTimer
+from reknit.adapters.keeper.watchdog.worker_timers import WorkerTimer
 from reknit.adapters.runtime.clock import SystemClock
 from reknit.elastic.timer import FileTimerClient
 from tests.support.alone import run_killed

@@ -11,7 +11,7 @@ import pytest
 from reknit.adapters.keeper.watchdog import stacks
 from reknit.adapters.keeper.watchdog.watchdog import KILL_AFTER_S, Hung
 from reknit.adapters.runtime.clock import SystemClock
-from reknit.core.agent.workers import WorkersExited, WorkersStopped
+from reknit.core.agent.worker_words import WorkersExited, WorkersStopped
 from reknit.core.job.workers import TimerExpired
 from tests.support.alone import run_alone
 from tests.support.processes import Make, ToldWatchdog, drive, failures, start, stop, stopped

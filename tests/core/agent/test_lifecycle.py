@@ -6,11 +6,11 @@ import pytest
 
 from reknit.core.agent.agent import Spec
 from reknit.core.agent.commands import Append, Finish, Result, StopWorkers
-from reknit.core.agent.ending import sequel
 from reknit.core.agent.events import EntriesRead
+from reknit.core.agent.lifecycle import sequel
 from reknit.core.agent.reasons import JournalRefused, SignalReceived, TermsDiffer
 from reknit.core.agent.states import WorkerState
-from reknit.core.agent.workers import StartWorkers
+from reknit.core.agent.worker_words import StartWorkers
 from reknit.core.job.entries import (
     Aborted,
     Failed,
@@ -416,7 +416,7 @@ def test_a_limit_above_that_of_the_job_changes_nothing() -> None:
     """The job decides what follows: another node that went would excuse the failure."""
     playbook = playing("n0", PAIR, joined("n1")) >> limit(5) >> exits(failure())
     assert playbook << ANY(StopWorkers) << Append(ANY(Failed))
-    assert playbook.agent.leaving is None
+    assert playbook.agent.causes.request is None
 
 
 def test_a_limit_counts_from_the_round_in_which_it_was_set() -> None:
@@ -450,7 +450,7 @@ def test_a_limit_that_is_the_jobs_own_makes_nobody_leave() -> None:
     terms = Terms(1, 2, RestartPolicy(max_restarts=0))
     playbook = playing("n0", terms, joined("n1")) >> limit(0) >> exits(failure())
     assert playbook << ANY(StopWorkers) << ANY(Append, entry=ANY(Failed))
-    assert playbook.agent.leaving is None
+    assert playbook.agent.causes.request is None
 
 
 def test_the_failure_of_another_node_makes_nobody_leave() -> None:
@@ -458,7 +458,7 @@ def test_the_failure_of_another_node_makes_nobody_leave() -> None:
     terms = Terms(1, 2, RestartPolicy(max_restarts=3))
     playbook = playing("n0", terms, joined("n1")) >> limit(0) >> read(Failed(N1, 0, (failure(),)))
     assert playbook << ANY(StopWorkers)
-    assert playbook.agent.leaving is None
+    assert playbook.agent.causes.request is None
 
 
 def test_a_signal_after_the_last_failure_does_not_change_the_result() -> None:

@@ -8,9 +8,8 @@ import pytest
 from attrs import evolve
 
 from reknit.core.agent.commands import Append, Finish, StopWorkers
-from reknit.core.agent.situation import owed, situation_of
-from reknit.core.agent.wanted import farewell
-from reknit.core.agent.workers import ReservePort, StartWorkers
+from reknit.core.agent.sayings import farewell, owed
+from reknit.core.agent.worker_words import ReservePort, StartWorkers
 from reknit.core.job.entries import (
     Aborted,
     Admit,
@@ -226,7 +225,7 @@ def test_the_host_of_the_journal_says_goodbye_last(hosts: bool) -> None:
     playbook = playing("n0", PAIR, joined("n1"), hosts_journal=hosts) >> read(Aborted("x")) << Placeholder(StopWorkers)
     playbook >> stopped()
     assert playbook if hosts else playbook << Append(Left(ME))
-    assert (farewell(playbook.agent, situation_of(playbook.agent)) is None) == hosts
+    assert (farewell(playbook.agent) is None) == hosts
     if hosts:
         assert playbook >> read(Left(node("n1"))) << Append(Left(ME)) >> echo() << Placeholder(Finish)
 

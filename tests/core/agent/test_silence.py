@@ -7,9 +7,10 @@ from attrs import evolve
 
 from reknit.core.agent.agent import Stage
 from reknit.core.agent.commands import Append, Beat, StopWorkers
+from reknit.core.agent.contact import is_beating, is_fresh, is_out
 from reknit.core.agent.events import Counters
-from reknit.core.agent.watching import RETURN_S, is_beating, is_fresh, is_unanswered, spare_s, watched
-from reknit.core.agent.workers import ReservePort, StartWorkers
+from reknit.core.agent.silence import RETURN_S, spare_s, watched
+from reknit.core.agent.worker_words import ReservePort, StartWorkers
 from reknit.core.job.entries import Joined, LastCall, Lost, Node, Terms
 from tests.support.playbook import (
     Placeholder,
@@ -154,7 +155,7 @@ def test_a_node_that_never_beats_is_lost_too() -> None:
 def test_a_stale_read_accuses_nobody() -> None:
     """Rule 6: if my own counter has not moved, nothing is known about anybody's."""
     playbook = pair()
-    same = {ME: playbook.agent.pulse.count, N1: 1}
+    same = {ME: playbook.agent.contact.count, N1: 1}
     for _ in range(9):
         assert playbook >> after(1) >> (lambda p: Counters(p.at, same))
 
@@ -164,14 +165,14 @@ def test_an_older_value_is_no_sign_of_life() -> None:
     playbook = pair()
     for _ in range(3):
         assert playbook >> after(1) >> ack(n1=1)
-    assert playbook >> (lambda p: Counters(p.at, {ME: p.agent.pulse.count, N1: 0}))
+    assert playbook >> (lambda p: Counters(p.at, {ME: p.agent.contact.count, N1: 0}))
     assert playbook >> after(1) >> ack(n1=1) << Append(Lost(N1, ME))
 
 
 def test_silence_begins_with_the_last_sign_of_life() -> None:
     """Also if it was seen in a read that is not fresh. The time before that read is no silence."""
     playbook = pair() >> after(1) >> ack(n1=1) >> after(1)
-    assert playbook >> (lambda p: Counters(p.at, {ME: p.agent.pulse.count, N1: 2}))
+    assert playbook >> (lambda p: Counters(p.at, {ME: p.agent.contact.count, N1: 2}))
     assert playbook
     for _ in range(3):
         assert playbook >> after(1) >> ack(n1=2)
@@ -207,14 +208,14 @@ def test_one_that_comes_back_after_an_outage_still_spares_the_others() -> None:
     assert playbook >> echo() << Placeholder(Append) >> echo() >> ack()
     assert playbook >> after(20) >> cut_off() >> read() >> after(1) >> ack() >> read()
     assert playbook.agent.me == node("n0", 1)
-    assert playbook.agent.pulse.spares_until == playbook.agent.at + RETURN_S + 2
+    assert playbook.agent.silence.spares_until == playbook.agent.at + RETURN_S + 2
 
 
 def test_one_whose_first_beats_were_not_answered_spares_the_others() -> None:
     """Its own outage is all that it knows of the store."""
     playbook = Playbook(an_agent(terms=Terms(1, 3))) >> start() >> read() << Placeholder(Append)
     assert playbook >> echo() << Placeholder(Append) >> cut_off() >> after(7) << Placeholder(Append) >> read()
-    assert playbook.agent.pulse.spares_until == playbook.at + 7 + 2
+    assert playbook.agent.silence.spares_until == playbook.at + 7 + 2
 
 
 def test_silence_starts_anew_per_incarnation() -> None:
@@ -235,7 +236,7 @@ def test_an_accusation_needs_a_fresh_read_of_its_own() -> None:
     for _ in range(3):
         assert playbook >> after(1) >> ack(n1=1)
     assert playbook >> after(1) >> ack(n1=1) << Append(Lost(N1, ME))
-    stale = Counters(playbook.at + 2.5, {ME: playbook.agent.pulse.count, N1: 1})
+    stale = Counters(playbook.at + 2.5, {ME: playbook.agent.contact.count, N1: 1})
     assert playbook >> after(2.5) >> stale >> read() >> after(1)
 
 
@@ -267,29 +268,29 @@ def test_a_beat_within_the_limit_leaves_no_gap() -> None:
     playbook = (
         Playbook(an_agent(terms=TRIO)) >> start() >> read() << Placeholder(Append) >> echo() << Placeholder(Append)
     )
-    assert playbook >> echo() >> ack() >> after(4.0) >> read(LastCall(0)) << Placeholder(StartWorkers)
+    assert playbook >> echo() >> ack() >> after(3.9) >> read(LastCall(0)) << Placeholder(StartWorkers)
 
 
 def test_a_beat_that_is_answered_within_the_limit_is_no_outage() -> None:
     """Rule 15: the wait for the store begins when the others may have noticed."""
     agent = pair().agent
-    acked_at = agent.pulse.acked_at or 0.0
-    within, after_it = (evolve(agent, at=acked_at + silence_s) for silence_s in (4.0, 4.01))
-    assert not is_unanswered(within)
-    assert is_unanswered(after_it)
+    acked_at = agent.contact.acked_at or 0.0
+    within, after_it = (evolve(agent, at=acked_at + silence_s) for silence_s in (3.99, 4.0))
+    assert not is_out(within)
+    assert is_out(after_it)
 
 
 def test_a_gap_ends_with_an_acknowledged_beat_and_then_a_read() -> None:
     """Rule 5: either alone does not show where this node stands."""
     playbook = pair() >> after(5)
     assert playbook
-    assert playbook.agent.pulse.gap
+    assert playbook.agent.contact.gap
     assert playbook >> read()
-    assert playbook.agent.pulse.gap
+    assert playbook.agent.contact.gap
     assert playbook >> ack(n1=2)
-    assert playbook.agent.pulse.gap
+    assert playbook.agent.contact.gap
     assert playbook >> read()
-    assert not playbook.agent.pulse.gap
+    assert not playbook.agent.contact.gap
 
 
 def test_workers_run_through_a_gap() -> None:

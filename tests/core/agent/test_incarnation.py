@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from attrs import evolve
 
-from reknit.core.agent.alive import is_entry_late
 from reknit.core.agent.commands import SIGKILL, Append, Beat, Finish, StopWorkers
+from reknit.core.agent.contact import is_entry_late
 from reknit.core.agent.events import JournalFailed
 from reknit.core.agent.reasons import AlreadyFinished, CutOff, DeclaredLost, JournalRefused, Replaced, TermsDiffer
 from reknit.core.agent.states import WorkerState
-from reknit.core.agent.workers import ReservePort, StartWorkers
+from reknit.core.agent.worker_words import ReservePort, StartWorkers
 from reknit.core.job.entries import (
     Aborted,
     Admission,
@@ -332,9 +332,9 @@ def test_an_entry_that_was_late_in_the_life_before_is_not_late_in_the_next() -> 
     while not is_entry_late(playbook.agent):
         assert playbook >> after(1) >> ack(n1=int(playbook.at)) >> read()
     assert playbook >> read(life=AGAIN, base=moved(job))
-    beats = playbook.agent.pulse.sent
+    beats = playbook.agent.contact.sent
     assert playbook >> after(1) >> ack() >> after(1) >> ack()
-    assert playbook.agent.pulse.sent > beats
+    assert playbook.agent.contact.sent > beats
 
 
 def test_silence_in_the_life_before_is_no_silence_in_the_next() -> None:

@@ -16,6 +16,7 @@ from attrs import evolve
 from reknit.core.job.entries import (
     Admit,
     Entry,
+    Failed,
     GaveUp,
     Joined,
     LastCall,
@@ -25,21 +26,29 @@ from reknit.core.job.entries import (
     Node,
     Opened,
     Steady,
+    Succeeded,
 )
-from reknit.core.job.job import Closed, Job, Running
+from reknit.core.job.job import Closed, Gathering, Job, Running
+from reknit.core.job.restart import root_cause_of
+from reknit.core.job.workers import WorkerFailure
 
 from .agent import Agent, Stage, Timer
-from .alive import is_entry_late
-from .commands import Append, Command
-from .hosting import is_abandoning
-from .situation import Situation
-from .watching import is_fresh, is_silent
-from .workers import ReservePort
+from .commands import SIGKILL, Append, Command
+from .contact import has_guests, is_entry_late, is_fresh
+from .silence import is_silent
+from .states import WorkerState
+from .timers import is_due
+from .worker_words import ReservePort
+from .workers import failures, is_held
+
+TOLD = 16_000
+"""Upper bound, in characters, on the messages, tracebacks and last lines of all failures that a node journals beside
+the failure to blame."""
 
 
-def drive_sayings(agent: Agent, now: Situation, accused: tuple[Lost, ...]) -> tuple[Agent, list[Command]]:
+def drive_sayings(agent: Agent) -> tuple[Agent, list[Command]]:
     """Say each wanted entry that was not said within the last `Spec.resay_s` seconds."""
-    is_gap = agent.pulse.gap
+    is_gap = agent.contact.gap
     if not agent.was_read or (is_gap and not is_entry_late(agent)):
         return agent, []
     # A `Lost` is wanted only in the step of a read of the counters. The agent remembers a `Lost` that it has said
@@ -48,7 +57,7 @@ def drive_sayings(agent: Agent, now: Situation, accused: tuple[Lost, ...]) -> tu
     said: dict[Entry, float] = {e: at for e, at in agent.said.items() if isinstance(e, Lost) and at > recent}
     new: list[Entry] = []
     offered, is_used = agent.offered, False
-    for entry in (*_wanted(agent, now), *accused):
+    for entry in (*_wanted(agent), *_accusations(agent)):
         if is_gap and entry not in agent.unread:
             continue  # what has vanished on its way is said again, because it holds the gap open. Nothing else is said
         if isinstance(entry, Joined):
@@ -98,60 +107,112 @@ def _unread(agent: Agent, said: Mapping[Entry, float], new: Sequence[Entry]) -> 
     return {e: since(e) for e in (*agent.unread, *new) if is_wanted(e)}
 
 
-def farewell(agent: Agent, now: Situation) -> Left | None:
+# ---- what is wanted --------------------------------------------------------------------------------------------------
+
+
+def _wanted(agent: Agent) -> Iterator[Entry]:
+    job, causes = agent.job, agent.causes
+    if causes.cut is not None:
+        return
+    if causes.is_departing:
+        yield from _goodbye(agent)
+        return
+    if is_due(agent, Timer.OPEN):
+        yield Opened(agent.spec.terms, agent.speaker)
+    elif is_due(agent, Timer.REOPEN):
+        yield Opened(agent.spec.terms, agent.speaker, epoch=job.epoch + 1)
+    if agent.epoch is None or agent.epoch != job.epoch:
+        return
+    report = owed(agent)
+    if report is not None:
+        yield report
+    else:
+        yield from _joining(agent)
+    if agent.was_live:
+        yield from _announcements(agent)
+
+
+def owed(agent: Agent) -> Failed | Succeeded | None:
+    """The report on its last round that this node still owes the others. None: it owes none."""
+    job, workers, me = agent.job, agent.workers, agent.me
+    if workers.node != me or workers.epoch != job.epoch or not job.is_live(me) or me in job.succeeded:
+        return None
+    phase = job.phase
+    if isinstance(phase, Running):
+        in_time = phase.round == workers.round
+    else:
+        in_time = job.is_expected(me) and job.round - 1 == workers.round
+    if not in_time:
+        return None
+    if workers.state is WorkerState.SUCCEEDED:
+        return Succeeded(me, workers.round)
+    failed = failures(workers)
+    if not failed or is_held(agent) or (isinstance(phase, Gathering) and any(f.node == me for f in phase.ledger)):
+        return None
+    return Failed(me, workers.round, _brief(failed))
+
+
+def _brief(failures: tuple[WorkerFailure, ...]) -> tuple[WorkerFailure, ...]:
+    """The failures, shortened so that they fit into a journal.
+
+    The failure to blame keeps its whole text. The others keep theirs while `TOLD` is not used up. The rest keep the
+    start of their message.
+    """
+    root, left, brief = root_cause_of(failures), TOLD, []
+    for f in failures:
+        size = 0 if f is root else len(f.message) + len(f.traceback) + sum(map(len, f.stderr))
+        if size > left:
+            f = evolve(f, message=f.message[:200], traceback="", stderr=())
+        else:
+            left -= size
+        brief.append(f)
+    return tuple(brief)
+
+
+def _goodbye(agent: Agent) -> Iterator[Entry]:
+    job, me, causes = agent.job, agent.me, agent.causes
+    if is_abandoning(agent):
+        return
+    report = owed(agent)
+    if report is not None:
+        yield report  # the report comes before the goodbye: afterwards the fold would ignore it
+    if causes.why_leaving is not None and causes.outcome is None and job.is_live(me) and me not in job.leaving:
+        yield Leaving(me)
+    last = farewell(agent)
+    if last is not None and report is None:
+        yield last
+
+
+def farewell(agent: Agent) -> Left | None:
     """This node's goodbye. None: it owes none. After a goodbye the others neither wait for this node nor watch it."""
     job, me = agent.job, agent.me
     if agent.workers.alive or job.is_gone(me) or not agent.has_joined or is_abandoning(agent):
         return None
     if isinstance(job.phase, Closed):
         # The fold now ignores a `Joined` that is still on its way. So a node that is not live owes no goodbye.
-        if not job.is_live(me) or now.is_serving:
+        if not job.is_live(me) or agent.is_serving:
             return None
-    return Left(me, agent.workers.stuck, seen=_seen(job, me))
+    return Left(me, agent.causes.stuck, seen=_seen(job, me))
 
 
-def _wanted(agent: Agent, now: Situation) -> Iterator[Entry]:
-    job = agent.job
-    if agent.end is not None:
-        return
-    if agent.is_departing:
-        yield from _goodbye(agent, now)
-        return
-    if Timer.OPEN in now.due:
-        yield Opened(agent.spec.terms, agent.speaker)
-    elif Timer.REOPEN in now.due:
-        yield Opened(agent.spec.terms, agent.speaker, epoch=job.epoch + 1)
-    if agent.epoch is None or agent.epoch != job.epoch:
-        return
-    if now.owed is not None:
-        yield now.owed
-    else:
-        yield from _joining(agent, now)
-    if agent.was_live and now.due:
-        yield from _announcements(agent, now)
+def is_abandoning(agent: Agent) -> bool:
+    """The host of the store was told to end at once while other nodes are live. It ends without a goodbye.
+
+    After a goodbye the other nodes would stop their workers to form a new round, and no journal would be left to form
+    it in. Without a goodbye their workers run on for as long as their agents bear an outage.
+    """
+    request = agent.causes.request
+    return request is not None and request.latest == SIGKILL and has_guests(agent)
 
 
-def _goodbye(agent: Agent, now: Situation) -> Iterator[Entry]:
-    job, me = agent.job, agent.me
-    if is_abandoning(agent):
-        return
-    if now.owed is not None:
-        yield now.owed  # the report comes before the goodbye: afterwards the fold would ignore it
-    if agent.leaving is not None and agent.outcome is None and job.is_live(me) and me not in job.leaving:
-        yield Leaving(me)
-    last = farewell(agent, now)
-    if last is not None and now.owed is None:
-        yield last
-
-
-def _joining(agent: Agent, now: Situation) -> Iterator[Joined]:
+def _joining(agent: Agent) -> Iterator[Joined]:
     job, me = agent.job, agent.me
     if agent.workers.alive or agent.port is None or job.is_gone(me):
         return
     if agent.is_renewed and not job.is_live(me) and not is_fresh(agent):
         return  # a node that reads, and whose beats do not arrive, would be declared lost and join again, for ever
     if job.is_expected(me):
-        if Timer.BACKOFF not in now.due:
+        if not is_due(agent, Timer.BACKOFF):
             return
     elif job.is_live(me):
         return
@@ -174,14 +235,28 @@ def _seen(job: Job, me: Node) -> int:
     return -1 if job.is_live(me) else job.highest_incarnation(me.id)
 
 
-def _announcements(agent: Agent, now: Situation) -> Iterator[Entry]:
+def _announcements(agent: Agent) -> Iterator[Entry]:
     """One entry for each deadline of the job that has passed on this agent's clock."""
     job, round = agent.job, agent.job.round
-    if Timer.LAST_CALL in now.due:
+    if is_due(agent, Timer.LAST_CALL):
         yield LastCall(round, job.epoch)
-    if Timer.GIVE_UP in now.due:
+    if is_due(agent, Timer.GIVE_UP):
         yield GaveUp(round, job.epoch)
-    if Timer.ADMIT in now.due:
+    if is_due(agent, Timer.ADMIT):
         yield Admit(round + 1, job.epoch)
-    if Timer.STEADY in now.due:
+    if is_due(agent, Timer.STEADY):
         yield Steady(round, job.epoch)
+
+
+def _accusations(agent: Agent) -> Iterator[Lost]:
+    """A `Lost` for each node to declare lost: in the step of a fresh read of the counters. In that of another read, a
+    `Lost` that has vanished on its way, if nothing that was read since speaks against it.
+
+    Without the second a `Lost` that nobody says again would stay late, and this node would never take part again.
+    """
+    if agent.silence.heard_at != agent.at:
+        return
+    is_fresh_read = agent.contact.acked_at == agent.at
+    if is_fresh_read or is_entry_late(agent):
+        accused = (Lost(node, agent.me) for node in agent.silence.heard if is_silent(agent, node))
+        yield from (lost for lost in accused if is_fresh_read or lost in agent.unread)

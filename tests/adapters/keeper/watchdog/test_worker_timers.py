@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reknit.adapters.keeper.watchdog.timers import Reader, Request, TimerProcess, Timers, WorkerTimer, client
+from reknit.adapters.keeper.watchdog.worker_timers import Reader, Request, TimerProcess, Timers, WorkerTimer, client
 from tests.support.waiting import read_pids, until
 
 
@@ -252,7 +252,7 @@ def test_the_timers_of_one_worker_are_forgotten_together() -> None:
 
 def test_a_flood_of_timers_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     """A client that never releases must not fill the memory of the keeper."""
-    monkeypatch.setattr("reknit.adapters.keeper.watchdog.timers.MOST_TIMERS", 3)
+    monkeypatch.setattr("reknit.adapters.keeper.watchdog.worker_timers.MOST_TIMERS", 3)
     kinds: list[str] = []
     found = Timers(lambda kind, what: kinds.append(kind))
     for scope in "abcda":

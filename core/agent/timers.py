@@ -1,14 +1,16 @@
-"""What the agent waits for, as data: which timers run, and when the next one is due.
+"""What the agent waits for, as data: which timers run, and when the agent must be woken.
 
-A timer runs while its condition holds, and is forgotten when it no longer does. So no timer is ever cancelled. A
-wake-up that comes early, late or twice changes nothing.
+1. A timer runs while its condition holds, and is forgotten when it no longer does. So no timer is ever cancelled. A
+   wake-up that comes early, late or twice changes nothing.
+2. The timers are run once in a step, right after the event was taken in.
+3. `_thresholds` lists every time at which the agent decides anew. Nothing else in the core compares `Agent.at`
+   with a limit that lies ahead.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from itertools import islice
-from typing import Literal
 
 from attrs import evolve
 
@@ -17,13 +19,15 @@ from reknit.core.job.job import Closed, Gathering, Running, Unopened, can_seal, 
 from reknit.core.job.reasons import WorkerFailed
 from reknit.core.job.restart import Cost, affords, backoff_s, is_strained
 
-from .agent import Agent, Timer
+from . import contact
+from .agent import Agent, Done, Ending, Stopping, Timer
+from .silence import RETURN_S, pause_from_s
 from .states import WorkerState
-from .watching import RETURN_S, beat_at, fence_at, is_beating, is_unanswered, pause_from_s
 
 FOREVER = float("inf")
-OUTAGE = (Timer.OUTAGE, 0)
-"""The key of the timer of an outage."""
+LEAST_S = 0.1
+"""Every agent bears an outage for so many seconds, also with a timeout of 0. Without this time it would end before the
+store could give its first answer."""
 STAGGER_S = 0.2
 """Seconds by which one agent announces a deadline of the job later than the agent before it."""
 ECHO_S = 1.0
@@ -55,10 +59,30 @@ def pause_s(agent: Agent) -> float:
 
 def run_timers(agent: Agent) -> Agent:
     """Start each timer whose condition has begun to hold. Forget each timer whose condition no longer holds."""
-    since = {key: agent.since.get(key, agent.at) for key in _conditions(agent)}
+    since = {timer: _since(agent, timer, round) for timer, round in _conditions(agent)}
     if since == agent.since:
         return agent
-    return evolve(agent, since=since, overslept=agent.overslept and OUTAGE in since)
+    agent = evolve(agent, since=since)
+    if agent.contact.overslept and Timer.OUTAGE not in since:
+        return evolve(agent, contact=evolve(agent.contact, overslept=False))
+    return agent
+
+
+def _since(agent: Agent, timer: Timer, round: int) -> tuple[int, float]:
+    """The timer as it runs already, or as it starts now."""
+    running = agent.since.get(timer)
+    return running if running is not None and running[0] == round else (round, agent.at)
+
+
+def is_due(agent: Agent, timer: Timer) -> bool:
+    """The timer runs, and has run out."""
+    at = _deadline(agent, timer)
+    return at is not None and agent.at >= at
+
+
+def _deadline(agent: Agent, timer: Timer) -> float | None:
+    running = agent.since.get(timer)
+    return None if running is None else running[1] + _delay_s(agent, timer)
 
 
 def after_sleep(agent: Agent, at: float) -> Agent:
@@ -66,59 +90,59 @@ def after_sleep(agent: Agent, at: float) -> Agent:
     an outage has run out meanwhile, it gets the time that a link needs to find out that the store is back. It gets this
     time once in each outage: the loop of a program that polls may be late each time.
     """
-    wakes_at, since = agent.wakes_at, agent.since.get(OUTAGE)
+    wakes_at, running = agent.wakes_at, agent.since.get(Timer.OUTAGE)
     agent = evolve(agent, at=at)
-    if wakes_at is None or since is None or at - wakes_at <= pause_from_s(agent) or agent.overslept:
+    if wakes_at is None or running is None or at - wakes_at <= pause_from_s(agent) or agent.contact.overslept:
         return agent
     delay_s = _delay_s(agent, Timer.OUTAGE)
     last_s = min(RETURN_S, delay_s)
-    if at + last_s <= since + delay_s:
+    if at + last_s <= running[1] + delay_s:
         return agent
-    return evolve(agent, since={**agent.since, OUTAGE: at + last_s - delay_s}, overslept=True)
+    since = {**agent.since, Timer.OUTAGE: (0, at + last_s - delay_s)}
+    return evolve(agent, since=since, contact=evolve(agent.contact, overslept=True))
 
 
-def is_due(agent: Agent, timer: Literal[Timer.OUTAGE, Timer.ECHO]) -> bool:
-    """Whether the timer runs and has run out. This is asked before the timers of the step are run, so a timer of a
-    round before may still be there. After that, `Situation.due` has the answer for all timers."""
-    since = agent.since.get((timer, agent.workers.round if timer is Timer.ECHO else 0))
-    return since is not None and agent.at >= since + _delay_s(agent, timer)
+# ---- when to wake ----------------------------------------------------------------------------------------------------
 
 
-def is_out(agent: Agent) -> bool:
-    """This agent is without the store, also if no adapter reports an outage: a call into a hung file system does not
-    return."""
-    return agent.outage is not None or not agent.was_read or is_unanswered(agent)
-
-
-def deadlines(agent: Agent) -> dict[Timer, float]:
-    """When each running timer runs out, on the agent's clock."""
-    return {timer: since + _delay_s(agent, timer) for (timer, _), since in agent.since.items()}
-
-
-def next_wake(agent: Agent, timers: Iterable[float]) -> float | None:
+def next_wake(agent: Agent) -> float | None:
     """When the agent must be woken at the latest. None: no deadline is ahead, and only another event can change
-    anything.
-
-    `timers`: the deadlines of the running timers.
-    """
-    if agent.result is not None:
-        return None
-    times: list[float | None] = [*timers, *(at + agent.spec.resay_s for at in agent.said.values())]
-    if is_beating(agent):
-        times += [beat_at(agent), fence_at(agent)]
+    anything."""
     # A deadline may have passed without an effect, because something else holds it back. It must not make the loop
     # spin. An infinite deadline stands for "never", and no clock can wait for it.
-    return min((at for at in times if at is not None and at > agent.at and at < FOREVER), default=None)
+    ahead = (at for at in _thresholds(agent) if at is not None and at > agent.at and at < FOREVER)
+    return None if isinstance(agent.lifecycle, Done) else min(ahead, default=None)
+
+
+def _thresholds(agent: Agent) -> Iterator[float | None]:
+    """All times at which this agent decides anew if no event comes before. They may be past."""
+    for timer in agent.since:
+        yield _deadline(agent, timer)
+    for said_at in agent.said.values():
+        yield said_at + agent.spec.resay_s
+    yield waits_until(agent)
+    yield from contact.thresholds(agent)
+
+
+def waits_until(agent: Agent) -> float | None:
+    """How long an agent without workers waits for the other nodes, before it ends or while it serves them. None: it
+    does not wait for them."""
+    lifecycle = agent.lifecycle
+    if not isinstance(lifecycle, Ending) or isinstance(lifecycle.phase, Stopping):
+        return None
+    return lifecycle.phase.since + agent.spec.store_timeout_s
+
+
+# ---- which timers run, and for how long ------------------------------------------------------------------------------
 
 
 def _conditions(agent: Agent) -> Iterator[tuple[Timer, int]]:
+    """The timers that run now, each with the round that it is about. 0 if it is about none."""
     job = agent.job
-    if is_out(agent):
-        yield OUTAGE
+    if contact.is_out(agent):
+        yield Timer.OUTAGE, 0
     if agent.was_read and isinstance(job.phase, Unopened):
         yield Timer.OPEN, 0
-    if agent.is_departing and not agent.workers.alive:
-        yield (Timer.LINGER if agent.outcome is None else Timer.PART), 0
     if agent.workers.state is WorkerState.FAILED and agent.workers.alive:
         yield Timer.ECHO, agent.workers.round
     if agent.epoch is None and isinstance(job.phase, Closed):
@@ -166,10 +190,10 @@ def _delay_s(agent: Agent, timer: Timer) -> float:
             # so the wait has an end.
             others = agent.job.live.keys() - {agent.me.id}  # an earlier agent of this host has ended
             return agent.spec.grace_s + terms.silence_s if others else 0.0
-        case Timer.OUTAGE if not agent.was_read:
-            return agent.spec.terms.join_timeout_s  # the host of the store may not be up yet
-        case Timer.OUTAGE | Timer.LINGER | Timer.PART:
-            return agent.spec.store_timeout_s
+        case Timer.OUTAGE:
+            # The host of the store may not be up yet, before the first read.
+            patience_s = agent.spec.store_timeout_s if agent.was_read else agent.spec.terms.join_timeout_s
+            return max(LEAST_S, patience_s)
 
 
 def _stagger_s(agent: Agent) -> float:

@@ -16,13 +16,14 @@ from reknit.core.job.founding import Life
 from reknit.core.job.job import Closed, Job, Running, Unopened, Verdict
 from reknit.core.job.reasons import Refusal
 
-from .agent import Agent, NodeWorkers, Pulse, Stage, Timer
+from .agent import Agent, Contact, Ending, NodeWorkers, Silence, Stage, Stopping, Timer, caused
+from .contact import is_unproven
 from .events import EntriesRead
-from .reasons import AlreadyFinished, JournalRefused, Replaced, TermsDiffer
-from .situation import owed
+from .reasons import AgentEnd, AlreadyFinished, JournalRefused, Replaced, TermsDiffer
+from .sayings import owed
+from .silence import spare_s
 from .states import WorkerState
 from .terms import differences
-from .watching import spare_s
 
 
 def read(agent: Agent, event: EntriesRead) -> Agent:
@@ -30,21 +31,20 @@ def read(agent: Agent, event: EntriesRead) -> Agent:
     if event.life != agent.life:
         if agent.workers.alive and (event.is_anew or event.life.journal != agent.life.journal):
             why = "another journal has taken the place of the one in which this node's workers were started"
-            return evolve(agent, end=JournalRefused(Refusal.LEFT_BEHIND, why))
+            return _cut(agent, JournalRefused(Refusal.LEFT_BEHIND, why))
         agent = _in_life(agent, event.life, is_anew=event.is_anew)
     job, me = fold_all(agent.job if event.base is None else event.base, event.entries), agent.me
-    stage = agent.stage
-    since = agent.since
+    stage, since, silence = agent.stage, agent.since, agent.silence
     if stage is Stage.STARTING:
         # An agent that has begun anew never speaks as the incarnation that it was.
         known = max(job.highest_incarnation(me.id), me.incarnation if agent.births else -1)
         me, stage = Node(me.id, known + 1), Stage.READING
         # The wait for the first read may be longer than that for a store which was lost. It is over.
-        since = {key: at for key, at in since.items() if key[0] is not Timer.OUTAGE}
-    pulse, silent_since = evolve(agent.pulse, read_at=agent.at), agent.since.get((Timer.OUTAGE, 0))
-    if silent_since is not None and pulse.acked_at is None:  # else the next read of the counters shows it
-        spares_until = agent.at + spare_s(agent, agent.at - silent_since)
-        pulse = evolve(pulse, spares_until=max(pulse.spares_until or agent.at, spares_until))
+        since = {timer: running for timer, running in since.items() if timer is not Timer.OUTAGE}
+    contact, silent = agent.contact, agent.since.get(Timer.OUTAGE)
+    if silent is not None and contact.acked_at is None:  # else the next read of the counters shows it
+        spares_until = agent.at + spare_s(agent, agent.at - silent[1])
+        silence = evolve(silence, spares_until=max(silence.spares_until or agent.at, spares_until))
     unread = agent.unread
     if unread:
         # A skipped entry of this agent may have had no effect. The agent says it again, and reads it back then.
@@ -54,13 +54,12 @@ def read(agent: Agent, event: EntriesRead) -> Agent:
         job=job,
         me=me,
         stage=stage,
-        outage=None,
-        store_answers=False,
         unread=unread,
-        pulse=pulse,
+        contact=evolve(contact, read_at=agent.at, outage=None, answers=False),
+        silence=silence,
         since=since,
     )
-    agent = _after_gap(_taking_part(agent))
+    agent = _after_gap(_with_outcome(_taking_part(agent)))
     return _identified(agent)
 
 
@@ -76,14 +75,14 @@ def _in_life(agent: Agent, life: Life, *, is_anew: bool) -> Agent:
     if is_anew or life.journal != agent.life.journal:
         agent = _begun_anew(agent)
     offered = None if agent.offered is None else (agent.offered[0], -1)
-    pulse = evolve(agent.pulse, heard={})
-    return evolve(agent, life=life, offered=offered, said={}, unread={}, pulse=pulse)
+    silence = evolve(agent.silence, heard={})
+    return evolve(agent, life=life, offered=offered, said={}, unread={}, silence=silence)
 
 
 def _begun_anew(agent: Agent) -> Agent:
     """The journal that is there does not hold what this agent has read. The agent has no workers. What it was and said
     there does not count, nor what its workers did there."""
-    before, old = agent.epochs_before, agent.pulse
+    before = agent.epochs_before
     if agent.epoch is not None:
         before = {**before, agent.life.journal: agent.epoch}
     return evolve(
@@ -95,15 +94,16 @@ def _begun_anew(agent: Agent) -> Agent:
         epoch=None,
         epochs_before=before,
         is_renewed=False,
-        workers=NodeWorkers(state=agent.workers.state, stuck=agent.workers.stuck),
-        pulse=Pulse(acked_at=old.acked_at, spares_until=old.spares_until),  # an outage still excuses the others
+        workers=NodeWorkers(state=agent.workers.state),
+        contact=Contact(acked_at=agent.contact.acked_at),  # an outage still excuses the others
+        silence=Silence(spares_until=agent.silence.spares_until),
     )
 
 
 def after_private_loss(agent: Agent) -> Agent:
     """Take a new incarnation if this node's workers are gone for a reason that the journal does not show."""
     job, workers = agent.job, agent.workers
-    if workers.alive or workers.state is not WorkerState.STOPPED or agent.leaving is not None or agent.end is not None:
+    if workers.alive or workers.state is not WorkerState.STOPPED or not agent.is_working:
         return agent
     same_round = isinstance(job.phase, Running) and (workers.epoch, workers.round) == (job.epoch, job.round)
     return _renewed(agent) if same_round and workers.node == agent.me else agent
@@ -119,12 +119,26 @@ def _taking_part(agent: Agent) -> Agent:
         return evolve(agent, epoch=epoch, stage=Stage.OUTSIDE)
     if isinstance(job.phase, Closed):
         if job.phase.outcome.verdict is Verdict.SUCCEEDED:
-            return evolve(agent, end=AlreadyFinished())
+            return _cut(agent, AlreadyFinished())
         return agent  # the next epoch is opened, by this agent or another
     if found := differences(agent.spec.terms, job.terms):
         opener = next((joined.node for joined in job.live.values() if joined.nonce == job.journal), None)
-        return evolve(agent, end=TermsDiffer(found, opener))
+        return _cut(agent, TermsDiffer(found, opener))
     return evolve(agent, epoch=job.epoch, stage=Stage.OUTSIDE)
+
+
+def _with_outcome(agent: Agent) -> Agent:
+    """Note how this agent's epoch of the job has ended. If it waits for the others already, it begins to wait anew."""
+    if agent.epoch is None or agent.causes.outcome is not None:
+        return agent
+    outcome = agent.job.outcome_of(agent.epoch)
+    if outcome is None:
+        return agent
+    return evolve(agent, lifecycle=Ending(evolve(agent.causes, outcome=outcome), Stopping()))
+
+
+def _cut(agent: Agent, why: AgentEnd) -> Agent:
+    return caused(agent, evolve(agent.causes, cut=why))
 
 
 def _identified(agent: Agent) -> Agent:
@@ -132,15 +146,15 @@ def _identified(agent: Agent) -> Agent:
     known = job.live.get(me.id)
     if known is not None and known.node == me and known.nonce == agent.speaker:
         agent = agent if agent.was_live else evolve(agent, stage=Stage.LIVE)
-        return _renewed(agent) if not _is_over(agent) and _lacks_its_port(agent, known) else agent
-    if _is_over(agent):
+        return _renewed(agent) if agent.is_working and _lacks_its_port(agent, known) else agent
+    if not agent.is_working:
         # The host of the store may stay for its guests. It must neither speak nor beat for a second agent that has
         # taken this incarnation: (1) a is declared lost. (2) It is told to leave, and serves as a.1, which has not
         # joined. (3) A second agent with the id a joins as a.1.
         return _renewed(agent) if known is not None and known.node == me else agent
     if known is not None and known.node.incarnation >= me.incarnation:
         if agent.was_live:
-            return evolve(agent, end=Replaced(known.node))
+            return _cut(agent, Replaced(known.node))
         return _renewed(agent)
     return _renewed(agent) if job.is_gone(me) else agent
 
@@ -167,25 +181,19 @@ def _after_gap(agent: Agent) -> Agent:
     workers that were started meanwhile. An agent with workers stays the same: an outage of the store is nobody's
     failure, and if the others have declared this node lost, the journal says so.
     """
-    pulse = agent.pulse
-    if not pulse.gap or pulse.proven_at is None or agent.at - pulse.proven_at > agent.job.terms.silence_s:
+    if not agent.contact.gap or is_unproven(agent):
         return agent
-    agent = evolve(agent, pulse=evolve(pulse, gap=False))
-    if agent.workers.alive or _is_over(agent) or agent.job.is_expected(agent.me) or owed(agent) is not None:
+    agent = evolve(agent, contact=evolve(agent.contact, gap=False))
+    if agent.workers.alive or not agent.is_working or agent.job.is_expected(agent.me) or owed(agent) is not None:
         return agent  # an expected node comes back as the same incarnation, so that its failure counts as its own
     return _renewed(agent)
-
-
-def _is_over(agent: Agent) -> bool:
-    """This agent is about to end. That the journal shows it as gone is what it wants."""
-    return agent.is_departing or agent.end is not None
 
 
 def _renewed(agent: Agent) -> Agent:
     # A `Joined` of this agent that is still on its way may have a higher incarnation than the journal shows.
     own = agent.me.incarnation + agent.has_joined
     me = Node(agent.me.id, max(agent.job.highest_incarnation(agent.me.id) + 1, own))
-    old = agent.pulse
-    pulse = Pulse(acked_at=old.acked_at, read_at=old.read_at, spares_until=old.spares_until, heard=old.heard)
+    contact = evolve(agent.contact, beat_at=None, asked_at=None, proven_at=None, sent=0, count=0, gap=False)
+    silence = evolve(agent.silence, watch=())
     stage = Stage.READING if agent.epoch is None else Stage.OUTSIDE
-    return evolve(agent, me=me, stage=stage, is_renewed=True, said={}, unread={}, pulse=pulse)
+    return evolve(agent, me=me, stage=stage, is_renewed=True, said={}, unread={}, contact=contact, silence=silence)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from attrs import evolve
 
-from reknit.core.agent.alive import is_entry_late, is_read_late, late_s, takes_part
 from reknit.core.agent.commands import Append, Beat, StopWorkers
+from reknit.core.agent.contact import is_entry_late, is_read_late, late_s, takes_part
 from reknit.core.agent.reasons import StoreLost
 from reknit.core.job.entries import Joined, LastCall, Lost, Opened, RestartPolicy, Terms
 from reknit.core.job.job import Job
@@ -50,7 +50,7 @@ def pass_time(playbook: Playbook, seconds: float, *, reads: bool = True) -> None
 
 
 def sent(playbook: Playbook) -> int:
-    return playbook.agent.pulse.sent
+    return playbook.agent.contact.sent
 
 
 def test_an_unanswered_beat_is_repeated_with_its_count() -> None:
@@ -72,10 +72,10 @@ def test_a_node_that_reads_nothing_holds_its_count_back() -> None:
     assert count > LATE_S - 1
     pass_time(playbook, 10, reads=False)
     assert sent(playbook) == count
-    assert playbook.agent.pulse.gap
+    assert playbook.agent.contact.gap
     assert playbook >> read() >> after(1) >> ack(n1=99) >> read()
     assert sent(playbook) == count + 1
-    assert not playbook.agent.pulse.gap
+    assert not playbook.agent.contact.gap
 
 
 def test_a_node_whose_entry_does_not_show_up_holds_its_count_back_and_says_it_again() -> None:
@@ -86,7 +86,7 @@ def test_a_node_whose_entry_does_not_show_up_holds_its_count_back_and_says_it_ag
     count = sent(playbook)
     pass_time(playbook, 6)
     assert sent(playbook) == count
-    assert playbook.agent.pulse.gap
+    assert playbook.agent.contact.gap
     assert playbook >> after(2) << Append(failed("n0"))
     assert playbook >> echo() >> after(1) >> ack(n1=99) >> read() << Placeholder(Append, entry=Placeholder(Joined))
     assert sent(playbook) == count + 1
@@ -171,7 +171,7 @@ def test_a_node_that_waits_for_its_turn_to_join_is_not_held_back() -> None:
     assert playbook << Placeholder(Append, entry=Placeholder(Joined))
     pass_time(playbook, 2 * LATE_S)
     assert sent(playbook) > 2 * LATE_S - 2
-    assert not playbook.agent.pulse.gap
+    assert not playbook.agent.contact.gap
 
 
 def test_joining_one_round_after_the_other_in_vain_is_one_wait() -> None:
@@ -183,7 +183,7 @@ def test_joining_one_round_after_the_other_in_vain_is_one_wait() -> None:
         entries = [joined("n1", round), joined("n2", round), LastCall(round), failed("n1", round)]
         playbook.feed(read(*entries)(playbook))
         pass_time(playbook, 5)
-    assert isinstance(playbook.agent.end, StoreLost)
+    assert isinstance(playbook.agent.causes.cut, StoreLost)
 
 
 def test_hooks_may_take_their_time() -> None:
@@ -198,12 +198,12 @@ def test_a_keeper_that_hangs_holds_the_count_back_and_is_no_outage() -> None:
     """Nobody knows whether its workers are gone; but the others can go on. When it stirs, the node joins again."""
     playbook = pair(grace_s=5.0, store_timeout_s=20.0) >> exits(failure()) << Placeholder(StopWorkers)
     assert playbook << Append(failed("n0")) >> echo()
-    pass_time(playbook, 5 + playbook.agent.spec.stop_s)
+    pass_time(playbook, 4 + playbook.agent.spec.stop_s)
     assert takes_part(playbook.agent)
     pass_time(playbook, 60)
     assert not takes_part(playbook.agent)
-    assert playbook.agent.pulse.gap
-    assert playbook.agent.end is None
+    assert playbook.agent.contact.gap
+    assert playbook.agent.causes.cut is None
     assert playbook >> stopped() >> after(1) >> ack(n1=99) >> read() << Placeholder(Append, entry=Placeholder(Joined))
 
 
@@ -213,8 +213,8 @@ def test_patience_ends_though_something_else_is_answered() -> None:
     for _ in range(26):
         playbook.feed(after(1))
         playbook.feed(read())
-    assert isinstance(playbook.agent.end, StoreLost)
-    assert playbook.agent.workers.stopping == playbook.agent.end
+    assert isinstance(playbook.agent.causes.cut, StoreLost)
+    assert playbook.agent.workers.stopping == playbook.agent.causes.cut
 
 
 def test_a_node_that_leaves_still_takes_part() -> None:
@@ -230,10 +230,10 @@ def test_what_is_late_is_a_sum() -> None:
     assert late_s(Job()) == pytest.approx(3 * Job().terms.silence_s + 3)
 
 
-def test_late_is_more_than_that_sum() -> None:
-    """Rule 6 says so, and what is read back in the last moment was in time."""
+def test_late_is_what_has_waited_for_that_sum() -> None:
+    """The agent is woken at that time, and must find it late."""
     agent = evolve(pair().agent, unread={failed("n0"): 0.0})
     limit_s = late_s(agent.job)
-    for late, at in ((False, limit_s), (True, limit_s + 0.01)):
-        asked = evolve(agent, at=at, pulse=evolve(agent.pulse, read_at=0.0))
+    for late, at in ((False, limit_s - 0.01), (True, limit_s)):
+        asked = evolve(agent, at=at, contact=evolve(agent.contact, read_at=0.0))
         assert (is_entry_late(asked), is_read_late(asked)) == (late, late)

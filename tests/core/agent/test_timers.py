@@ -9,12 +9,12 @@ from attrs import evolve
 
 from reknit.core.agent.agent import Timer
 from reknit.core.agent.commands import Append, Beat, Finish, StopWorkers
-from reknit.core.agent.deadlines import next_wake
+from reknit.core.agent.contact import fence_at
+from reknit.core.agent.lifecycle import UNSAID
 from reknit.core.agent.reasons import CutOff, StoreLost
+from reknit.core.agent.silence import RETURN_S
 from reknit.core.agent.states import WorkerState
-from reknit.core.agent.step import UNSAID
-from reknit.core.agent.watching import RETURN_S, fence_at
-from reknit.core.agent.workers import StartWorkers
+from reknit.core.agent.worker_words import StartWorkers
 from reknit.core.job.entries import (
     Aborted,
     Admission,
@@ -64,7 +64,7 @@ def gathering(terms: Terms = TRIO, *before: Joined) -> Playbook:
 
 
 def timers(playbook: Playbook) -> set[Timer]:
-    return {timer for timer, _ in playbook.agent.since}
+    return {*playbook.agent.since}
 
 
 def test_a_timer_runs_while_its_condition_holds() -> None:
@@ -151,7 +151,7 @@ def test_a_long_wait_for_the_first_read_is_over_with_it() -> None:
     agent = an_agent(terms=evolve(TRIO, join_timeout_s=60.0), store_timeout_s=20.0)
     playbook = Playbook(agent) >> start() >> cut_off("a") >> after(50) >> cut_off("a")
     assert playbook >> read() << ANY(Append, entry=ANY(Opened))
-    assert playbook.agent.end is None
+    assert playbook.agent.causes.cut is None
 
 
 def test_an_agent_that_was_suspended_until_its_patience_was_over_tries_once_more() -> None:
@@ -326,7 +326,6 @@ def test_a_finished_agent_is_never_woken() -> None:
     playbook = gathering() >> ask_to_leave() << Append(Leaving(node("n0"))) << Append(Left(node("n0")))
     assert playbook >> echo() << ANY(Finish) >> after(1e5)
     assert playbook.agent.wakes_at is None
-    assert next_wake(playbook.agent, [1e9]) is None
 
 
 def test_a_store_that_neither_answers_nor_fails_has_a_deadline_too() -> None:

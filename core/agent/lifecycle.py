@@ -1,0 +1,198 @@
+"""How this agent's life ends: what makes it end, what it does until then, and with what result.
+
+    Working -> Ending(causes, Stopping -> Parting | Serving) -> Done
+
+1. A *cause* makes the agent end: somebody asks for it, this node bears no further failure, the agent cannot go on
+   (it is cut off or replaced, for example), the job has ended, or processes survive SIGKILL. Further causes may be
+   added. None is taken back. `result_of` alone ranks them.
+2. An agent that ends starts no workers any more. It is done only when no worker of it is left.
+3. An agent that parts stays until the journal shows its goodbye, so that nobody waits for it.
+4. How the job ended is known from the journal, or not at all. Once it is known, losing the journal changes nothing.
+
+The journal ends with the process that hosts its store. Its guests are the other nodes that are live in that journal.
+
+5. A host serves while it has guests: when the job has ended, when this node was told to leave, or when it cannot stop
+   its workers. It says goodbye before like any node, but for the end of the job: the others then regroup, and need the
+   journal for that.
+6. A host that has no part in the job serves likewise: its terms differ, or another agent took its node id.
+7. It serves until the guests have left or are dead, or until it is told to stop while it does nothing else. A request
+   that comes while its workers are being stopped hurries them only: whoever is impatient with the workers of this node
+   does not mean the other nodes.
+8. A host that must end at once ends without a goodbye.
+"""
+
+from __future__ import annotations
+
+from attrs import evolve
+
+from reknit.core.job import restart
+from reknit.core.job.job import Outcome, Verdict
+from reknit.core.job.reasons import BudgetSpent, Refusal
+from reknit.core.job.restart import Sequel
+
+from .agent import Agent, Causes, Done, Ending, Parting, Serving, Stopping, StopRequest, Timer, caused
+from .commands import SIGKILL, Command, Finish, Result
+from .contact import has_guests
+from .events import JournalFailed, StopRequested
+from .reasons import AlreadyFinished, CannotStop, JournalRefused, Replaced, StoreLost, TermsDiffer
+from .sayings import farewell, is_abandoning, owed
+from .silence import are_guests_dead
+from .states import WorkerState
+from .timers import is_due, waits_until
+from .workers import failures, is_held, why_failed
+
+UNSAID = "this node gets no answers, or its entries do not appear in the journal"
+"""Why an agent ends for want of the store if no call has failed."""
+REPEAT_S = 0.5
+"""The same signal again within this many seconds is the same request: schedulers signal an agent and its parent."""
+HURRY_S = 5.0
+"""Seconds that a second request leaves of the grace. A third leaves nothing."""
+
+
+# ---- what makes the agent end ----------------------------------------------------------------------------------------
+
+
+def asked_to_stop(agent: Agent, event: StopRequested) -> Agent:
+    """Each further request shortens the grace. None makes it longer. SIGKILL stands for no grace at all."""
+    causes, before = agent.causes, agent.causes.request
+    if before is not None and event.signal == before.latest and agent.at - before.at < REPEAT_S:
+        return agent
+    count = 1 + (before.count if before is not None else causes.budget is not None)
+    if event.signal == SIGKILL or count > 2:
+        grace_s = 0.0
+    else:
+        grace_s = agent.spec.grace_s if count == 1 else HURRY_S
+    kill_at = agent.at + grace_s
+    if before is None:
+        is_late = causes.outcome is not None
+        request = StopRequest(event.signal, event.signal, agent.at, kill_at, count, is_late)
+    else:
+        kill_at = min(before.kill_at, kill_at)
+        request = evolve(before, latest=event.signal, at=agent.at, kill_at=kill_at, count=count)
+    return caused(agent, evolve(causes, request=request))
+
+
+def journal_failed(agent: Agent, event: JournalFailed) -> Agent:
+    # A job that has ended needs no journal. But workers of an agent that was left behind have no grace: the others may
+    # not know of the end, and start the next round (rule 16 of the protocol).
+    causes = agent.causes
+    has_to_act = causes.outcome is None or (event.refusal is Refusal.LEFT_BEHIND and agent.workers.alive)
+    if event.refusal is not None and has_to_act:
+        return caused(agent, evolve(causes, cut=JournalRefused(event.refusal, event.why)))
+    return evolve(agent, contact=evolve(agent.contact, outage=event.why, answers=event.answers))
+
+
+def out_of_patience(agent: Agent) -> Agent:
+    """An outage that has lasted too long ends this agent. The job may go on: other nodes may reach the journal."""
+    causes, contact = agent.causes, agent.contact
+    if causes.cut is not None or causes.outcome is not None or not is_due(agent, Timer.OUTAGE):
+        return agent
+    return caused(agent, evolve(causes, cut=StoreLost(contact.outage or UNSAID, contact.answers)))
+
+
+def out_of_restarts(agent: Agent) -> Agent:
+    """This node's workers have failed, and it bears no further failure, though the job may. So the node leaves."""
+    workers, limit = agent.workers, agent.max_restarts
+    if limit is None or not workers.alive or workers.state is not WorkerState.FAILED or is_held(agent):
+        return agent
+    if agent.restarts_left or not agent.is_working:
+        return agent
+    if agent.job.terms.restarts.max_restarts <= limit:
+        return agent  # this is the job's own limit: its failures may be excused (rule 2 of the protocol)
+    return caused(agent, evolve(agent.causes, budget=BudgetSpent(limit, why_failed(workers))))
+
+
+# ---- what it does until it is done -----------------------------------------------------------------------------------
+
+
+def advanced(agent: Agent) -> Agent:
+    """The agent in the phase of its end that follows from its causes and its workers."""
+    lifecycle = agent.lifecycle
+    if not isinstance(lifecycle, Ending) or agent.workers.alive:
+        return agent
+    before, causes = lifecycle.phase, lifecycle.causes
+    since = agent.at if isinstance(before, Stopping) else before.since
+    phase = Serving(since) if _must_serve(agent, causes, since) else Parting(since)
+    return agent if phase == before else evolve(agent, lifecycle=Ending(causes, phase))
+
+
+def _must_serve(agent: Agent, causes: Causes, since: float) -> bool:
+    """`since`: when the agent began to do nothing else."""
+    request, is_out_of_the_job = causes.request, isinstance(causes.cut, Replaced | TermsDiffer)
+    if not has_guests(agent) or (causes.cut is not None and not is_out_of_the_job):
+        return False
+    if request is not None and (is_out_of_the_job or request.latest == SIGKILL or request.at > since):
+        return False
+    return not are_guests_dead(agent)
+
+
+def drive_end(agent: Agent) -> tuple[Agent, list[Command]]:
+    """End the agent if it need not stay."""
+    lifecycle = agent.lifecycle
+    if not isinstance(lifecycle, Ending) or not _need_not_stay(agent, lifecycle.causes):
+        return agent, []
+    result = result_of(agent, lifecycle.causes)
+    return evolve(agent, lifecycle=Done(lifecycle.causes, result)), [Finish(result)]
+
+
+def _need_not_stay(agent: Agent, causes: Causes) -> bool:
+    """No worker is left, and this agent owes nothing any more, or it can tell nobody."""
+    if agent.workers.alive:
+        return False
+    if agent.contact.outage is not None or is_abandoning(agent):
+        return True
+    if causes.cut is not None:
+        return not agent.is_serving
+    until = waits_until(agent)
+    if until is not None and agent.at >= until:
+        # Before the job is closed the others may go on for days.
+        return not agent.is_serving or causes.outcome is not None
+    if agent.is_serving:
+        return False
+    if causes.why_leaving is not None and causes.outcome is not None:
+        return True  # it was told to leave while it only waited for the other nodes
+    return farewell(agent) is None and owed(agent) is None
+
+
+# ---- with what result ------------------------------------------------------------------------------------------------
+
+
+def result_of(agent: Agent, causes: Causes) -> Result:
+    """The result of an agent that ends for these causes. Of several the first counts:
+
+    1. This node has left before it knew of the end of the job: since it bore no further failure, or since it was asked.
+    2. The end of the job.
+    3. What has cut this agent off.
+    4. Processes that survive SIGKILL.
+    """
+    request, outcome, why = causes.request, causes.outcome, causes.why_leaving
+    was_stopped = request is not None and not request.is_late and agent.workers.state is WorkerState.STOPPED
+    if why is not None and (outcome is None or was_stopped):
+        if isinstance(why, BudgetSpent):
+            return Result(WorkerState.FAILED, why, failures={f.rank: f for f in failures(agent.workers)})
+        return Result(WorkerState.STOPPED, why)
+    if outcome is not None:
+        return _of_outcome(agent, outcome)
+    if causes.cut is not None:
+        state = WorkerState.SUCCEEDED if isinstance(causes.cut, AlreadyFinished) else WorkerState.FAILED
+        return Result(state, causes.cut)
+    return Result(WorkerState.UNHEALTHY, CannotStop(causes.stuck))
+
+
+def _of_outcome(agent: Agent, outcome: Outcome) -> Result:
+    """All or nothing: the ranks' values if the job succeeded, the failures if it failed."""
+    match outcome.verdict:
+        case Verdict.SUCCEEDED:
+            assignment = agent.workers.assignment
+            ranks = () if assignment is None else assignment.workers
+            return Result(WorkerState.SUCCEEDED, outcome.why, return_values={w.rank: None for w in ranks})
+        case Verdict.FAILED:
+            failures = {w.rank: w for f in outcome.failures for w in f.failures}
+            return Result(WorkerState.FAILED, outcome.why, failures=failures)
+        case Verdict.ABORTED:
+            return Result(WorkerState.STOPPED, outcome.why)
+
+
+def sequel(agent: Agent) -> Sequel:
+    """What follows for this node if its workers are stopped before they have succeeded, as far as this agent knows."""
+    return restart.sequel(agent.job, agent.workers.round) if agent.is_working else Sequel.END
