@@ -25,8 +25,10 @@ def starts_alone(world: World, proc: Proc, key: tuple[int, int], head: tuple[str
     the same number may have been sealed in a life of the journal that the store has lost."""
     demand(not is_alive(proc.group), "S2", f"{proc.name} starts {key} with workers alive")
     is_twin = any(p.id == proc.id and p.twin != proc.twin for p in world.procs)  # they may take the same incarnation
-    is_first = all((g.key, g.node) != (key, proc.agent.me) for g in world.groups)
-    demand(is_first or is_twin, "S2", f"{proc.name} starts {key} twice")
+    again = [g for g in world.groups if (g.key, g.node) == (key, proc.agent.me)]
+    # The node may take the same name and the same round after the store has lost the journal of a job that is over.
+    is_anew = len(world.lives) > 1 and not any(g.running or g is proc.group for g in again)
+    demand(not again or is_twin or is_anew, "S2", f"{proc.name} starts {key} twice")
     for other in world.procs:
         group = other.group
         is_same = group is not None and (group.key, group.hosts) == (key, head)

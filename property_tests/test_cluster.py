@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hypothesis import event, given, settings
+from hypothesis import event, example, given, settings
 
 from .conftest import HISTORIES
 from .oracle import Oracle
@@ -10,9 +10,31 @@ from .play import play
 from .script import Script, parse
 from .weather import scripts
 
+OVER_AND_LOST = """
+setup min=1 budget=3 fence=yes sizes=1,2 roles=tst weather=lose,partial seed=145
+cut b
+wait 25
+cut b
+wait 2
+fail c
+wait 4.5
+fail a
+wait 25
+fail a
+wait 7
+fail a
+wait 7
+start c
+wait 0.1
+wipe
+wait 0.4
+"""
+"""The store loses the journal of a job that is over. An agent that had read only its beginning founds it again."""
+
 
 @settings(max_examples=HISTORIES)
 @given(scripts())
+@example(parse(OVER_AND_LOST))
 def test_nothing_breaks_and_everything_rests(script: Script) -> None:
     """A failure prints the shortest script, then its story; `parse` and `play` make it happen again."""
     world = play(script, oracle=Oracle())

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import datetime
+from collections.abc import Mapping
 from functools import reduce
+from typing import get_args, get_origin, get_type_hints
 from unittest import mock
 
 import pytest
-from attrs import evolve
+from attrs import evolve, has
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from reknit.core.agent import events, worker_words
-from reknit.core.agent.agent import Agent, Spec
+from reknit.core.agent.agent import Agent, Contact, Spec
 from reknit.core.agent.lifecycle import sequel
 from reknit.core.agent.states import WorkerState
 from reknit.core.agent.step import step
@@ -30,6 +32,10 @@ from reknit.core.job.workers import Assignment, WorkerFailure, WorkerRanks
 from . import meaning, oracle
 from .journals import PLAUSIBLE
 from .later import later
+from .play import play
+from .script import Script
+from .shifted import is_time, shifted
+from .weather import scripts
 
 NODES = st.builds(Node, st.sampled_from([NodeId("a"), NodeId("b"), NodeId("c")]), st.integers(0, 2))
 ROUNDS = st.integers(0, 3)
@@ -314,3 +320,32 @@ def test_the_events_at_work_make_workers_run() -> None:
     assert sequel(step(agent, failed).agent) is Sequel.ROUND
     limited = step(agent, events.RestartsLimited(1.0, 0)).agent
     assert sequel(step(limited, failed).agent) is Sequel.END
+
+
+@settings(max_examples=60)
+@given(scripts())
+def test_a_clock_may_begin_anywhere(script: Script) -> None:
+    """No decision depends on what a time is, only on how far two times are apart."""
+    world = play(script, is_ending=False)
+    for proc in world.procs:
+        agent = Agent(proc.spec)
+        for traced in proc.trace:
+            early = step(shifted(agent, 0.0), shifted(traced.event, 0.0))
+            late = step(shifted(agent, 2.0**20), shifted(traced.event, 2.0**20))
+            assert late.commands == early.commands
+            assert shifted(late.agent, 0.0) == shifted(early.agent, 2.0**20)
+            agent = step(agent, traced.event).agent
+
+
+def test_a_field_says_whether_it_holds_a_time_or_a_duration() -> None:
+    """The law above moves what is called a time."""
+    seen, todo = set(), [Agent]
+    while todo:
+        cls = todo.pop()
+        seen.add(cls)
+        for name, hint in get_type_hints(cls).items():
+            kinds = {hint, *get_args(hint)}
+            if get_origin(hint) is not Mapping:
+                assert float not in kinds or is_time(name) or name.endswith(("_s", "seconds")), f"{cls.__name__}.{name}"
+            todo += [kind for kind in kinds if has(kind) and kind not in seen]
+    assert Contact in seen

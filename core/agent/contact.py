@@ -14,8 +14,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from attrs import evolve
 
 from reknit.core.job.job import Job
@@ -32,6 +30,10 @@ TURN_S = 0.02
 one after another."""
 
 
+FOREVER = float("inf")
+"""A time that never comes."""
+
+
 # ---- beats -----------------------------------------------------------------------------------------------------------
 
 
@@ -46,8 +48,9 @@ def is_beating(agent: Agent) -> bool:
 
     The host of the store beats for another reason: see `must_hear_guests`.
     """
-    has_reason = agent.has_joined or agent.is_renewed or must_hear_guests(agent)
-    return has_reason and agent.spec.shares_journal and agent.result is None
+    if not agent.spec.shares_journal:
+        return False
+    return agent.has_joined or agent.is_renewed or must_hear_guests(agent)
 
 
 def must_hear_guests(agent: Agent) -> bool:
@@ -65,15 +68,9 @@ def has_guests(agent: Agent) -> bool:
     return agent.spec.hosts_journal and len(agent.job.live) > agent.job.is_live(agent.me)
 
 
-def beat_at(agent: Agent) -> float | None:
-    """When the next beat is due. None: at once."""
-    at = agent.contact.beat_at
-    return None if at is None else at + agent.job.terms.beat_s
-
-
 def drive_beats(agent: Agent) -> tuple[Agent, list[Command]]:
     """Beat if a beat is due."""
-    if not is_beating(agent) or not _is_reached(agent, beat_at(agent), never=True):
+    if agent.at < _after(agent.contact.beat_at, agent.job.terms.beat_s, never=-FOREVER) or not is_beating(agent):
         return agent, []
     contact = evolve(agent.contact, beat_at=agent.at)
     if takes_part(agent):
@@ -108,31 +105,17 @@ def late_s(job: Job) -> float:
 
 def is_read_late(agent: Agent) -> bool:
     """Nothing was read for long."""
-    return _is_reached(agent, _read_late_at(agent))
+    return agent.at >= _after(agent.contact.read_at, late_s(agent.job))
 
 
 def is_entry_late(agent: Agent) -> bool:
     """An entry that this node wants said has not been read back for long."""
-    return _is_reached(agent, _entry_late_at(agent))
+    return bool(agent.unread) and agent.at >= min(agent.unread.values()) + late_s(agent.job)
 
 
 def is_stop_late(agent: Agent) -> bool:
     """The workers should have been gone for long. The keeper hangs, and not the store."""
-    return _is_reached(agent, _stop_late_at(agent))
-
-
-def _read_late_at(agent: Agent) -> float | None:
-    read_at = agent.contact.read_at
-    return None if read_at is None else read_at + late_s(agent.job)
-
-
-def _entry_late_at(agent: Agent) -> float | None:
-    return min(agent.unread.values()) + late_s(agent.job) if agent.unread else None
-
-
-def _stop_late_at(agent: Agent) -> float | None:
-    kill_at = agent.workers.kill_at
-    return None if kill_at is None else kill_at + agent.spec.stop_s
+    return agent.at >= _after(agent.workers.kill_at, agent.spec.stop_s)
 
 
 # ---- who may count on this node --------------------------------------------------------------------------------------
@@ -147,9 +130,7 @@ def is_fresh(agent: Agent) -> bool:
     """
     if not is_beating(agent):
         return True
-    if agent.contact.gap or is_unproven(agent):
-        return False
-    return not _is_reached(agent, _fence_falls_at(agent))
+    return not agent.contact.gap and not is_unproven(agent) and agent.at < _fence_falls_at(agent)
 
 
 def is_unproven(agent: Agent) -> bool:
@@ -158,29 +139,28 @@ def is_unproven(agent: Agent) -> bool:
     The time at which the beat was sent counts, and not the arrival of its answer. An agent that was suspended may find
     an old answer when it runs again.
     """
-    return _is_reached(agent, _unproven_at(agent), never=True)
-
-
-def _unproven_at(agent: Agent) -> float | None:
-    proven_at = agent.contact.proven_at
-    return None if proven_at is None else proven_at + agent.job.terms.silence_s
+    return agent.at >= _after(agent.contact.proven_at, agent.job.terms.silence_s, never=-FOREVER)
 
 
 def is_fenced(agent: Agent) -> bool:
     """This node must kill its workers, because no beat of it was acknowledged for `Terms.fence_s`."""
-    return _is_reached(agent, fence_at(agent))
+    at = fence_at(agent)
+    return at is not None and agent.at >= at
 
 
 def fence_at(agent: Agent) -> float | None:
     """When this node must kill its workers if no beat is acknowledged before. None: it need not."""
-    return _fence_falls_at(agent) if is_beating(agent) and agent.workers.alive else None
+    if agent.job.terms.fence_s is None or not agent.workers.alive or not is_beating(agent):
+        return None
+    at = _fence_falls_at(agent)
+    return None if at == FOREVER else at
 
 
-def _fence_falls_at(agent: Agent) -> float | None:
+def _fence_falls_at(agent: Agent) -> float:
     """`Terms.fence_s` after the send time of the newest acknowledged beat. Its answer may have been on the way for
     longer than the fence, so the arrival of the answer does not count."""
-    fence_s, proven_at = agent.job.terms.fence_s, agent.contact.proven_at
-    return None if fence_s is None or proven_at is None else proven_at + fence_s
+    fence_s = agent.job.terms.fence_s
+    return FOREVER if fence_s is None else _after(agent.contact.proven_at, fence_s)
 
 
 def noticed_gap(agent: Agent) -> Agent:
@@ -189,7 +169,7 @@ def noticed_gap(agent: Agent) -> Agent:
     Every step does so before it takes in its event. An answer that comes late must not hide the gap.
     """
     contact = agent.contact
-    if contact.gap or contact.proven_at is None or not is_beating(agent) or not is_unproven(agent):
+    if contact.gap or contact.proven_at is None or not is_unproven(agent) or not is_beating(agent):
         return agent
     return evolve(agent, contact=evolve(contact, gap=True))
 
@@ -199,41 +179,42 @@ def noticed_gap(agent: Agent) -> Agent:
 
 def is_out(agent: Agent) -> bool:
     """This agent is without the store, also if no adapter reports an outage: a call into a hung file system does not
-    return."""
-    return agent.contact.outage is not None or not agent.was_read or _is_unanswered(agent)
-
-
-def _is_unanswered(agent: Agent) -> bool:
-    """A round trip of some kind fails: what this node beats, says or asks to read comes to nothing.
+    return. Then a round trip of some kind fails: what this node beats, says or asks to read comes to nothing.
 
     A keeper that hangs is another matter. Then the count stands still although the store answers.
     """
+    if agent.contact.outage is not None or not agent.was_read:
+        return True
     if agent.spec.shares_journal and is_entry_late(agent):
         return True
     if not is_beating(agent):
         return False
-    is_unheard = _is_reached(agent, _unheard_at(agent), never=True)
+    is_unheard = agent.at >= _after(agent.contact.acked_at, agent.job.terms.silence_s, never=-FOREVER)
     return is_read_late(agent) or (is_unheard and not is_stop_late(agent))
 
 
-def _unheard_at(agent: Agent) -> float | None:
-    acked_at = agent.contact.acked_at
-    return None if acked_at is None else acked_at + agent.job.terms.silence_s
+# ---- all these times -------------------------------------------------------------------------------------------------
 
 
-def thresholds(agent: Agent) -> Iterator[float | None]:
+def thresholds(agent: Agent) -> list[float]:
     """The times at which something about the contact changes if no event comes before. They may be past."""
-    if agent.spec.shares_journal:
-        yield _entry_late_at(agent)
+    if not agent.spec.shares_journal:
+        return []
+    contact, terms, late = agent.contact, agent.job.terms, late_s(agent.job)
+    times = [min(agent.unread.values()) + late] if agent.unread else []
     if is_beating(agent):
-        yield beat_at(agent)
-        yield _read_late_at(agent)
-        yield _stop_late_at(agent)
-        yield _unproven_at(agent)
-        yield _unheard_at(agent)
-        yield fence_at(agent)
+        times += [
+            _after(contact.beat_at, terms.beat_s),
+            _after(contact.read_at, late),
+            _after(agent.workers.kill_at, agent.spec.stop_s),
+            _after(contact.proven_at, terms.silence_s),
+            _after(contact.acked_at, terms.silence_s),
+        ]
+        if terms.fence_s is not None and agent.workers.alive:
+            times.append(_fence_falls_at(agent))
+    return times
 
 
-def _is_reached(agent: Agent, at: float | None, *, never: bool = False) -> bool:
-    """That time has come. `never`: the answer if there is no such time."""
-    return never if at is None else agent.at >= at
+def _after(since: float | None, for_s: float, *, never: float = FOREVER) -> float:
+    """So long after that moment. `never`: the answer if there was no such moment."""
+    return never if since is None else since + for_s

@@ -143,8 +143,7 @@ def _need_not_stay(agent: Agent, causes: Causes) -> bool:
         return True
     if causes.cut is not None:
         return not agent.is_serving
-    until = waits_until(agent)
-    if until is not None and agent.at >= until:
+    if agent.at >= waits_until(agent):
         # Before the job is closed the others may go on for days.
         return not agent.is_serving or causes.outcome is not None
     if agent.is_serving:

@@ -37,7 +37,7 @@ from .commands import SIGKILL, Append, Command
 from .contact import has_guests, is_entry_late, is_fresh
 from .silence import is_silent
 from .states import WorkerState
-from .timers import is_due
+from .timers import due
 from .worker_words import ReservePort
 from .workers import failures, is_held
 
@@ -117,9 +117,10 @@ def _wanted(agent: Agent) -> Iterator[Entry]:
     if causes.is_departing:
         yield from _goodbye(agent)
         return
-    if is_due(agent, Timer.OPEN):
+    run_out = due(agent)
+    if Timer.OPEN in run_out:
         yield Opened(agent.spec.terms, agent.speaker)
-    elif is_due(agent, Timer.REOPEN):
+    elif Timer.REOPEN in run_out:
         yield Opened(agent.spec.terms, agent.speaker, epoch=job.epoch + 1)
     if agent.epoch is None or agent.epoch != job.epoch:
         return
@@ -127,15 +128,17 @@ def _wanted(agent: Agent) -> Iterator[Entry]:
     if report is not None:
         yield report
     else:
-        yield from _joining(agent)
+        yield from _joining(agent, run_out)
     if agent.was_live:
-        yield from _announcements(agent)
+        yield from _announcements(agent.job, run_out)
 
 
 def owed(agent: Agent) -> Failed | Succeeded | None:
     """The report on its last round that this node still owes the others. None: it owes none."""
     job, workers, me = agent.job, agent.workers, agent.me
-    if workers.node != me or workers.epoch != job.epoch or not job.is_live(me) or me in job.succeeded:
+    if not workers.exits or (workers.node, workers.epoch) != (me, job.epoch):
+        return None
+    if not job.is_live(me) or me in job.succeeded:
         return None
     phase = job.phase
     if isinstance(phase, Running):
@@ -205,14 +208,14 @@ def is_abandoning(agent: Agent) -> bool:
     return request is not None and request.latest == SIGKILL and has_guests(agent)
 
 
-def _joining(agent: Agent) -> Iterator[Joined]:
+def _joining(agent: Agent, run_out: Sequence[Timer]) -> Iterator[Joined]:
     job, me = agent.job, agent.me
     if agent.workers.alive or agent.port is None or job.is_gone(me):
         return
     if agent.is_renewed and not job.is_live(me) and not is_fresh(agent):
         return  # a node that reads, and whose beats do not arrive, would be declared lost and join again, for ever
     if job.is_expected(me):
-        if not is_due(agent, Timer.BACKOFF):
+        if Timer.BACKOFF not in run_out:
             return
     elif job.is_live(me):
         return
@@ -235,16 +238,16 @@ def _seen(job: Job, me: Node) -> int:
     return -1 if job.is_live(me) else job.highest_incarnation(me.id)
 
 
-def _announcements(agent: Agent) -> Iterator[Entry]:
+def _announcements(job: Job, run_out: Sequence[Timer]) -> Iterator[Entry]:
     """One entry for each deadline of the job that has passed on this agent's clock."""
-    job, round = agent.job, agent.job.round
-    if is_due(agent, Timer.LAST_CALL):
+    round = job.round
+    if Timer.LAST_CALL in run_out:
         yield LastCall(round, job.epoch)
-    if is_due(agent, Timer.GIVE_UP):
+    if Timer.GIVE_UP in run_out:
         yield GaveUp(round, job.epoch)
-    if is_due(agent, Timer.ADMIT):
+    if Timer.ADMIT in run_out:
         yield Admit(round + 1, job.epoch)
-    if is_due(agent, Timer.STEADY):
+    if Timer.STEADY in run_out:
         yield Steady(round, job.epoch)
 
 

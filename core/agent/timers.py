@@ -21,10 +21,10 @@ from reknit.core.job.restart import Cost, affords, backoff_s, is_strained
 
 from . import contact
 from .agent import Agent, Done, Ending, Stopping, Timer
+from .contact import FOREVER
 from .silence import RETURN_S, pause_from_s
 from .states import WorkerState
 
-FOREVER = float("inf")
 LEAST_S = 0.1
 """Every agent bears an outage for so many seconds, also with a timeout of 0. Without this time it would end before the
 store could give its first answer."""
@@ -76,13 +76,17 @@ def _since(agent: Agent, timer: Timer, round: int) -> tuple[int, float]:
 
 def is_due(agent: Agent, timer: Timer) -> bool:
     """The timer runs, and has run out."""
-    at = _deadline(agent, timer)
-    return at is not None and agent.at >= at
+    return timer in due(agent)
 
 
-def _deadline(agent: Agent, timer: Timer) -> float | None:
-    running = agent.since.get(timer)
-    return None if running is None else running[1] + _delay_s(agent, timer)
+def due(agent: Agent) -> list[Timer]:
+    """The timers that run and have run out."""
+    return [timer for timer in agent.since if agent.at >= _deadline(agent, timer)]
+
+
+def _deadline(agent: Agent, timer: Timer) -> float:
+    """When this timer runs out, which runs."""
+    return agent.since[timer][1] + _delay_s(agent, timer)
 
 
 def after_sleep(agent: Agent, at: float) -> Agent:
@@ -108,28 +112,30 @@ def after_sleep(agent: Agent, at: float) -> Agent:
 def next_wake(agent: Agent) -> float | None:
     """When the agent must be woken at the latest. None: no deadline is ahead, and only another event can change
     anything."""
+    if isinstance(agent.lifecycle, Done):
+        return None
+    now = agent.at
     # A deadline may have passed without an effect, because something else holds it back. It must not make the loop
     # spin. An infinite deadline stands for "never", and no clock can wait for it.
-    ahead = (at for at in _thresholds(agent) if at is not None and at > agent.at and at < FOREVER)
-    return None if isinstance(agent.lifecycle, Done) else min(ahead, default=None)
+    return min((at for at in _thresholds(agent) if now < at < FOREVER), default=None)
 
 
-def _thresholds(agent: Agent) -> Iterator[float | None]:
+def _thresholds(agent: Agent) -> list[float]:
     """All times at which this agent decides anew if no event comes before. They may be past."""
-    for timer in agent.since:
-        yield _deadline(agent, timer)
-    for said_at in agent.said.values():
-        yield said_at + agent.spec.resay_s
-    yield waits_until(agent)
-    yield from contact.thresholds(agent)
+    return [
+        *(_deadline(agent, timer) for timer in agent.since),
+        *(said_at + agent.spec.resay_s for said_at in agent.said.values()),
+        waits_until(agent),
+        *contact.thresholds(agent),
+    ]
 
 
-def waits_until(agent: Agent) -> float | None:
-    """How long an agent without workers waits for the other nodes, before it ends or while it serves them. None: it
+def waits_until(agent: Agent) -> float:
+    """How long an agent without workers waits for the other nodes, before it ends or while it serves them. Never, if it
     does not wait for them."""
     lifecycle = agent.lifecycle
     if not isinstance(lifecycle, Ending) or isinstance(lifecycle.phase, Stopping):
-        return None
+        return FOREVER
     return lifecycle.phase.since + agent.spec.store_timeout_s
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from reknit.core.agent.lifecycle import UNSAID
 from reknit.core.agent.reasons import CutOff, StoreLost
 from reknit.core.agent.silence import RETURN_S
 from reknit.core.agent.states import WorkerState
+from reknit.core.agent.timers import LEAST_S
 from reknit.core.agent.worker_words import StartWorkers
 from reknit.core.job.entries import (
     Aborted,
@@ -152,6 +154,26 @@ def test_a_long_wait_for_the_first_read_is_over_with_it() -> None:
     playbook = Playbook(agent) >> start() >> cut_off("a") >> after(50) >> cut_off("a")
     assert playbook >> read() << ANY(Append, entry=ANY(Opened))
     assert playbook.agent.causes.cut is None
+
+
+@pytest.mark.parametrize(
+    ("playbook", "why"),
+    [
+        (lambda: Playbook(an_agent(terms=evolve(TRIO, join_timeout_s=0.0))) >> start(), StoreLost(UNSAID)),
+        (lambda: playing("n0", TRIO, joined("n1"), store_timeout_s=0.0) >> cut_off("a"), StoreLost("a")),
+    ],
+    ids=["join", "store"],
+)
+def test_a_timeout_of_zero_ends_no_agent_in_the_step_of_the_outage(
+    playbook: Callable[[], Playbook], why: StoreLost
+) -> None:
+    """The store has to answer first, and a beat that is late for a moment is no outage."""
+    play = playbook()
+    assert play
+    assert play.agent.causes.cut is None
+    assert play.agent.wakes_at == play.at + LEAST_S
+    play.feed(after(LEAST_S))
+    assert play.agent.causes.cut == why
 
 
 def test_an_agent_that_was_suspended_until_its_patience_was_over_tries_once_more() -> None:
