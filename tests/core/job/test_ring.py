@@ -51,3 +51,11 @@ def test_the_next_in_the_ring(seats: dict[NodeId, int], ids: set[NodeId], me: No
     if me in ids and found:
         i = ring.index(Node(me))
         assert found == [*ring[i + 1 :], *ring[:i]][:count]
+
+
+def test_a_node_that_is_in_no_large_ring() -> None:
+    """Its place would be after the last of a thousand."""
+    nodes = [Node(NodeId(f"n{i:03}")) for i in range(1000)]
+    ring = ring_of({node.id: Joined(node, "x", 0, "a", 1) for node in nodes}, {})
+    assert without(ring, Node(NodeId("z")), {}) == ring == tuple(nodes)
+    assert list(after(ring, Node(NodeId("z")), {}, 2)) == nodes[:2]

@@ -387,6 +387,7 @@ def test_no_reason_is_forgotten() -> None:
 def test_ends_by_name() -> None:
     """Nobody knows signal numbers by heart; not all have names."""
     assert exit_text(-11) == "killed by SIGSEGV"
+    assert exit_text(-1) == "killed by SIGHUP"
     assert exit_text(-40) == "killed by signal 40"
     assert exit_text(255) == "exit code 255"
     assert signal_name(999) == "signal 999"
