@@ -209,6 +209,15 @@ def test_a_run_that_a_node_comes_late_to() -> None:
     ]
 
 
+def test_a_round_that_ends_and_begins_in_one_read() -> None:
+    """An agent that was slow reads both at once. It stood by, and its operator learns of the new round all the same."""
+    full = read(Opened(Terms(min_nodes=2, max_nodes=2, restarts=RestartPolicy(1)), "j"), joined("n1"), joined("n2"))
+    again = read(failed("n1"), joined("n1", round=1), joined("n2", round=1))
+    assert told(agent(2, 2, 1), start(), full, echo(), ack(), again)[-1] == (
+        "round 1 (restart 1 of 1): 2 nodes, 2 workers, master n1:29500; this node stands by"
+    )
+
+
 def test_a_run_that_goes_on_without_this_node() -> None:
     """Who has left does not stand by."""
     left = (ask_to_leave(), echo(), stopped(), echo(joined("n1", 1)), echo(joined("n2", 1)), echo())
