@@ -50,10 +50,10 @@ class Reporter:
             self._say(f"{PREFIX}{event.at:.3f} << {_cut(repr(event))}")
             for command in commands:
                 self._say(f"{PREFIX}{event.at:.3f} >> {command_text(command)}")
-        cut = after.causes.cut
-        if isinstance(cut, own.TermsDiffer) and before.causes.cut is None and after.result is None:
+        why = after.causes.unable
+        if isinstance(why, own.TermsDiffer) and before.causes.unable is None and after.result is None:
             # The host of the store stays for the other nodes. Its last lines, which tell this again, come much later.
-            self._say(PREFIX + _outside_text(cut, names_options=self._names_options))
+            self._say(PREFIX + _outside_text(why, names_options=self._names_options))
         for line in decisions(before, after, commands):
             self._say(PREFIX + line)
 

@@ -146,7 +146,8 @@ def has_a_stage(proc: Proc) -> None:
     demand(may_be_renewed or not agent.is_renewed, "stage", f"{text} and renewed")
     is_own = agent.workers.alive and agent.workers.node == agent.me
     demand(may_work or not is_own, "stage", f"{text} with workers alive")
-    demand(has_epoch or not agent.workers.alive, "stage", f"{text} with workers alive, in no epoch")
+    may_have = has_epoch and agent.stage is not Stage.JOINING
+    demand(may_have or not agent.workers.alive, "stage", f"{text} with workers alive")
 
 
 def stops_in_time(proc: Proc) -> None:
@@ -190,10 +191,10 @@ def note(world: World, proc: Proc, before: Agent, event: Event) -> None:
     proc.was_out = proc.was_out or lasting.is_faulty(world, proc)
     proc.was_full = proc.was_full or proc.full
     lasting.note_out(world, proc)
-    if agent.causes.cut is not None and before.causes.cut is None:
+    if agent.causes.unable is not None and before.causes.unable is None:
         proc.bore_s = _bore_s(world, proc)
         out_s = proc.felt(world.now - max(proc.out_at, proc.returns_at))
-        is_over = isinstance(agent.causes.cut, StoreLost) and out_s > BACK_S
+        is_over = isinstance(agent.causes.unable, StoreLost) and out_s > BACK_S
         is_over = is_over and not world.setup.weather & {"lose", "lag"}
         demand(not is_over, "outage", f"{proc.name} ends for want of the store, which is back for {out_s:.1f} s")
     if agent.causes.outcome is not None and before.causes.outcome is None:
@@ -355,7 +356,7 @@ def may_stop(world: World, proc: Proc, command: StopWorkers) -> None:
     ok = command.signal == signal and left_s <= most_s + SLACK and (request is not None or left_s >= most_s - SLACK)
     # With a fence they may also be killed at once: `rhythm` asks whether that comes in time.
     ok = ok or (proc.spec.terms.fence_s is not None and (command.signal, left_s) == (SIGKILL, 0.0))
-    if isinstance(agent.causes.cut, JournalRefused) and agent.causes.cut.refusal is Refusal.LEFT_BEHIND:
+    if isinstance(agent.causes.unable, JournalRefused) and agent.causes.unable.refusal is Refusal.LEFT_BEHIND:
         ok = (command.signal, left_s) == (SIGKILL, 0.0)
     demand(ok, "stop", f"{proc.name} gives its workers {left_s:g} s after signal {command.signal}")
     if isinstance(why, StoreLost):

@@ -29,9 +29,9 @@ if TYPE_CHECKING:
 
 def host_ends(world: World, proc: Proc) -> None:
     """Rule 12: the journal's host leaves last. Those that took part have seen the end."""
-    if proc.agent.contact.outage is not None or isinstance(proc.agent.causes.cut, JournalRefused | StoreLost):
+    if proc.agent.contact.outage is not None or isinstance(proc.agent.causes.unable, JournalRefused | StoreLost):
         return  # it has no journal any more
-    if (proc.agent.causes.request is not None or proc.agent.causes.cut is not None) and not is_serving(world, proc):
+    if (proc.agent.causes.request is not None or proc.agent.causes.unable is not None) and not is_serving(world, proc):
         return  # it does as it is told, or must
     for other in world.procs:
         quiet_s, terms = world.now - world.moved.get(other.agent.me, -1e9), other.spec.terms
@@ -54,7 +54,7 @@ def is_serving(world: World, proc: Proc) -> bool:
     It was told to before the end of the job, and not again since its workers are gone. Or it cannot stop its workers,
     or has no part in the job.
     """
-    request, is_out = proc.agent.causes.request, isinstance(proc.agent.causes.cut, Replaced | TermsDiffer)
+    request, is_out = proc.agent.causes.request, isinstance(proc.agent.causes.unable, Replaced | TermsDiffer)
     if not proc.spec.hosts_journal or (request is None and not proc.agent.causes.stuck and not is_out):
         return False
     if request is not None and (is_out or request.latest == SIGKILL):

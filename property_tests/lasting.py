@@ -132,7 +132,7 @@ def _patient(world: World) -> list[str]:
     """The agents whose round trips fail, and which have not ended."""
     found: list[str] = []
     for proc in world.procs:
-        if proc.agent.causes.cut is not None:
+        if proc.agent.causes.unable is not None:
             continue  # it has no part in the job, and stays only because it hosts the store of others (rule 12)
         # Stalls make gaps in the beats. After each gap it is a new incarnation, and its wait for entries begins anew.
         is_waiting = proc.agent.unread and not (world.stalls and proc.agent.is_renewed)

@@ -290,7 +290,7 @@ def unrest(world: World) -> str | None:
     if job.terms.admission is Admission.SOON and admissible(job):
         return "standbys wait"
     causes = [(p, p.agent.causes) for p in procs]
-    if any((c.why_leaving or c.cut or c.stuck) and not ends.is_serving(world, p) for p, c in causes):
+    if any((c.why_leaving or c.unable or c.stuck) and not ends.is_serving(world, p) for p, c in causes):
         return "somebody is leaving"
     return next((why for proc in procs if (why := _lacks(proc, job))), None)
 

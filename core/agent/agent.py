@@ -54,8 +54,8 @@ class Spec:
     stays for the other nodes, at most so long after the end of the job."""
     stop_s: float = field(default=10.0, validator=seconds)
     """Workers that are not reported to be gone so long after SIGKILL show that their keeper hangs. Then this node takes
-    part no more (`alive`). A keeper reports processes that survive SIGKILL after 5 s. Infinite if something else stops
-    the workers, which may take as long as it likes."""
+    part no more (`contact.takes_part`). A keeper reports processes that survive SIGKILL after 5 s. Infinite if
+    something else stops the workers, which may take as long as it likes."""
 
 
 @frozen
@@ -96,21 +96,23 @@ class StopRequest:
     kill_at: float
     """Workers that are still alive at this time are killed."""
     count: int = 1
-    """How many requests came. A repetition of the same signal within `lifecycle.REPEAT_S` is not counted."""
+    """How many requests came. A repetition of the same signal within `lifecycle.REPEAT_S` is not counted. A budget that
+    was spent before counts as one."""
     is_late: bool = False
-    """The first request came when this agent had read the end of the job."""
+    """The first request came after this agent had read the end of the job."""
 
 
 @frozen
 class Causes:
-    """Why this agent ends. There may be several causes, and none is taken back. `lifecycle.result_of` ranks them."""
+    """Why this agent ends. There may be several causes, and none is taken back. `lifecycle` says who sets each, and
+    `lifecycle.result_of` ranks them."""
 
     request: StopRequest | None = None
     """Somebody wants this node to leave."""
     budget: BudgetSpent | None = None
     """This node's workers have failed, and it bears no further failure (`RestartsLimited`)."""
-    cut: AgentEnd | None = None
-    """This agent cannot go on, whatever the job does."""
+    unable: AgentEnd | None = None
+    """This agent can take no part in the job, or no more, whatever the job does."""
     outcome: Outcome | None = None
     """The job has ended: how this agent's epoch ended, as this agent has read it."""
     stuck: tuple[int, ...] = ()
@@ -125,7 +127,8 @@ class Causes:
 
     @property
     def is_departing(self) -> bool:
-        """The job is over, or this node leaves it. All that this node still says is a report and goodbye."""
+        """The job is over, or this node leaves it. All that this node still says is that it leaves, a report and
+        goodbye."""
         return bool(self.outcome is not None or self.why_leaving is not None or self.stuck)
 
 
@@ -141,7 +144,8 @@ class Stopping:
 
 @frozen
 class Parting:
-    """No worker is left. The agent says what it owes, and goodbye, and waits until the journal shows both."""
+    """No worker is left. The agent says what it owes, and goodbye, and waits until the journal shows both. One that can
+    take no part says nothing, and ends at once."""
 
     since: float
     """When it began to wait. It begins anew when it reads the end of the job."""
@@ -152,7 +156,7 @@ class Serving:
     """No worker is left. The agent hosts the store, and stays for the other nodes that use it."""
 
     since: float
-    """As in `Parting`."""
+    """When it began to wait. It begins anew when it reads the end of the job."""
 
 
 @frozen
@@ -174,16 +178,24 @@ class Done:
 
 @frozen
 class Contact:
-    """This agent's contact with the store: its beats, its reads, and an outage (see `contact`). Times are those of the
-    agent's clock, and None if there was no such moment."""
+    """This agent's contact with the store: its beats, its reads, and an outage. Times are those of the agent's clock,
+    and None if there was no such moment.
+
+        beat_at   a beat is sent
+        asked_at  the first of the beats with the latest count is sent
+        proven_at the same, of the latest count that was acknowledged
+        acked_at  that acknowledgement arrives
+
+    Beats and the gap are the matter of `contact`. `silence.heard` notes acknowledgements, `incarnation.read` reads,
+    `lifecycle.journal_failed` an outage, and `timers.after_sleep` that the agent was suspended in it."""
 
     beat_at: float | None = None
     """When the last beat was sent."""
     asked_at: float | None = None
     """When the count of the latest beat was sent first."""
     proven_at: float | None = None
-    """When the newest acknowledged count was sent first. Up to this time every other node can have heard from this
-    node."""
+    """When the newest acknowledged count was sent first. The count was in the store at some time after this, so the
+    other nodes may have counted this node's silence from this moment on."""
     acked_at: float | None = None
     """When the latest acknowledgement arrived: `Counters` in which this node's own counter had moved."""
     read_at: float | None = None
@@ -194,11 +206,12 @@ class Contact:
     count: int = 0
     """The newest count that was acknowledged. 0: none was."""
     gap: bool = False
-    """No new count was acknowledged for longer than the silence limit, and the journal has not been read since."""
+    """No new count was acknowledged for the silence limit. It ends when a new count was acknowledged and the journal is
+    read after that."""
     outage: str | None = None
-    """Why the store cannot be used, while it cannot."""
+    """Why the store cannot be used. None: no outage is reported."""
     answers: bool = False
-    """In this outage, the store has answered the call that failed last."""
+    """In this outage, the store has answered the call that failed last, and something else was missing."""
     overslept: bool = False
     """In the outage that lasts, this agent was suspended until its patience was over, and tries once more."""
 
@@ -210,8 +223,8 @@ class Heard:
     count: int
     """The node's counter, as read last."""
     silent_s: float = 0.0
-    """For how many seconds of fresh reads the counter has stood still. Less than 0: it has moved since the last fresh
-    read."""
+    """Seconds, from one fresh read to the next, in which the counter has stood still. Less than 0: it has moved since
+    the last fresh read."""
     spared_s: float = 0.0
     """How many of these seconds do not count, because this agent was cut off meanwhile (see `silence.spare_s`)."""
 
@@ -227,12 +240,13 @@ class Silence:
     heard_at: float | None = None
     """When counters were read last. None: never."""
     spares_until: float | None = None
-    """Nobody whom this agent begins to watch before this time is called lost for a silence that ends before it. It is
-    set after a long pause between two of its own reads."""
+    """A node that this agent begins to watch before this time is forgiven the time that is left until then. It is set
+    after a long pause between two of the agent's own reads."""
 
 
 class Timer(Enum):
-    """What an agent can wait for. A timer starts in the step that finds its condition true, and runs as long."""
+    """What an agent can wait for. A timer starts in the step that finds its condition true, and runs as long as the
+    condition holds."""
 
     LAST_CALL = "last call"
     GIVE_UP = "give up"
@@ -251,14 +265,14 @@ class Stage(Enum):
         STARTING -> READING -> OUTSIDE -> JOINING -> LIVE
                                   ^__________|_________|      as the next incarnation
 
-    The stages in which the rest of the agent's life can be:
+    What can hold in each stage:
 
     | stage | `epoch` | `is_renewed` | workers alive |
     |---|---|---|---|
     | STARTING | None | no | no |
     | READING | None | yes or no | no |
     | OUTSIDE | set | yes or no | of an incarnation before |
-    | JOINING | set | yes or no | of an incarnation before |
+    | JOINING | set | yes or no | no |
     | LIVE | set | yes or no | yes, its own |
 
     Each stage may be that of an agent that works, ends or is done (`Agent.lifecycle`).
@@ -284,9 +298,11 @@ class Agent:
     at: float = 0.0
     """The time of the last event."""
     nonce: str = ""
+    """Random text that is unique to this process. Empty before `Started`."""
     births: int = 0
     """How often this agent has begun anew, because it has come to another journal."""
     me: Node = Node(NodeId(""))
+    """The incarnation as which this agent speaks."""
     port: int | None = None
     """The bootstrap port for the next `Joined`. None while workers use it."""
     offered: tuple[Node, int] | None = None
@@ -295,14 +311,14 @@ class Agent:
     life: Life = Life()
     """The life of the journal that was read last."""
     job: Job = Job()
+    """The fold of what was read of the journal."""
     stage: Stage = Stage.STARTING
     epoch: int | None = None
     """The epoch that this agent takes part in. None until it has read the terms."""
     epochs_before: Mapping[str, int] = EMPTY
     """The epochs in which this agent took part before it began anew, by the id of the journal."""
     is_renewed: bool = False
-    """True once this agent has taken a new incarnation number. The agent does so when another node has declared it
-    lost, or when it was silent for so long that it must assume so."""
+    """True once this agent has taken a new incarnation number (`incarnation` says when)."""
     workers: NodeWorkers = NodeWorkers()
     lifecycle: Working | Ending | Done = Working()
     """Whether this agent takes part, ends or has ended, and why."""
@@ -360,7 +376,7 @@ class Agent:
 
     @property
     def causes(self) -> Causes:
-        """Why this agent ends. All of them are None while it works."""
+        """Why this agent ends. There is none while it works."""
         return NO_CAUSES if isinstance(self.lifecycle, Working) else self.lifecycle.causes
 
     @property

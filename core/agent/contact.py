@@ -1,15 +1,15 @@
 """This agent's contact with the store: when it beats, what proves that the others hear it, and what is late.
 
 1. Each agent counts its beats, and sets its node's counter to its count. It reads its own counter together with the
-   counters of the nodes that it watches (`silence`). `step` decides when to beat. So an agent that hangs falls silent.
-   A thread that beats by itself would go on beating for it.
+   counters of the nodes that it watches (`silence`). The agent decides when to beat, and no thread. So an agent that
+   hangs falls silent.
 2. The count grows only while this node takes part. Beats may land while nothing else works: the node hears no answers,
    its reads hang, its entries vanish, or its workers cannot be stopped. The others would wait for such a node for ever.
    So its own agent holds its count back, and the others notice (`takes_part`).
-3. A gap in an agent's own beats may be longer than the silence limit. Then the other nodes may have declared this node
-   lost. The agent says nothing and starts no worker until it has read the journal.
-4. Each limit is a time on the agent's clock, and is passed when that time is reached. `thresholds` lists them, so that
-   the agent wakes in time.
+3. A gap in an agent's own beats may be as long as the silence limit. Then the other nodes may have declared this node
+   lost. In a gap the agent starts no worker, and says nothing new. It repeats entries that are late. The gap ends when
+   a new count is acknowledged and then the journal is read.
+4. A limit holds from its time on (`at >= limit`). `thresholds` lists these times, so that the agent wakes then.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from .commands import Beat, Command
 from .silence import watched
 
 LATE, LATE_S = 3, 3.0
-"""A read or an entry is late after so many silence limits and seconds. An agent says an entry again within this time. A
-read that waits for news returns after one second, and a journal may hold few entries back for 1.5 s."""
+"""A read or an entry is late after `LATE` silence limits and `LATE_S` seconds. An agent says an entry again within this
+time. A read that waits for news returns after one second, and a journal may hold few entries back for 1.5 s."""
 TURN_S = 0.02
 """Seconds that each live node adds to this time. All of them may say an entry at once, and a journal in a file takes
 one after another."""
@@ -54,13 +54,13 @@ def is_beating(agent: Agent) -> bool:
 
 
 def must_hear_guests(agent: Agent) -> bool:
-    """The host goes on beating, although it takes no part in the job, or does not any more.
+    """Whether the host of the store beats although it takes no part in the job, or does not any more.
 
-    The answers to its beats show whether its guests are still alive.
+    The answers to its beats show whether its guests are still alive. A host that can take no part may get guests yet.
     """
     if not agent.spec.hosts_journal:
         return False
-    return agent.causes.cut is not None or (agent.causes.is_departing and has_guests(agent))
+    return agent.causes.unable is not None or (agent.causes.is_departing and has_guests(agent))
 
 
 def has_guests(agent: Agent) -> bool:
@@ -178,8 +178,8 @@ def noticed_gap(agent: Agent) -> Agent:
 
 
 def is_out(agent: Agent) -> bool:
-    """This agent is without the store, also if no adapter reports an outage: a call into a hung file system does not
-    return. Then a round trip of some kind fails: what this node beats, says or asks to read comes to nothing.
+    """This agent is without the store: it has not read yet, an adapter reports an outage, or some kind of round trip
+    had no answer for too long. A call into a hung file system does not return, so no adapter reports it.
 
     A keeper that hangs is another matter. Then the count stands still although the store answers.
     """

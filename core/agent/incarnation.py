@@ -1,9 +1,11 @@
-"""Which incarnation this agent speaks as.
+"""What a read of the journal means for this agent: as which incarnation it speaks, in which epoch, on which terms.
 
-1. The first read of the journal decides: one more than the highest ever seen of this node.
-2. An agent that reads that its node is gone comes back as a new incarnation, once its workers are gone. The old
+1. At the first read the agent takes the incarnation one above the highest that the journal shows of its id. If it has
+   begun anew in another journal, its number is also above its own before.
+2. An agent that reads that its node is gone takes a new number at once, and joins when its workers are gone. The old
    incarnation is gone for ever. So a `Lost` of it that is still on its way, or is said again, does no harm.
-3. An agent that was live and reads another nonce in its place ends. Two agents have one id, and the newer keeps it.
+3. An agent that was live and reads another nonce in its place ends: two agents have one id, and the newer keeps it. An
+   agent that was not live takes a higher number.
 """
 
 from __future__ import annotations
@@ -31,7 +33,7 @@ def read(agent: Agent, event: EntriesRead) -> Agent:
     if event.life != agent.life:
         if agent.workers.alive and (event.is_anew or event.life.journal != agent.life.journal):
             why = "another journal has taken the place of the one in which this node's workers were started"
-            return _cut(agent, JournalRefused(Refusal.LEFT_BEHIND, why))
+            return _unable(agent, JournalRefused(Refusal.LEFT_BEHIND, why))
         agent = _in_life(agent, event.life, is_anew=event.is_anew)
     job, me = fold_all(agent.job if event.base is None else event.base, event.entries), agent.me
     stage, since, silence = agent.stage, agent.since, agent.silence
@@ -119,11 +121,11 @@ def _taking_part(agent: Agent) -> Agent:
         return evolve(agent, epoch=epoch, stage=Stage.OUTSIDE)
     if isinstance(job.phase, Closed):
         if job.phase.outcome.verdict is Verdict.SUCCEEDED:
-            return _cut(agent, AlreadyFinished())
+            return _unable(agent, AlreadyFinished())
         return agent  # the next epoch is opened, by this agent or another
     if found := differences(agent.spec.terms, job.terms):
         opener = next((joined.node for joined in job.live.values() if joined.nonce == job.journal), None)
-        return _cut(agent, TermsDiffer(found, opener))
+        return _unable(agent, TermsDiffer(found, opener))
     return evolve(agent, epoch=job.epoch, stage=Stage.OUTSIDE)
 
 
@@ -137,8 +139,8 @@ def _with_outcome(agent: Agent) -> Agent:
     return evolve(agent, lifecycle=Ending(evolve(agent.causes, outcome=outcome), Stopping()))
 
 
-def _cut(agent: Agent, why: AgentEnd) -> Agent:
-    return caused(agent, evolve(agent.causes, cut=why))
+def _unable(agent: Agent, why: AgentEnd) -> Agent:
+    return caused(agent, evolve(agent.causes, unable=why))
 
 
 def _identified(agent: Agent) -> Agent:
@@ -154,7 +156,7 @@ def _identified(agent: Agent) -> Agent:
         return _renewed(agent) if known is not None and known.node == me else agent
     if known is not None and known.node.incarnation >= me.incarnation:
         if agent.was_live:
-            return _cut(agent, Replaced(known.node))
+            return _unable(agent, Replaced(known.node))
         return _renewed(agent)
     return _renewed(agent) if job.is_gone(me) else agent
 

@@ -1,24 +1,34 @@
 """How this agent's life ends: what makes it end, what it does until then, and with what result.
 
-    Working -> Ending(causes, Stopping -> Parting | Serving) -> Done
+    Working -> Ending(causes, Stopping -> Parting <-> Serving) -> Done
 
-1. A *cause* makes the agent end: somebody asks for it, this node bears no further failure, the agent cannot go on
-   (it is cut off or replaced, for example), the job has ended, or processes survive SIGKILL. Further causes may be
-   added. None is taken back. `result_of` alone ranks them.
+1. A *cause* makes the agent end. Further causes may be added. None is taken back. `result_of` alone ranks them.
+
+   | cause | it is set when | by |
+   |---|---|---|
+   | `request` | somebody wants this node to leave | `asked_to_stop` |
+   | `budget` | this node bears no further failure | `out_of_restarts` |
+   | `unable` | the store is lost or refuses this agent | `out_of_patience`, `journal_failed` |
+   | `unable` | the journal shows that this agent has no part in the job | `incarnation` |
+   | `outcome` | the journal shows that the job has ended | `incarnation` |
+   | `stuck` | processes of this node survive SIGKILL | `workers.stopped` |
+
 2. An agent that ends starts no workers any more. It is done only when no worker of it is left.
-3. An agent that parts stays until the journal shows its goodbye, so that nobody waits for it.
-4. How the job ended is known from the journal, or not at all. Once it is known, losing the journal changes nothing.
+3. An agent that says goodbye stays until the journal shows it, so that nobody waits for this node. It waits for at most
+   `Spec.store_timeout_s`. An agent that is unable, or in an outage, ends without.
+4. How the job ended is known from the journal, or not at all. Once it is known, losing the journal does not change the
+   result.
 
 The journal ends with the process that hosts its store. Its guests are the other nodes that are live in that journal.
 
 5. A host serves while it has guests: when the job has ended, when this node was told to leave, or when it cannot stop
-   its workers. It says goodbye before like any node, but for the end of the job: the others then regroup, and need the
-   journal for that.
+   its workers. If the job goes on, it says goodbye first, so that the others regroup. If the job has ended, it says
+   goodbye last.
 6. A host that has no part in the job serves likewise: its terms differ, or another agent took its node id.
-7. It serves until the guests have left or are dead, or until it is told to stop while it does nothing else. A request
-   that comes while its workers are being stopped hurries them only: whoever is impatient with the workers of this node
-   does not mean the other nodes.
-8. A host that must end at once ends without a goodbye.
+7. It serves until the guests have left or are dead, or until it is told to stop after its workers were gone. A request
+   that comes while its workers are being stopped only shortens their grace. After the end of the job it serves for at
+   most `Spec.store_timeout_s`. It also ends when the store fails.
+8. A host that was told to end by SIGKILL ends without a goodbye.
 """
 
 from __future__ import annotations
@@ -57,7 +67,8 @@ def asked_to_stop(agent: Agent, event: StopRequested) -> Agent:
     causes, before = agent.causes, agent.causes.request
     if before is not None and event.signal == before.latest and agent.at - before.at < REPEAT_S:
         return agent
-    count = 1 + (before.count if before is not None else causes.budget is not None)
+    had = before.count if before is not None else int(causes.budget is not None)  # whoever asks then is impatient
+    count = had + 1
     if event.signal == SIGKILL or count > 2:
         grace_s = 0.0
     else:
@@ -78,16 +89,16 @@ def journal_failed(agent: Agent, event: JournalFailed) -> Agent:
     causes = agent.causes
     has_to_act = causes.outcome is None or (event.refusal is Refusal.LEFT_BEHIND and agent.workers.alive)
     if event.refusal is not None and has_to_act:
-        return caused(agent, evolve(causes, cut=JournalRefused(event.refusal, event.why)))
+        return caused(agent, evolve(causes, unable=JournalRefused(event.refusal, event.why)))
     return evolve(agent, contact=evolve(agent.contact, outage=event.why, answers=event.answers))
 
 
 def out_of_patience(agent: Agent) -> Agent:
     """An outage that has lasted too long ends this agent. The job may go on: other nodes may reach the journal."""
     causes, contact = agent.causes, agent.contact
-    if causes.cut is not None or causes.outcome is not None or not is_due(agent, Timer.OUTAGE):
+    if causes.unable is not None or causes.outcome is not None or not is_due(agent, Timer.OUTAGE):
         return agent
-    return caused(agent, evolve(causes, cut=StoreLost(contact.outage or UNSAID, contact.answers)))
+    return caused(agent, evolve(causes, unable=StoreLost(contact.outage or UNSAID, contact.answers)))
 
 
 def out_of_restarts(agent: Agent) -> Agent:
@@ -118,8 +129,8 @@ def advanced(agent: Agent) -> Agent:
 
 def _must_serve(agent: Agent, causes: Causes, since: float) -> bool:
     """`since`: when the agent began to do nothing else."""
-    request, is_out_of_the_job = causes.request, isinstance(causes.cut, Replaced | TermsDiffer)
-    if not has_guests(agent) or (causes.cut is not None and not is_out_of_the_job):
+    request, is_out_of_the_job = causes.request, isinstance(causes.unable, Replaced | TermsDiffer)
+    if not has_guests(agent) or (causes.unable is not None and not is_out_of_the_job):
         return False
     if request is not None and (is_out_of_the_job or request.latest == SIGKILL or request.at > since):
         return False
@@ -141,7 +152,7 @@ def _need_not_stay(agent: Agent, causes: Causes) -> bool:
         return False
     if agent.contact.outage is not None or is_abandoning(agent):
         return True
-    if causes.cut is not None:
+    if causes.unable is not None:
         return not agent.is_serving
     if agent.at >= waits_until(agent):
         # Before the job is closed the others may go on for days.
@@ -161,7 +172,7 @@ def result_of(agent: Agent, causes: Causes) -> Result:
 
     1. This node has left before it knew of the end of the job: since it bore no further failure, or since it was asked.
     2. The end of the job.
-    3. What has cut this agent off.
+    3. Why this agent can take no part.
     4. Processes that survive SIGKILL.
     """
     request, outcome, why = causes.request, causes.outcome, causes.why_leaving
@@ -172,9 +183,9 @@ def result_of(agent: Agent, causes: Causes) -> Result:
         return Result(WorkerState.STOPPED, why)
     if outcome is not None:
         return _of_outcome(agent, outcome)
-    if causes.cut is not None:
-        state = WorkerState.SUCCEEDED if isinstance(causes.cut, AlreadyFinished) else WorkerState.FAILED
-        return Result(state, causes.cut)
+    if causes.unable is not None:
+        state = WorkerState.SUCCEEDED if isinstance(causes.unable, AlreadyFinished) else WorkerState.FAILED
+        return Result(state, causes.unable)
     return Result(WorkerState.UNHEALTHY, CannotStop(causes.stuck))
 
 

@@ -17,7 +17,7 @@ from reknit.core.job.reasons import JobEnd, Refusal, RoundEnd
 @frozen
 class StoreLost:
     """The journal could not be reached for `Spec.store_timeout_s`, or answers or own entries got lost for so long.
-    `why` is what the adapter reported last, or `UNSAID` (core/agent/step.py) if no call has failed."""
+    `why` is what the adapter reported last, or `UNSAID` (core/agent/lifecycle.py) if no call has failed."""
 
     why: str
     answers: bool = False
@@ -56,7 +56,8 @@ class AlreadyFinished:
 
 
 AgentEnd = StoreLost | JournalRefused | TermsDiffer | Replaced | AlreadyFinished
-"""Why this agent must end, whatever happens to the job."""
+"""Why this agent can take no part in the job, or no more, whatever happens to the job (`Causes.unable`). Whoever adds
+one looks at `lifecycle`, `core/text/describe.py`, app/report.py, app/elastic and docs/exit-status.md as well."""
 
 # ---- this node's workers ---------------------------------------------------------------------------------------------
 

@@ -2,9 +2,9 @@
 
 1. An entry is wanted until the journal shows its effect. If the journal does not show it within `Spec.resay_s` seconds,
    the agent says the entry again. So a lost append costs time, and never the job.
-2. Where the order of entries matters, the agent says one and waits until it has read it. It must have read its own
-   `Failed` or `Succeeded` before it says the next `Joined`.
-3. `Joined` promises that no worker runs on this host.
+2. The order matters in one place. The agent must have read its own `Failed` or `Succeeded` before it says the next
+   `Joined` or goodbye: afterwards the fold would ignore the report.
+3. `Joined` promises that no worker of this node runs.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def drive_sayings(agent: Agent) -> tuple[Agent, list[Command]]:
     offered, is_used = agent.offered, False
     for entry in (*_wanted(agent), *_accusations(agent)):
         if is_gap and entry not in agent.unread:
-            continue  # what has vanished on its way is said again, because it holds the gap open. Nothing else is said
+            continue  # a late entry is said again: as long as it is late, no new count is sent, and the gap cannot end
         if isinstance(entry, Joined):
             # A port that was offered for one round must not be offered for another: (1) a and b join round 0. (2) The
             # round is sealed, and ends. (3) a reads all that at once and starts no worker. (4) The workers of b connect
@@ -89,8 +89,8 @@ def drive_sayings(agent: Agent) -> tuple[Agent, list[Command]]:
 def _unread(agent: Agent, said: Mapping[Entry, float], new: Sequence[Entry]) -> Mapping[Entry, float]:
     """The entries that are still wanted, and were not read back since this agent said them first.
 
-    A node that is not live may want to join one round after the other, and the job goes on without it. If none of these
-    entries is read back, they count as one that is late.
+    A node that is not live may want to join one round after the other, and the job goes on without it. All its `Joined`
+    count as one entry, said when the first was said.
     """
     joins = [at for e, at in agent.unread.items() if isinstance(e, Joined)]
     joins_again = any(isinstance(e, Joined) for e in new)
@@ -112,7 +112,7 @@ def _unread(agent: Agent, said: Mapping[Entry, float], new: Sequence[Entry]) -> 
 
 def _wanted(agent: Agent) -> Iterator[Entry]:
     job, causes = agent.job, agent.causes
-    if causes.cut is not None:
+    if causes.unable is not None:
         return
     if causes.is_departing:
         yield from _goodbye(agent)
@@ -252,10 +252,10 @@ def _announcements(job: Job, run_out: Sequence[Timer]) -> Iterator[Entry]:
 
 
 def _accusations(agent: Agent) -> Iterator[Lost]:
-    """A `Lost` for each node to declare lost: in the step of a fresh read of the counters. In that of another read, a
-    `Lost` that has vanished on its way, if nothing that was read since speaks against it.
+    """A `Lost` for each node to declare lost, at the time of a fresh read of the counters. At the time of another read,
+    the agent repeats a `Lost` that is late, unless the counter of the accused has moved.
 
-    Without the second a `Lost` that nobody says again would stay late, and this node would never take part again.
+    If it did not, the `Lost` would stay late, and this node would never take part again.
     """
     if agent.silence.heard_at != agent.at:
         return

@@ -4,10 +4,11 @@
    counters in which this node's own counter has moved. The silence of a watched node grows only from one fresh read to
    the next. It starts at 0 for each incarnation. So an agent that reads old values, or an outage of the store, makes no
    node appear lost.
-2. An agent that was cut off from the store counts no silence for a while. After an outage of the store, one node may
-   reach the store again some seconds before another.
-3. `Lost` is said only in the step of a fresh read. A `Lost` that has vanished on its way is said again at any read,
-   unless the counter of the accused has moved. No read is fresh while this node holds its count back for that `Lost`.
+2. An agent that was cut off from the store forgives each node a part of its silence (`spare_s`). After an outage of the
+   store, one node may reach the store again some seconds before another.
+3. `Lost` is said first at the time of a fresh read. If it was not read back in time, it is said again at any read,
+   unless the counter of the accused has moved. While this node waits for that entry, it holds its own count back, so no
+   read is fresh.
 4. The ring holds all live nodes, in every phase. A ring of the members alone would not do: they may all be dead, and
    there are none while the first round is gathered.
 5. While a round is gathered, two nodes watch a whole row of expected nodes. If each node watched only its two
@@ -39,8 +40,8 @@ DEAD = 3
 def watched(job: Job, me: Node) -> tuple[Node, ...]:
     """The nodes that `me` watches: the next two live nodes in the ring.
 
-    While a round is gathered, a node that is back from the last round watches further: up to the next two nodes that
-    are back as well. So exactly two nodes that are back watch each expected node.
+    While a round is gathered, a node that is not expected watches further: up to the next two nodes that are not
+    expected either. So two such nodes watch each expected node, of up to `EXPECTED` in a row.
     """
     phase = job.phase
     if not isinstance(phase, Gathering) or not phase.expected or me in phase.expected:

@@ -1,13 +1,14 @@
-"""step(agent, event) -> Step(agent, commands): one node's whole judgement.
+"""step(agent, event) -> Step(agent, commands): all that one node decides.
 
     observe   take the event into the state: fold entries, note exits, silences, requests
-    wait      run the timers, and find out what has run out
+    time      start and forget timers. What is due may make the agent end
     drive     compare what should be with what is: stop or start workers, say what is owed, beat, finish
 
-1. Pure and total: the same agent and event make the same step, on every machine, and nothing raises.
+1. Pure and total: the same agent and event make the same step, on every machine, and no event makes it raise. An
+   AssertionError marks a bug of the core.
 2. Observing issues no commands, and nothing after it looks at the event. So it does not matter how a state was reached:
    what is wanted is derived anew at every step, and what got lost on the way is still wanted.
-3. A batch of entries is folded whole, then decided on once: no round that is over already is ever started.
+3. An agent folds all entries of a read, and decides after the last. So it never starts a round that is over already.
 4. A step may issue several commands, but starts or stops workers at most once.
 """
 
@@ -56,8 +57,8 @@ def step(agent: Agent, event: Event) -> Step:
     if isinstance(agent.lifecycle, Done):
         return Step(agent)
     agent = after_private_loss(_observed(noticed_gap(_at(agent, event.at)), event))
-    # The order matters. What has run out decides whether the agent ends. Only an agent that does not end starts
-    # workers. A late entry that need not be said any more holds back no beat. The end comes last.
+    # The order matters. What is due decides whether the agent ends. Only an agent that does not end starts workers. An
+    # entry that is no longer wanted must not count as late when the agent beats. The end comes last.
     agent = out_of_restarts(out_of_patience(run_timers(agent)))
     agent, orders = drive_workers(advanced(agent))
     agent, sayings = drive_sayings(agent)

@@ -1,10 +1,9 @@
 """What the agent waits for, as data: which timers run, and when the agent must be woken.
 
-1. A timer runs while its condition holds, and is forgotten when it no longer does. So no timer is ever cancelled. A
-   wake-up that comes early, late or twice changes nothing.
-2. The timers are run once in a step, right after the event was taken in.
-3. `_thresholds` lists every time at which the agent decides anew. Nothing else in the core compares `Agent.at`
-   with a limit that lies ahead.
+1. A timer runs as long as its condition holds. It is forgotten in the step in which the condition is false. So no timer
+   is ever cancelled. A wake-up that comes early, late or twice changes nothing.
+2. The timers are started and forgotten once in a step, right after the event was taken in.
+3. `_thresholds` lists every future time with which the core compares `Agent.at`.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ LEAST_S = 0.1
 """Every agent bears an outage for so many seconds, also with a timeout of 0. Without this time it would end before the
 store could give its first answer."""
 STAGGER_S = 0.2
-"""Seconds by which one agent announces a deadline of the job later than the agent before it."""
+"""Seconds by which one agent announces a deadline of the job later than the one before it in `Job.live`."""
 ECHO_S = 1.0
 """Seconds for which a failure that looks like an echo waits for its cause. The worker that is the cause usually ends
 within 30 ms. Some workers upload their logs before they end."""
@@ -59,13 +58,12 @@ def pause_s(agent: Agent) -> float:
 
 def run_timers(agent: Agent) -> Agent:
     """Start each timer whose condition has begun to hold. Forget each timer whose condition no longer holds."""
-    since = {timer: _since(agent, timer, round) for timer, round in _conditions(agent)}
-    if since == agent.since:
+    since, contact = {timer: _since(agent, timer, round) for timer, round in _conditions(agent)}, agent.contact
+    if contact.overslept and Timer.OUTAGE not in since:
+        contact = evolve(contact, overslept=False)
+    if since == agent.since and contact is agent.contact:
         return agent
-    agent = evolve(agent, since=since)
-    if agent.contact.overslept and Timer.OUTAGE not in since:
-        return evolve(agent, contact=evolve(agent.contact, overslept=False))
-    return agent
+    return evolve(agent, since=since, contact=contact)
 
 
 def _since(agent: Agent, timer: Timer, round: int) -> tuple[int, float]:
@@ -75,17 +73,17 @@ def _since(agent: Agent, timer: Timer, round: int) -> tuple[int, float]:
 
 
 def is_due(agent: Agent, timer: Timer) -> bool:
-    """The timer runs, and has run out."""
+    """The time of this timer is over, and its condition still holds."""
     return timer in due(agent)
 
 
 def due(agent: Agent) -> list[Timer]:
-    """The timers that run and have run out."""
+    """The timers whose time is over, and whose conditions still hold."""
     return [timer for timer in agent.since if agent.at >= _deadline(agent, timer)]
 
 
 def _deadline(agent: Agent, timer: Timer) -> float:
-    """When this timer runs out, which runs."""
+    """When the time of this timer is over. It must be running."""
     return agent.since[timer][1] + _delay_s(agent, timer)
 
 
@@ -131,8 +129,8 @@ def _thresholds(agent: Agent) -> list[float]:
 
 
 def waits_until(agent: Agent) -> float:
-    """How long an agent without workers waits for the other nodes, before it ends or while it serves them. Never, if it
-    does not wait for them."""
+    """When an agent without workers stops waiting for the other nodes: to see its goodbye, or to end as well. FOREVER
+    if it is not waiting."""
     lifecycle = agent.lifecycle
     if not isinstance(lifecycle, Ending) or isinstance(lifecycle.phase, Stopping):
         return FOREVER

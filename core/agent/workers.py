@@ -1,8 +1,9 @@
-"""What this node's workers should do. It is derived from the agent's state at every step, and never remembered.
+"""What this node's workers should do. Whether they should run is derived from the agent's state at every step.
 
-1. Workers run only for a sealed round that this incarnation is a member of. They are started once per round.
+1. Workers are started only for a sealed round that this incarnation is a member of, and once per round.
 2. The next round's workers start only after `WorkersStopped`.
-3. If there are several reasons to stop the workers, the first in `_why_stop` is given.
+3. Once workers are being stopped, the reason stays, and the grace can only get shorter. If several reasons come in one
+   step, the first in `_why_stop` is given.
 4. A failure stops the other workers at once, unless it looks like the echo of a failure that is still to come.
 """
 
@@ -166,10 +167,10 @@ def _stop(agent: Agent) -> tuple[Agent, list[Command]]:
 
 
 def _must_be_gone(agent: Agent, why: StopReason) -> bool:
-    """The workers get no grace. With a fence, the other nodes may start the next round before a grace is over. Nor do
-    the other nodes wait for workers of which the journal shows nothing."""
-    cut = agent.causes.cut
-    if isinstance(cut, JournalRefused) and cut.refusal is Refusal.LEFT_BEHIND:
+    """The workers get no grace. With a fence, the other nodes may start the next round before a grace is over. And if
+    the store has lost this node's round, they do not know of its workers, and do not wait for them."""
+    unable = agent.causes.unable
+    if isinstance(unable, JournalRefused) and unable.refusal is Refusal.LEFT_BEHIND:
         return True
     counted_out = isinstance(why, DeclaredLost) and agent.job.terms.fence_s is not None
     return counted_out or is_fenced(agent)
@@ -180,8 +181,8 @@ def _why_stop(agent: Agent) -> StopReason | None:
     job, workers, causes = agent.job, agent.workers, agent.causes
     if workers.node is None:
         raise AssertionError("workers are alive, but no node has started them")
-    if causes.cut is not None:
-        return causes.cut
+    if causes.unable is not None:
+        return causes.unable
     if workers.state is WorkerState.FAILED and not is_held(agent):
         return why_failed(workers)
     if workers.state is WorkerState.SUCCEEDED:

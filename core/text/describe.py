@@ -121,8 +121,8 @@ def decisions(before: Agent, after: Agent, commands: Sequence[Command]) -> Itera
         yield "all workers of this node succeeded; it waits for the other nodes (a signal ends the wait)"
     causes, why_leaving = after.causes, after.causes.why_leaving
     if after.is_serving and causes.outcome is None and not before.is_serving:
-        if isinstance(causes.cut, own.Replaced) and not before.workers.alive:
-            yield reason_text(causes.cut)
+        if isinstance(causes.unable, own.Replaced) and not before.workers.alive:
+            yield reason_text(causes.unable)
         which = "a" if why_leaving is None else "another"
         yield f"this node hosts the store, and stays until the other nodes have ended; {which} signal ends it at once"
     if why_leaving is not None and before.causes.why_leaving is None:
@@ -140,7 +140,7 @@ def decisions(before: Agent, after: Agent, commands: Sequence[Command]) -> Itera
                 else:
                     kill = f", SIGKILL after {grace_s:g} s" if grace_s else ""
                     yield f"{reason_text(why)}; stopping this node's workers ({signal_name(signal)}{kill})"
-    if causes.cut is None:
+    if causes.unable is None:
         yield from _job_news(before, after)
         yield from _rank_news(before, after)
         yield from _pause_news(before, after)
@@ -149,7 +149,7 @@ def decisions(before: Agent, after: Agent, commands: Sequence[Command]) -> Itera
 def _name_news(before: Agent, after: Agent) -> Iterator[str]:
     if _takes_over(before, after):
         yield f"node {after.me.id} is in the job already: this agent takes its place as {after.me}"
-    elif after.me.incarnation > before.me.incarnation and after.causes.cut is None:
+    elif after.me.incarnation > before.me.incarnation and after.causes.unable is None:
         yield f"this node is {after.me} for the others from now on"
 
 
@@ -227,7 +227,7 @@ def _pause_news(before: Agent, after: Agent) -> Iterator[str]:
 def _takes_over(before: Agent, after: Agent) -> bool:
     """This agent has read for the first time, and a node with its id is live. Either the agent of this node was started
     again, or two nodes have one id."""
-    if before.was_read or not after.was_read or after.causes.cut is not None or isinstance(after.job.phase, Closed):
+    if before.was_read or not after.was_read or after.causes.unable is not None or isinstance(after.job.phase, Closed):
         return False
     return after.me.id in after.job.live
 

@@ -246,7 +246,7 @@ class Membership:
     def _observe(self, before: Agent, event: Event, after: Agent, commands: Sequence[Command]) -> None:
         if self.has_succeeded and isinstance(after.job.phase, Gathering) and after.causes.request is None:
             self._running.leave(SIGTERM)  # another node has failed, and waits for this one
-        if (after.causes.outcome, after.causes.cut) != (before.causes.outcome, before.causes.cut):
+        if (after.causes.outcome, after.causes.unable) != (before.causes.outcome, before.causes.unable):
             self._changed.set()
 
     # ---- the end ----
@@ -259,7 +259,7 @@ class Membership:
         if agent.result is not None:
             return agent.result.why
         causes = agent.causes
-        return causes.outcome.why if causes.outcome is not None else causes.cut
+        return causes.outcome.why if causes.outcome is not None else causes.unable
 
     def _error(self, why: own.RunEnd) -> RendezvousError:
         text = _told(reason_text(why))

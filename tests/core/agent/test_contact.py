@@ -183,7 +183,7 @@ def test_joining_one_round_after_the_other_in_vain_is_one_wait() -> None:
         entries = [joined("n1", round), joined("n2", round), LastCall(round), failed("n1", round)]
         playbook.feed(read(*entries)(playbook))
         pass_time(playbook, 5)
-    assert isinstance(playbook.agent.causes.cut, StoreLost)
+    assert isinstance(playbook.agent.causes.unable, StoreLost)
 
 
 def test_hooks_may_take_their_time() -> None:
@@ -203,7 +203,7 @@ def test_a_keeper_that_hangs_holds_the_count_back_and_is_no_outage() -> None:
     pass_time(playbook, 60)
     assert not takes_part(playbook.agent)
     assert playbook.agent.contact.gap
-    assert playbook.agent.causes.cut is None
+    assert playbook.agent.causes.unable is None
     assert playbook >> stopped() >> after(1) >> ack(n1=99) >> read() << Placeholder(Append, entry=Placeholder(Joined))
 
 
@@ -213,8 +213,8 @@ def test_patience_ends_though_something_else_is_answered() -> None:
     for _ in range(26):
         playbook.feed(after(1))
         playbook.feed(read())
-    assert isinstance(playbook.agent.causes.cut, StoreLost)
-    assert playbook.agent.workers.stopping == playbook.agent.causes.cut
+    assert isinstance(playbook.agent.causes.unable, StoreLost)
+    assert playbook.agent.workers.stopping == playbook.agent.causes.unable
 
 
 def test_a_node_that_leaves_still_takes_part() -> None:

@@ -153,7 +153,7 @@ def test_a_long_wait_for_the_first_read_is_over_with_it() -> None:
     agent = an_agent(terms=evolve(TRIO, join_timeout_s=60.0), store_timeout_s=20.0)
     playbook = Playbook(agent) >> start() >> cut_off("a") >> after(50) >> cut_off("a")
     assert playbook >> read() << ANY(Append, entry=ANY(Opened))
-    assert playbook.agent.causes.cut is None
+    assert playbook.agent.causes.unable is None
 
 
 @pytest.mark.parametrize(
@@ -170,10 +170,10 @@ def test_a_timeout_of_zero_ends_no_agent_in_the_step_of_the_outage(
     """The store has to answer first, and a beat that is late for a moment is no outage."""
     play = playbook()
     assert play
-    assert play.agent.causes.cut is None
+    assert play.agent.causes.unable is None
     assert play.agent.wakes_at == play.at + LEAST_S
     play.feed(after(LEAST_S))
-    assert play.agent.causes.cut == why
+    assert play.agent.causes.unable == why
 
 
 def test_an_agent_that_was_suspended_until_its_patience_was_over_tries_once_more() -> None:
@@ -186,6 +186,17 @@ def test_an_agent_that_was_suspended_until_its_patience_was_over_tries_once_more
     short = playing("n0", TRIO, joined("n1"), store_timeout_s=3.0) >> cut_off("a") >> after(1000)
     assert awake(short, 2)
     assert short >> after(1) << ANY(StopWorkers, why=StoreLost("a"))
+
+
+def test_the_first_read_ends_the_outage_that_was_slept_through() -> None:
+    """The agent stands by then, and waits for nothing: no other timer starts in this step."""
+    playbook = Playbook(an_agent(terms=evolve(TRIO, max_nodes=2, join_timeout_s=90.0))) >> start() >> cut_off("a")
+    assert playbook >> after(60) >> after(1000)
+    assert playbook.agent.contact.overslept
+    full = read(Opened(evolve(TRIO, max_nodes=2, join_timeout_s=90.0), "x"), joined("n1"), joined("n2"))
+    assert playbook >> full << ANY(Append, entry=ANY(Joined))
+    assert timers(playbook) == set()
+    assert not playbook.agent.contact.overslept
 
 
 def test_a_second_outage_may_be_slept_through_as_well() -> None:
