@@ -395,6 +395,23 @@ def test_a_node_with_workers_takes_part_in_no_other_journal() -> None:
     assert why.refusal is Refusal.LEFT_BEHIND
 
 
+def test_a_node_with_workers_goes_on_in_another_life_of_its_journal() -> None:
+    """The journal was founded again from what this node had read, or from more. Its id comes from another text now."""
+    playbook = at_work(OLD)
+    assert playbook >> read(life=Life("".join([*OLD.journal]), "next"), base=playbook.agent.job)
+    assert playbook.agent.workers.stopping is None
+
+
+def test_a_number_that_was_offered_is_not_offered_again() -> None:
+    """The `Joined` of it may be on its way, and this node has been silent since. So a `Lost` of it may be, too."""
+    playbook = playing("n0", TRIO, joined("n1")) >> read(lost("n0", by="n1")) << Placeholder(StopWorkers)
+    assert playbook >> stopped() >> after(1) >> ack() << joining(1, 1)
+    assert playbook >> after(1) >> after(1) << joining(1, 1) >> after(1) >> after(1)
+    assert playbook.agent.contact.gap
+    assert playbook >> ack() >> read() << ReservePort()
+    assert playbook.agent.me == node("n0", 2)
+
+
 def test_who_is_left_behind_gives_its_workers_no_grace() -> None:
     """Nobody waits for them. A stop that is under way gets no grace any more either."""
     refused = JournalFailed(0.0, "left behind", Refusal.LEFT_BEHIND)
