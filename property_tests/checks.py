@@ -6,6 +6,7 @@ true.
 S1 to S9, L1 to L3: docs/protocol.md#invariants. S9 and the ends of L1 and L2 are checked in `ends` and `play`.
 backoff    a member waits before it says `Joined` after a failure
 beat       the count of an agent's beats stands still only if its node takes no part
+causes     a cause to end is never taken back
 echo       an agent does not act on a failure that looks like an echo before its cause has had time to come
 fence      workers are killed when the fence falls, and the agent is awake then
 fresh      workers start only if a beat was acknowledged lately
@@ -85,6 +86,7 @@ def after_step(world: World, proc: Proc, before: Agent, event: Event, commands: 
     note(world, proc, before, event)
     has_a_stage(proc)
     stops_in_time(proc)
+    keeps_its_causes(proc, before)
     foresees(proc, commands)
     rhythm.keeps(world, proc, event)
     for command in commands:
@@ -148,6 +150,16 @@ def has_a_stage(proc: Proc) -> None:
     demand(may_work or not is_own, "stage", f"{text} with workers alive")
     may_have = has_epoch and agent.stage is not Stage.JOINING
     demand(may_have or not agent.workers.alive, "stage", f"{text} with workers alive")
+
+
+def keeps_its_causes(proc: Proc, before: Agent) -> None:
+    """No cause to end is taken back. A refusal of the journal comes in the place of another reason to be unable."""
+    old, new = before.causes, proc.agent.causes
+    for name in ("request", "budget", "unable", "outcome", "stuck"):
+        is_kept = bool(getattr(new, name)) or not getattr(old, name)
+        demand(is_kept, "causes", f"{proc.name} has lost its cause to end: {getattr(old, name)}")
+    is_other = old.unable not in (None, new.unable) and not isinstance(new.unable, JournalRefused)
+    demand(not is_other, "causes", f"{proc.name} could take no part: {old.unable}, and now {new.unable}")
 
 
 def stops_in_time(proc: Proc) -> None:

@@ -229,7 +229,8 @@ def _torch_ranks(members: list[Joined]) -> list[list[tuple[int, int, int, int]]]
 
 JOBS = JOURNALS.map(lambda journal: fold_all(Job(), journal))
 TIMES = st.floats(0, 100)
-EXITS = st.lists(st.builds(worker_words.WorkerExit, st.integers(0, 1), st.none()), max_size=2).map(tuple)
+WHY = st.sampled_from([None, WorkerFailure(0, 0, 1), WorkerFailure(0, 0, 1, message="Connection reset by peer")])
+EXITS = st.lists(st.builds(worker_words.WorkerExit, st.integers(0, 1), WHY), max_size=2).map(tuple)
 ELSEWHERE = Assignment(7, 1, 2, 8, "other", 4, "elsewhere", 1, (WorkerRanks(0, 6, 2), WorkerRanks(1, 7, 3)))
 """Ranks that another rendezvous has decided."""
 EVENTS: st.SearchStrategy[events.Event] = st.one_of(
@@ -330,10 +331,13 @@ def test_a_clock_may_begin_anywhere(script: Script) -> None:
     for proc in world.procs:
         agent = Agent(proc.spec)
         for traced in proc.trace:
-            early = step(shifted(agent, 0.0), shifted(traced.event, 0.0))
-            late = step(shifted(agent, 2.0**20), shifted(traced.event, 2.0**20))
-            assert late.commands == early.commands
-            assert shifted(late.agent, 0.0) == shifted(early.agent, 2.0**20)
+            now = step(shifted(agent, 0.0), shifted(traced.event, 0.0))
+            for by_s in (2.0**20, -(2.0**20)):
+                # Before its first event an agent has no time.
+                before = shifted(agent, by_s) if agent.nonce else agent
+                then = step(before, shifted(traced.event, by_s))
+                assert then.commands == now.commands
+                assert shifted(then.agent, 0.0) == shifted(now.agent, by_s)
             agent = step(agent, traced.event).agent
 
 

@@ -70,7 +70,7 @@ def has_guests(agent: Agent) -> bool:
 
 def drive_beats(agent: Agent) -> tuple[Agent, list[Command]]:
     """Beat if a beat is due."""
-    if agent.at < _after(agent.contact.beat_at, agent.job.terms.beat_s, never=-FOREVER) or not is_beating(agent):
+    if agent.at < _after(agent.contact.beat_at, agent.job.terms.beat_s, if_none=-FOREVER) or not is_beating(agent):
         return agent, []
     contact = evolve(agent.contact, beat_at=agent.at)
     if takes_part(agent):
@@ -139,7 +139,7 @@ def is_unproven(agent: Agent) -> bool:
     The time at which the beat was sent counts, and not the arrival of its answer. An agent that was suspended may find
     an old answer when it runs again.
     """
-    return agent.at >= _after(agent.contact.proven_at, agent.job.terms.silence_s, never=-FOREVER)
+    return agent.at >= _after(agent.contact.proven_at, agent.job.terms.silence_s, if_none=-FOREVER)
 
 
 def is_fenced(agent: Agent) -> bool:
@@ -164,7 +164,7 @@ def _fence_falls_at(agent: Agent) -> float:
 
 
 def noticed_gap(agent: Agent) -> Agent:
-    """Set `Contact.gap` if no new count of this node was acknowledged for longer than the silence limit.
+    """Set `Contact.gap` if no new count of this node was acknowledged for the silence limit.
 
     Every step does so before it takes in its event. An answer that comes late must not hide the gap.
     """
@@ -189,7 +189,7 @@ def is_out(agent: Agent) -> bool:
         return True
     if not is_beating(agent):
         return False
-    is_unheard = agent.at >= _after(agent.contact.acked_at, agent.job.terms.silence_s, never=-FOREVER)
+    is_unheard = agent.at >= _after(agent.contact.acked_at, agent.job.terms.silence_s, if_none=-FOREVER)
     return is_read_late(agent) or (is_unheard and not is_stop_late(agent))
 
 
@@ -210,11 +210,10 @@ def thresholds(agent: Agent) -> list[float]:
             _after(contact.proven_at, terms.silence_s),
             _after(contact.acked_at, terms.silence_s),
         ]
-        if terms.fence_s is not None and agent.workers.alive:
-            times.append(_fence_falls_at(agent))
+        times.append(_fence_falls_at(agent))
     return times
 
 
-def _after(since: float | None, for_s: float, *, never: float = FOREVER) -> float:
-    """So long after that moment. `never`: the answer if there was no such moment."""
-    return never if since is None else since + for_s
+def _after(since: float | None, for_s: float, *, if_none: float = FOREVER) -> float:
+    """So long after that moment. `if_none`: the answer if there was no such moment."""
+    return if_none if since is None else since + for_s

@@ -84,7 +84,9 @@ def _in_life(agent: Agent, life: Life, *, is_anew: bool) -> Agent:
 def _begun_anew(agent: Agent) -> Agent:
     """The journal that is there does not hold what this agent has read. The agent has no workers. What it was and said
     there does not count, nor what its workers did there."""
-    before = agent.epochs_before
+    before, workers = agent.epochs_before, NodeWorkers(state=agent.workers.state)
+    if not agent.is_working:  # its result names them
+        workers = evolve(workers, exits=agent.workers.exits, assignment=agent.workers.assignment)
     if agent.epoch is not None:
         before = {**before, agent.life.journal: agent.epoch}
     return evolve(
@@ -96,7 +98,7 @@ def _begun_anew(agent: Agent) -> Agent:
         epoch=None,
         epochs_before=before,
         is_renewed=False,
-        workers=NodeWorkers(state=agent.workers.state),
+        workers=workers,
         contact=Contact(acked_at=agent.contact.acked_at),  # an outage still excuses the others
         silence=Silence(spares_until=agent.silence.spares_until),
     )
@@ -114,7 +116,7 @@ def after_private_loss(agent: Agent) -> Agent:
 def _taking_part(agent: Agent) -> Agent:
     """Accept the terms, once; or find that there is nothing to take part in."""
     job = agent.job
-    if agent.epoch is not None or isinstance(job.phase, Unopened):
+    if agent.epoch is not None or not agent.is_working or isinstance(job.phase, Unopened):
         return agent
     epoch = agent.epochs_before.get(agent.life.journal)
     if epoch is not None and epoch <= job.epoch:  # the epoch may have ended here without this agent

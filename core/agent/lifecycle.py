@@ -2,7 +2,8 @@
 
     Working -> Ending(causes, Stopping -> Parting <-> Serving) -> Done
 
-1. A *cause* makes the agent end. Further causes may be added. None is taken back. `result_of` alone ranks them.
+1. A *cause* makes the agent end. Further causes may be added. None is taken back, but a refusal of the journal
+   takes the place of another reason why the agent is `unable`. `result_of` alone ranks them.
 
    | cause | it is set when | by |
    |---|---|---|
@@ -27,7 +28,8 @@ The journal ends with the process that hosts its store. Its guests are the other
 6. A host that has no part in the job serves likewise: its terms differ, or another agent took its node id.
 7. It serves until the guests have left or are dead, or until it is told to stop after its workers were gone. A request
    that comes while its workers are being stopped only shortens their grace. After the end of the job it serves for at
-   most `Spec.store_timeout_s`. It also ends when the store fails.
+   most `Spec.store_timeout_s`. It also ends when the store fails. A host that has no part in the job ends at any
+   request.
 8. A host that was told to end by SIGKILL ends without a goodbye.
 """
 
@@ -153,10 +155,9 @@ def _need_not_stay(agent: Agent, causes: Causes) -> bool:
     if agent.contact.outage is not None or is_abandoning(agent):
         return True
     if causes.unable is not None:
-        return not agent.is_serving
+        return not agent.is_serving or is_due(agent, Timer.OUTAGE)
     if agent.at >= waits_until(agent):
-        # Before the job is closed the others may go on for days.
-        return not agent.is_serving or causes.outcome is not None
+        return True
     if agent.is_serving:
         return False
     if causes.why_leaving is not None and causes.outcome is not None:
@@ -170,7 +171,8 @@ def _need_not_stay(agent: Agent, causes: Causes) -> bool:
 def result_of(agent: Agent, causes: Causes) -> Result:
     """The result of an agent that ends for these causes. Of several the first counts:
 
-    1. This node has left before it knew of the end of the job: since it bore no further failure, or since it was asked.
+    1. This node has left, since it bore no further failure, or since it was asked. It did so before it knew of the end
+       of the job, or has stopped workers that would have run on.
     2. The end of the job.
     3. Why this agent can take no part.
     4. Processes that survive SIGKILL.

@@ -57,11 +57,12 @@ def step(agent: Agent, event: Event) -> Step:
     if isinstance(agent.lifecycle, Done):
         return Step(agent)
     agent = after_private_loss(_observed(noticed_gap(_at(agent, event.at)), event))
-    # The order matters. What is due decides whether the agent ends. Only an agent that does not end starts workers. An
-    # entry that is no longer wanted must not count as late when the agent beats. The end comes last.
-    agent = out_of_restarts(out_of_patience(run_timers(agent)))
-    agent, orders = drive_workers(advanced(agent))
-    agent, sayings = drive_sayings(agent)
+    # The order matters. What is due decides whether the agent ends. Only an agent that does not end starts workers. A
+    # failure that was held counts when the workers are stopped. An entry that is no longer wanted must not count as
+    # late when the agent beats. The end comes last.
+    agent = advanced(out_of_patience(run_timers(agent)))
+    agent, orders = drive_workers(agent)
+    agent, sayings = drive_sayings(out_of_restarts(agent))
     agent, beats = drive_beats(agent)
     agent, end = drive_end(agent)
     wakes_at = next_wake(agent)
@@ -72,7 +73,7 @@ def step(agent: Agent, event: Event) -> Step:
 
 def _at(agent: Agent, at: float) -> Agent:
     # The adapters' clock is monotonic. Events from two adapters may still overtake each other by a little.
-    return after_sleep(agent, at) if at > agent.at else agent
+    return after_sleep(agent, at) if at > agent.at or not agent.nonce else agent
 
 
 def _observed(agent: Agent, event: Event) -> Agent:  # a dispatcher: one arm per event

@@ -74,7 +74,7 @@ def _since(agent: Agent, timer: Timer, round: int) -> tuple[int, float]:
 
 def is_due(agent: Agent, timer: Timer) -> bool:
     """The time of this timer is over, and its condition still holds."""
-    return timer in due(agent)
+    return timer in agent.since and agent.at >= _deadline(agent, timer)
 
 
 def due(agent: Agent) -> list[Timer]:
@@ -132,8 +132,10 @@ def waits_until(agent: Agent) -> float:
     """When an agent without workers stops waiting for the other nodes: to see its goodbye, or to end as well. FOREVER
     if it is not waiting."""
     lifecycle = agent.lifecycle
-    if not isinstance(lifecycle, Ending) or isinstance(lifecycle.phase, Stopping):
+    if not isinstance(lifecycle, Ending) or isinstance(lifecycle.phase, Stopping) or not lifecycle.causes.is_departing:
         return FOREVER
+    if agent.is_serving and lifecycle.causes.outcome is None:
+        return FOREVER  # before the job is closed the others may go on for days
     return lifecycle.phase.since + agent.spec.store_timeout_s
 
 

@@ -48,7 +48,7 @@ def exited(agent: Agent, event: WorkersExited) -> Agent:
     workers = agent.workers
     if event.round != workers.round or not workers.alive:
         return agent
-    exits = dict(workers.exits) | {e.local_rank: e for e in event.exits}
+    exits = {e.local_rank: e for e in event.exits} | dict(workers.exits)  # the first exit of a worker counts
     quick = agent.quick
     if any(e.failure for e in exits.values()):
         state = WorkerState.FAILED

@@ -14,10 +14,10 @@ from enum import Enum
 from types import MappingProxyType
 from typing import Any
 
-from attrs import frozen
+from attrs import field, frozen
 
 from .entries import Admission, Failed, Joined, Node, NodeId, Terms
-from .ranks import Members
+from .ranks import Members, members
 from .reasons import JobEnd, LongOver, NodeGone, RoundEnd
 
 EMPTY: Mapping[Any, Any] = MappingProxyType({})
@@ -100,7 +100,7 @@ class Job:
     """Every id that is neither live nor in `gone` counts as gone up to this incarnation."""
     leaving: frozenset[Node] = frozenset()
     """Nodes that were told to leave, and have not left yet."""
-    members: Members = Members()
+    members: Members = field(default=Members(), converter=members)
     """Of the last sealed round, in group rank order."""
     why: RoundEnd | None = None
     """What ended the round before the one that runs or is gathered. None before the first."""

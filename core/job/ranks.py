@@ -11,7 +11,7 @@ The numbers equal torchelastic's (docs/torchelastic.md#ranks); the tests ask tor
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Set
+from collections.abc import Iterable, Mapping, Set
 from functools import cached_property
 
 from .entries import Joined, Node
@@ -47,6 +47,11 @@ class Members(tuple[Joined, ...]):
         for joined in self:
             sizes[joined.role] += joined.local_world_size
         return sizes
+
+
+def members(joined: Iterable[Joined]) -> Members:
+    """The same members, if they are known as such."""
+    return joined if isinstance(joined, Members) else Members(joined)
 
 
 def assign(

@@ -123,7 +123,7 @@ def decisions(before: Agent, after: Agent, commands: Sequence[Command]) -> Itera
     if after.is_serving and causes.outcome is None and not before.is_serving:
         if isinstance(causes.unable, own.Replaced) and not before.workers.alive:
             yield reason_text(causes.unable)
-        which = "a" if why_leaving is None else "another"
+        which = "a" if causes.request is None else "another"
         yield f"this node hosts the store, and stays until the other nodes have ended; {which} signal ends it at once"
     if why_leaving is not None and before.causes.why_leaving is None:
         is_told = isinstance(why_leaving, own.SignalReceived)

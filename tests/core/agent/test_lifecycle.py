@@ -340,6 +340,30 @@ def test_a_host_with_other_terms_serves_those_who_agree() -> None:
     assert isinstance(finishing(playbook >> read(Left(node("n2")))).why, TermsDiffer)
 
 
+def test_a_host_with_other_terms_keeps_its_reason_whatever_comes() -> None:
+    """The job that it does not fit into succeeds, or the next epoch has its terms. It stays for the others, and its
+    result is none of theirs."""
+    terms = Terms(1, 5)
+    others = Opened(PAIR, "x"), joined("n1"), joined("n2"), LastCall(0)
+    playbook = Playbook(an_agent(terms=terms, hosts_journal=True)) >> start() >> read(*others)
+    assert playbook >> read(Succeeded(N1, 0), Succeeded(node("n2"), 0))
+    assert playbook.agent.is_serving
+    assert isinstance(finishing(playbook >> read(Left(N1), Left(node("n2")))).why, TermsDiffer)
+    playbook = Playbook(an_agent(terms=terms, hosts_journal=True)) >> start() >> read(*others)
+    assert playbook >> read(Aborted("x"), Opened(terms, "n1", epoch=1), joined("n1", incarnation=1, seen=0))
+    assert playbook.agent.is_serving
+    assert isinstance(finishing(playbook >> read(Left(node("n1", 1)))).why, TermsDiffer)
+
+
+def test_a_host_with_other_terms_serves_nobody_who_cannot_be_heard() -> None:
+    """Its own store hangs: no call fails, and no silence grows."""
+    playbook = Playbook(an_agent(terms=Terms(1, 5), hosts_journal=True, store_timeout_s=30.0)) >> start()
+    playbook = playbook >> read(Opened(PAIR, "x"), joined("n1"), joined("n2")) >> after(1) >> ack(n1=1, n2=1)
+    assert playbook >> after(20)
+    assert playbook.agent.is_serving
+    assert isinstance(finishing(awake(playbook, 30)).why, TermsDiffer)
+
+
 def test_a_host_that_was_replaced_serves_on_until_it_is_told() -> None:
     """A second agent with its id on another host, a typo: the others have done nothing wrong."""
     playbook = playing("n0", Terms(1, 3), joined("n1"), hosts_journal=True) >> read(joined("n0", 1, 1, nonce="twin"))
@@ -416,7 +440,7 @@ def test_a_limit_above_that_of_the_job_changes_nothing() -> None:
     """The job decides what follows: another node that went would excuse the failure."""
     playbook = playing("n0", PAIR, joined("n1")) >> limit(5) >> exits(failure())
     assert playbook << ANY(StopWorkers) << Append(ANY(Failed))
-    assert playbook.agent.causes.request is None
+    assert playbook.agent.causes.why_leaving is None
 
 
 def test_a_limit_counts_from_the_round_in_which_it_was_set() -> None:
@@ -450,7 +474,7 @@ def test_a_limit_that_is_the_jobs_own_makes_nobody_leave() -> None:
     terms = Terms(1, 2, RestartPolicy(max_restarts=0))
     playbook = playing("n0", terms, joined("n1")) >> limit(0) >> exits(failure())
     assert playbook << ANY(StopWorkers) << ANY(Append, entry=ANY(Failed))
-    assert playbook.agent.causes.request is None
+    assert playbook.agent.causes.why_leaving is None
 
 
 def test_the_failure_of_another_node_makes_nobody_leave() -> None:
@@ -458,12 +482,27 @@ def test_the_failure_of_another_node_makes_nobody_leave() -> None:
     terms = Terms(1, 2, RestartPolicy(max_restarts=3))
     playbook = playing("n0", terms, joined("n1")) >> limit(0) >> read(Failed(N1, 0, (failure(),)))
     assert playbook << ANY(StopWorkers)
-    assert playbook.agent.causes.request is None
+    assert playbook.agent.causes.why_leaving is None
+
+
+@pytest.mark.parametrize("wakes", [0, 1])
+def test_a_failure_that_was_held_counts_when_the_workers_are_stopped(wakes: int) -> None:
+    """It looks like an echo, and the failure of another node shows its cause. Whether the agent is woken before its
+    workers are gone makes no difference."""
+    terms = Terms(1, 2, RestartPolicy(max_restarts=3))
+    echoed = failure(message="RuntimeError: Connection reset by peer")
+    playbook = playing("n0", terms, joined("n1"), local_world_size=2) >> limit(0) >> exits(echoed)
+    playbook = playbook >> read(Failed(N1, 0, (failure(),))) << ANY(StopWorkers)
+    playbook = playbook << ANY(Append, entry=ANY(Failed)) << Append(Leaving(ME))
+    for _ in range(wakes):
+        playbook = playbook >> after(0.01)
+    assert playbook >> stopped() >> echo() << Append(Left(ME))
+    assert playbook.agent.causes.budget == BudgetSpent(0, WorkerFailed(ME, echoed))
 
 
 def test_a_signal_after_the_last_failure_does_not_change_the_result() -> None:
     """The failure came first."""
     playbook = playing("n0", Terms(restarts=RestartPolicy(max_restarts=3))) >> limit(0) >> exits(failure())
-    assert playbook << ANY(StopWorkers) << ANY(Append) << Append(Leaving(ME)) >> after(1)
+    assert playbook << ANY(StopWorkers) << ANY(Append) << Append(Leaving(ME)) >> after(0.1)
     assert playbook >> ask_to_leave() << ANY(StopWorkers, grace_s=5.0) >> stopped() >> echo() << Append(Left(ME))
     assert finishing(playbook >> echo()).state is WorkerState.FAILED

@@ -165,6 +165,13 @@ def test_a_worker_that_fails_while_the_others_are_stopped_is_reported_still() ->
 # ---- echoes ----------------------------------------------------------------------------------------------------------
 
 ECHO = failure(0, message="RuntimeError: Connection reset by peer")
+
+
+def test_the_first_exit_of_a_worker_counts() -> None:
+    """No adapter reports two. Whoever does must not make the agent forget why it has failed."""
+    playbook = playing("n0", PAIR, joined("n1"), local_world_size=2) >> exits(ECHO) >> exits(0)
+    assert playbook
+    assert playbook.agent.workers.exits[0].failure == ECHO
 CAUSE = failure(1, message="ValueError: boom")
 
 
