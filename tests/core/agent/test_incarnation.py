@@ -213,6 +213,14 @@ def test_equal_terms_are_no_difference() -> None:
     assert finish().result.why == TermsDiffer((("max_nodes", "9", "8"),))
 
 
+def test_a_term_is_told_as_its_option_is_written() -> None:
+    """Whoever reads the line must find what to change."""
+    theirs = evolve(PAIR, admission=Admission.NEVER, restarts=RestartPolicy(max_restarts=1, renews=True))
+    finish = Placeholder(Finish)
+    assert Playbook(an_agent("n0", PAIR)) >> start() >> read(Opened(theirs, "x")) << finish
+    assert finish().result.why == TermsDiffer((("admission", "never", "soon"), ("renews", "yes", "no")))
+
+
 def test_the_second_of_two_that_opened_at_once_compares_too() -> None:
     """It has said its own terms, and must live by the first's."""
     playbook = Playbook(an_agent("n0", TRIO)) >> start() >> read() << Append(Opened(TRIO, "nonce"))

@@ -121,6 +121,14 @@ def test_a_node_that_is_alone_beats_if_others_may_come() -> None:
     assert playbook >> ack() >> read(joined("n1", 1)) >> after(1) << beat(N1)
 
 
+def test_a_host_beats_for_its_guests_when_it_ends_and_not_before_it_joins() -> None:
+    """Whoever hears a node counts on it."""
+    playbook = Playbook(an_agent(terms=TRIO, hosts_journal=True, opens_after_s=5.0)) >> start() >> read(joined("n1"))
+    assert playbook
+    playbook.agent = evolve(playbook.agent, job=folded(TRIO, joined("n1")))
+    assert not is_beating(playbook.agent)
+
+
 def test_a_closed_job_goes_on_beating_until_the_agent_is_done() -> None:
     """The journal's host waits for guests, and must notice if one dies on its way out."""
     playbook = playing("n0", PAIR, joined("n1"), hosts_journal=True)

@@ -172,6 +172,8 @@ def test_the_first_exit_of_a_worker_counts() -> None:
     playbook = playing("n0", PAIR, joined("n1"), local_world_size=2) >> exits(ECHO) >> exits(0)
     assert playbook
     assert playbook.agent.workers.exits[0].failure == ECHO
+
+
 CAUSE = failure(1, message="ValueError: boom")
 
 

@@ -209,6 +209,13 @@ def test_a_run_that_a_node_comes_late_to() -> None:
     ]
 
 
+def test_a_wait_that_is_no_whole_number_of_seconds() -> None:
+    """It is told as it was asked for, and not rounded."""
+    terms = Terms(min_nodes=1, max_nodes=2, last_call_s=7.5)
+    waits = Agent(Spec(NodeId("n0"), "n0", terms))
+    assert told(waits, start(), read(), echo(), echo()) == ["waiting for nodes: 1 of 1 to 2 joined, for 7.5 s more"]
+
+
 def test_a_round_that_ends_and_begins_in_one_read() -> None:
     """An agent that was slow reads both at once. It stood by, and its operator learns of the new round all the same."""
     full = read(Opened(Terms(min_nodes=2, max_nodes=2, restarts=RestartPolicy(1)), "j"), joined("n1"), joined("n2"))

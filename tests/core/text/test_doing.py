@@ -41,6 +41,13 @@ def told(agent: Agent) -> tuple[Doing, bool, str]:
     return doing(agent), takes_part(agent), doing_text(agent)
 
 
+def test_the_ranks_of_a_node_with_several_workers() -> None:
+    """The first and the last of them."""
+    playbook = Playbook(an_agent("n0", PAIR, local_world_size=3))
+    agent = feed(playbook, start(), read(), echo(), echo(joined("n1")), ack(), up())
+    assert doing_text(agent) == "runs the workers of round 0, ranks 0 to 2 of 4"
+
+
 def test_from_the_start_to_a_restart() -> None:
     """The readiness does not change while a round is ended and another one is gathered."""
     playbook = Playbook(an_agent("n0", PAIR))
