@@ -323,7 +323,7 @@ def test_the_events_at_work_make_workers_run() -> None:
     assert sequel(step(limited, failed).agent) is Sequel.END
 
 
-@settings(max_examples=60)
+@settings(max_examples=20)  # each of them has hundreds of steps
 @given(scripts())
 def test_a_clock_may_begin_anywhere(script: Script) -> None:
     """No decision depends on what a time is, only on how far two times are apart."""
