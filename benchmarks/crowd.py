@@ -26,6 +26,7 @@ from reknit.adapters.runtime.loop import Loop, Ports
 from reknit.core.agent.agent import Agent, Spec
 from reknit.core.agent.commands import StopWorkers
 from reknit.core.agent.events import Counters, EntriesRead, Event, Started, Woken
+from reknit.core.agent.timers import next_wake
 from reknit.core.agent.worker_words import PortReserved, StartWorkers, WorkersStarted, WorkersStopped
 from reknit.core.job.entries import Entry, Node, NodeId, Terms
 from reknit.core.job.fold import fold
@@ -103,7 +104,7 @@ class Crowd:
                 self.idle.add(i)
                 return
             self._step(i, EntriesRead(self.at, base=self.job if behind else None))
-        elif event.__class__ is not Woken or event.at == self.agents[i].agent.wakes_at:
+        elif event.__class__ is not Woken or event.at == next_wake(self.agents[i].agent):
             self._step(i, event)
 
     def tell(self, delay_s: float, i: int, event: Event) -> None:
@@ -111,14 +112,15 @@ class Crowd:
 
     def _step(self, i: int, event: Event) -> None:
         loop = self.agents[i]
-        before = loop.agent.wakes_at
+        before = next_wake(loop.agent)
         loop.feed(event)
         self.counts["steps"] += 1
         agent = loop.agent
         if agent.result is not None:
             raise SystemExit(f"{agent.me} ended: {agent.result}")
-        if agent.wakes_at is not None and agent.wakes_at != before:
-            self.tell(agent.wakes_at - self.at, i, Woken(agent.wakes_at))
+        wakes_at = next_wake(agent)
+        if wakes_at is not None and wakes_at != before:
+            self.tell(wakes_at - self.at, i, Woken(wakes_at))
 
     def append(self, entry: Entry) -> None:
         began = time.perf_counter()

@@ -27,10 +27,11 @@ if TYPE_CHECKING:
     from .agent.agent import Agent, Spec
     from .agent.commands import Result
     from .agent.step import Step, step
+    from .agent.timers import next_wake
     from .job.fold import fold
     from .job.job import Job
 
-__all__ = ["Agent", "Job", "Result", "Spec", "Step", "fold", "step"]
+__all__ = ["Agent", "Job", "Result", "Spec", "Step", "fold", "next_wake", "step"]
 
 
 def __getattr__(name: str) -> object:
@@ -48,6 +49,10 @@ def __getattr__(name: str) -> object:
             from .agent import step
 
             return getattr(step, name)
+        case "next_wake":
+            from .agent import timers
+
+            return timers.next_wake
         case "Job":
             from .job import job
 

@@ -32,6 +32,7 @@ from typing import TYPE_CHECKING
 
 from reknit.adapters.simulated.store import RETRY_S
 from reknit.adapters.simulated.workers import ECHO
+from reknit.core.agent import timers
 from reknit.core.agent.agent import Agent, Stage
 from reknit.core.agent.commands import SIGKILL, SIGTERM, Append, Beat, Command, Finish, StopWorkers
 from reknit.core.agent.contact import is_entry_late
@@ -82,7 +83,8 @@ SOONER_S = 0.6
 
 def after_step(world: World, proc: Proc, before: Agent, event: Event, commands: Sequence[Command]) -> None:
     agent = proc.agent
-    demand(agent.wakes_at is None or agent.wakes_at > agent.at, "wake", f"{proc.name} wants to be woken in the past")
+    wakes_at = timers.next_wake(agent)
+    demand(wakes_at is None or wakes_at > agent.at, "wake", f"{proc.name} wants to be woken in the past")
     note(world, proc, before, event)
     has_a_stage(proc)
     stops_in_time(proc)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from reknit.core.agent import timers
 from reknit.core.agent.agent import Agent
 from reknit.core.agent.commands import SIGKILL
 from reknit.core.agent.events import StopRequested
@@ -78,7 +79,7 @@ def replays(world: World, proc: Proc) -> None:
         demand(made.commands == traced.commands, "S9", f"{proc.name} replayed does something else at {traced.at}")
         demand(repr(made.commands) == repr(traced.commands), "S9", f"{proc.name} replayed prints something else")
         agent = made.agent
-        demand(agent.wakes_at == traced.wakes_at, "S9", f"{proc.name} replayed sleeps longer or shorter")
+        demand(timers.next_wake(agent) == traced.wakes_at, "S9", f"{proc.name} replayed sleeps longer or shorter")
     demand(agent == proc.agent and repr(agent) == repr(proc.agent), "S9", f"{proc.name} replayed is another")
     begin = next(origin.position for origin, _, jobs in world.lives.values() if jobs is world.jobs)
     again = fold_all(world.jobs[begin], world.journal[begin:])

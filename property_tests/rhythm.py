@@ -5,6 +5,7 @@ from __future__ import annotations
 from math import inf
 from typing import TYPE_CHECKING
 
+from reknit.core.agent import timers
 from reknit.core.agent.commands import SIGKILL, Beat
 from reknit.core.agent.events import EntriesRead, Event, StopRequested, Woken
 from reknit.core.agent.reasons import CutOff, StopReason
@@ -102,7 +103,7 @@ def _is_fenced_in_time(world: World, proc: Proc) -> None:
         return
     falls_at = world.moved.get(agent.me, -1e9) + fence_s / proc.rate
     demand(world.now < falls_at + SLACK, "fence", f"{proc.name} runs workers, though its fence fell at {falls_at:.2f}")
-    wakes_at = agent.wakes_at
+    wakes_at = timers.next_wake(agent)
     ok = wakes_at is not None and proc.true(wakes_at) <= falls_at + SLACK
     demand(ok, "fence", f"{proc.name} sleeps over the fall of its fence at {falls_at:.2f}")
 

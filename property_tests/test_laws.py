@@ -18,6 +18,7 @@ from reknit.core.agent.agent import Agent, Contact, Spec
 from reknit.core.agent.lifecycle import sequel
 from reknit.core.agent.states import WorkerState
 from reknit.core.agent.step import step
+from reknit.core.agent.timers import next_wake
 from reknit.core.agent.worker_words import StartWorkers
 from reknit.core.job import entries as said
 from reknit.core.job import memory
@@ -259,7 +260,7 @@ def test_step_is_total(happens: list[events.Event]) -> None:
         assert made == step(agent, event)
         assert made.agent.at >= agent.at
         agent = made.agent
-        assert agent.wakes_at is None or agent.wakes_at > agent.at
+        assert next_wake(agent) is None or next_wake(agent) > agent.at
         for at in (agent.at, agent.at - 1.0):
             assert step(agent, events.Woken(at)).commands == ()
 

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from attrs import evolve
 
 from reknit.adapters.simulated import world
+from reknit.core.agent import timers
 from reknit.core.agent.agent import Agent, Spec
 from reknit.core.agent.commands import Beat, Command
 from reknit.core.agent.events import Event
@@ -90,7 +91,7 @@ class World(world.World):
         self.steps += 1
         if self.setup.text:
             as_text.same_commands(commands)
-        proc.trace.append(Traced(self.now, event, tuple(commands), proc.agent.wakes_at))
+        proc.trace.append(Traced(self.now, event, tuple(commands), timers.next_wake(proc.agent)))
         self.story.append((self.now, proc.name, event, commands))
         checks.after_step(self, proc, before, event, commands)
         if self.oracle is not None:

@@ -23,6 +23,7 @@ from reknit.core.agent.commands import Append, Beat, Command, Finish, Result, St
 from reknit.core.agent.contact import fence_at
 from reknit.core.agent.events import EntriesRead, Event, StopRequested, Woken
 from reknit.core.agent.step import step
+from reknit.core.agent.timers import next_wake
 from reknit.core.agent.worker_words import ReservePort, StartWorkers
 
 from .ports import Fences
@@ -66,7 +67,7 @@ class Loop:
     @property
     def wakes_at(self) -> float | None:
         """When `turn` must be called at the latest, on the clock of the ports. None: only news can change something."""
-        times = self.agent.wakes_at, self.ports.workers.wakes_at
+        times = next_wake(self.agent), self.ports.workers.wakes_at
         return min((at for at in times if at is not None), default=None)
 
     def turn(self, now: float | None = None) -> bool:
@@ -80,7 +81,7 @@ class Loop:
         if now is None:
             now = self.ports.clock.now()
         self._take_news(now)
-        if not self._inbox and self.agent.wakes_at is not None and self.agent.wakes_at <= now:
+        if not self._inbox and (wakes_at := next_wake(self.agent)) is not None and wakes_at <= now:
             self._inbox.append(Woken(now))
         has_news = bool(self._inbox)
         while self._inbox:

@@ -16,6 +16,7 @@ from zlib import crc32
 
 from reknit.core.agent.agent import Agent
 from reknit.core.agent.events import Event
+from reknit.core.agent.timers import next_wake
 from reknit.core.job.founding import Life, Origin
 from reknit.core.job.job import Job
 
@@ -196,14 +197,14 @@ class Scene:
         agent = proc.agent
         if agent.result is not None:
             self.finished(proc)
-        wakes_at = agent.wakes_at
+        wakes_at = next_wake(agent)
         if wakes_at is not None and wakes_at != proc.scheduled:
             proc.scheduled = wakes_at
             late = 0.3 * self.luck("late", 2) if "late" in self.troubles else 0.0
             self.after(max(0.0, proc.true(wakes_at) - self.now) + late, partial(self._wake, proc, wakes_at))
 
     def _wake(self, proc: Proc, at: float) -> None:
-        if proc.agent.wakes_at != at or not proc.up:
+        if next_wake(proc.agent) != at or not proc.up:
             return
         if proc.suspended:
             proc.inbox.append(partial(self._wake, proc, at))

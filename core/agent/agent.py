@@ -336,8 +336,6 @@ class Agent:
     first."""
     since: Mapping[Timer, tuple[int, float]] = EMPTY
     """The running timers. For each: the round that it is about, and when it started."""
-    wakes_at: float | None = None
-    """The next deadline. None: only an event can change anything."""
 
     @property
     def speaker(self) -> str:

@@ -101,7 +101,7 @@ class RestartsLimited:
 
 @frozen
 class Woken:
-    """Time has passed. The adapter sends it at `Agent.wakes_at`. If it comes early, late or twice, nothing breaks."""
+    """Time has passed. The adapter sends it at `timers.next_wake`. If it comes early, late or twice, nothing breaks."""
 
     at: float
 

@@ -37,7 +37,7 @@ from .incarnation import after_private_loss, read
 from .lifecycle import advanced, asked_to_stop, drive_end, journal_failed, out_of_patience, out_of_restarts
 from .sayings import drive_sayings
 from .silence import heard
-from .timers import after_sleep, next_wake, run_timers
+from .timers import after_sleep, run_timers
 from .worker_words import PortReserved, WorkersExited, WorkersStarted, WorkersStopped
 from .workers import drive_workers, exited, reserved, started, stopped
 
@@ -53,7 +53,7 @@ class Step:
 
 
 def step(agent: Agent, event: Event) -> Step:
-    """The agent after `event`, and what it wants done."""
+    """The agent after `event`, and what it wants done. `timers.next_wake` says when it must be woken."""
     if isinstance(agent.lifecycle, Done):
         return Step(agent)
     agent = after_private_loss(_observed(noticed_gap(_at(agent, event.at)), event))
@@ -65,9 +65,6 @@ def step(agent: Agent, event: Event) -> Step:
     agent, sayings = drive_sayings(out_of_restarts(agent))
     agent, beats = drive_beats(agent)
     agent, end = drive_end(agent)
-    wakes_at = next_wake(agent)
-    if wakes_at != agent.wakes_at:
-        agent = evolve(agent, wakes_at=wakes_at)
     return Step(agent, (*orders, *sayings, *beats, *end))
 
 

@@ -92,9 +92,10 @@ def after_sleep(agent: Agent, at: float) -> Agent:
     an outage has run out meanwhile, it gets the time that a link needs to find out that the store is back. It gets this
     time once in each outage: the loop of a program that polls may be late each time.
     """
-    wakes_at, running = agent.wakes_at, agent.since.get(Timer.OUTAGE)
+    running = agent.since.get(Timer.OUTAGE)
+    wanted_at = None if running is None else next_wake(agent)
     agent = evolve(agent, at=at)
-    if wakes_at is None or running is None or at - wakes_at <= pause_from_s(agent) or agent.contact.overslept:
+    if running is None or wanted_at is None or at - wanted_at <= pause_from_s(agent) or agent.contact.overslept:
         return agent
     delay_s = _delay_s(agent, Timer.OUTAGE)
     last_s = min(RETURN_S, delay_s)
@@ -108,8 +109,8 @@ def after_sleep(agent: Agent, at: float) -> Agent:
 
 
 def next_wake(agent: Agent) -> float | None:
-    """When the agent must be woken at the latest. None: no deadline is ahead, and only another event can change
-    anything."""
+    """When the agent must be woken at the latest, after the step that has made it. None: no deadline is ahead, and only
+    another event can change anything."""
     if isinstance(agent.lifecycle, Done):
         return None
     now = agent.at

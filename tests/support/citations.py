@@ -301,7 +301,7 @@ def _exported(path: Path) -> frozenset[str]:
 def _members_cited(tree: Tree, text: Text) -> Problems:
     for match in _MEMBER.finditer(_without_fences(text)):
         owner, member = match[1], match[2]
-        # `agent.wakes_at` may mean the module `agent` or, more often, a value of the class `Agent`.
+        # `agent.since` may mean the module `agent` or, more often, a value of the class `Agent`.
         known = tree.members.get(owner, set()) | tree.members.get(owner.capitalize(), set())
         if known and member not in known and member not in ("py", "md", "toml", "txt"):
             yield match.start(), f"{owner} has no {member}"

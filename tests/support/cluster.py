@@ -18,6 +18,7 @@ from reknit.adapters.runtime.loop import Loop, Ports
 from reknit.core.agent.agent import Agent, Spec
 from reknit.core.agent.commands import Beat, Command, StopWorkers
 from reknit.core.agent.events import Counters, EntriesRead, Event, JournalFailed, Started, Woken
+from reknit.core.agent.timers import next_wake
 from reknit.core.agent.worker_words import (
     PortReserved,
     StartWorkers,
@@ -161,7 +162,9 @@ class Cluster:
         self.stabilize()
         end = self.at + seconds
         while self.at < end:
-            deadlines = [t for h in self._up() for t in (h.agent.wakes_at, h.kill_at) if t is not None and t > self.at]
+            deadlines = [
+                t for h in self._up() for t in (next_wake(h.agent), h.kill_at) if t is not None and t > self.at
+            ]
             soon = min([end, *deadlines])
             self.at = max(soon, round(soon, 6))  # not before the deadline, or `advance` would never get past it
             for host in self._up():

@@ -36,6 +36,7 @@ from reknit.core.agent.events import (
     Woken,
 )
 from reknit.core.agent.step import step
+from reknit.core.agent.timers import next_wake
 from reknit.core.agent.worker_words import PortReserved, WorkerExit, WorkersExited, WorkersStarted, WorkersStopped
 from reknit.core.job.entries import Entry, Failed, Joined, LastCall, Lost, Node, NodeId, Opened, Succeeded, Terms
 from reknit.core.job.fold import fold_all
@@ -123,6 +124,10 @@ class Playbook:
             return True
         raise AssertionError("the playbook differs (- wanted, + happened):\n" + diff(self.expected, self.actual))
 
+    @property
+    def wakes_at(self) -> float | None:
+        return next_wake(self.agent)
+
     def feed(self, item: Event | Builder) -> list[Command]:
         """Play one event now. Returns the commands that answer it, and compares them with nothing."""
         event = item(self) if callable(item) else item
@@ -183,7 +188,7 @@ def awake(playbook: Playbook, seconds: float) -> Playbook:
     """Time passes, and the agent is woken whenever it wants to be. Last comes a wake-up that is to be asserted."""
     assert playbook
     end = playbook.at + seconds
-    while (at := playbook.agent.wakes_at) is not None and at < end:
+    while (at := playbook.wakes_at) is not None and at < end:
         assert playbook >> Woken(at)
     return playbook >> Woken(end)
 

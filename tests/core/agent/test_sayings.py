@@ -92,10 +92,10 @@ def test_the_agent_is_woken_to_say_it_again() -> None:
     """Nothing else may happen in a quiet job."""
     playbook = fresh() >> echo() << joining(0) >> after(1)
     assert playbook
-    assert playbook.agent.wakes_at == 2.0
+    assert playbook.wakes_at == 2.0
     alone = Playbook(an_agent(shares_journal=False)) >> start() >> after(3) >> read() << Placeholder(Append)
     assert alone
-    assert alone.agent.wakes_at == 5.0
+    assert alone.wakes_at == 5.0
 
 
 def test_a_late_node_joins_the_round_after_the_running_one() -> None:

@@ -12,6 +12,7 @@ from reknit.core.agent.agent import Agent
 from reknit.core.agent.commands import Append, Finish, StopWorkers
 from reknit.core.agent.reasons import SignalReceived
 from reknit.core.agent.step import step
+from reknit.core.agent.timers import next_wake
 from reknit.core.agent.worker_words import StartWorkers
 from reknit.core.job.entries import Leaving, RestartPolicy, Terms
 from reknit.core.job.reasons import Departure, NodeGone, Refusal
@@ -104,7 +105,7 @@ def test_every_event_in_every_situation_is_survived(situation: Callable[[], Play
     again = step(playbook.agent, made)
     assert (result.agent, result.commands) == (again.agent, again.commands)
     assert sum(isinstance(c, StartWorkers | StopWorkers) for c in result.commands) <= 1
-    assert result.agent.wakes_at is None or result.agent.wakes_at > result.agent.at
+    assert next_wake(result.agent) is None or next_wake(result.agent) > result.agent.at
 
 
 def test_the_builders_know_every_event() -> None:

@@ -171,7 +171,7 @@ def test_a_timeout_of_zero_ends_no_agent_in_the_step_of_the_outage(
     play = playbook()
     assert play
     assert play.agent.causes.unable is None
-    assert play.agent.wakes_at == play.at + LEAST_S
+    assert play.wakes_at == play.at + LEAST_S
     play.feed(after(LEAST_S))
     assert play.agent.causes.unable == why
 
@@ -271,8 +271,8 @@ def dying(playbook: Playbook, *, lived_s: float, is_up: bool = True) -> float | 
     playbook.feed(echo())
     ended_at = playbook.at
     while not playbook.appended:
-        assert playbook.agent.wakes_at is not None, "the node never joins again"
-        playbook.feed(after(playbook.agent.wakes_at - playbook.at))
+        assert playbook.wakes_at is not None, "the node never joins again"
+        playbook.feed(after(playbook.wakes_at - playbook.at))
     waited_s = playbook.at - ended_at
     for _ in range(2):
         playbook.feed(echo())
@@ -326,23 +326,23 @@ def test_it_is_woken_at_the_earliest_of_its_deadlines() -> None:
     """A deadline that is not in `wakes_at` would wait for an accident."""
     playbook = gathering(evolve(TRIO, beat_s=1e6, silence_s=1e7))
     assert playbook
-    assert playbook.agent.wakes_at == 60.0
+    assert playbook.wakes_at == 60.0
     assert playbook >> read(joined("n1"))
-    assert playbook.agent.wakes_at == 10.0
+    assert playbook.wakes_at == 10.0
     assert playbook >> cut_off()
-    assert playbook.agent.wakes_at == 10.0
+    assert playbook.wakes_at == 10.0
 
 
 def test_a_quiet_agent_needs_no_waking() -> None:
     """Standalone, an idle launcher must not burn cycles."""
-    assert playing("n0", Terms()).agent.wakes_at is None
+    assert playing("n0", Terms()).wakes_at is None
 
 
 def test_deadlines_that_have_passed_without_effect_do_not_spin() -> None:
     """A loop that is told to wake at once, always, would eat a processor."""
     playbook = playing("n0", TRIO, joined("n1")) >> ask_to_leave() << ANY(StopWorkers) << ANY(Append)
     assert playbook >> after(1e5) << ANY(Append)
-    wakes_at = playbook.agent.wakes_at
+    wakes_at = playbook.wakes_at
     assert wakes_at is None or wakes_at > playbook.at
 
 
@@ -351,14 +351,14 @@ def test_an_infinite_wait_has_no_deadline() -> None:
     terms = Terms(2, 2, join_timeout_s=float("inf"))
     playbook = Playbook(an_agent(terms=terms, shares_journal=False)) >> start() >> read(Opened(terms, "x"))
     assert playbook << ANY(Append) >> echo()
-    assert (timers(playbook), playbook.agent.wakes_at) == ({Timer.GIVE_UP}, None)
+    assert (timers(playbook), playbook.wakes_at) == ({Timer.GIVE_UP}, None)
 
 
 def test_a_finished_agent_is_never_woken() -> None:
     """Its loop ends."""
     playbook = gathering() >> ask_to_leave() << Append(Leaving(node("n0"))) << Append(Left(node("n0")))
     assert playbook >> echo() << ANY(Finish) >> after(1e5)
-    assert playbook.agent.wakes_at is None
+    assert playbook.wakes_at is None
 
 
 def test_a_store_that_neither_answers_nor_fails_has_a_deadline_too() -> None:
@@ -376,7 +376,7 @@ def test_the_next_epoch_waits_for_the_nodes_of_the_one_before() -> None:
     terms = evolve(TRIO, silence_s=4.0)
     playbook = Playbook(an_agent(terms=terms, grace_s=30.0)) >> start()
     assert playbook >> read(Opened(terms, "x"), joined("n1"), joined("n2"), Aborted("because"))
-    assert playbook.agent.wakes_at == 34.0
+    assert playbook.wakes_at == 34.0
     assert playbook >> after(33.9) >> after(0.1) << Append(ANY(Opened, epoch=1))
 
 
@@ -393,7 +393,7 @@ def test_each_agent_speaks_a_little_after_the_one_before() -> None:
 def test_the_fence_falls_on_workers_only() -> None:
     """A node without workers need not be woken for it."""
     playbook = playing("n0", evolve(TRIO, fence_s=50.0, beat_s=1e4), joined("n1"))
-    assert playbook.agent.wakes_at == fence_at(playbook.agent) == 50.0
+    assert playbook.wakes_at == fence_at(playbook.agent) == 50.0
     assert playbook >> read(Aborted("because")) << ANY(StopWorkers) >> stopped() << ANY(Append)
     assert fence_at(playbook.agent) is None
 
