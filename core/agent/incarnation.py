@@ -116,7 +116,7 @@ def after_private_loss(agent: Agent) -> Agent:
 def _taking_part(agent: Agent) -> Agent:
     """Accept the terms, once; or find that there is nothing to take part in."""
     job = agent.job
-    if agent.epoch is not None or not agent.is_working or isinstance(job.phase, Unopened):
+    if agent.epoch is not None or agent.causes.unable is not None or isinstance(job.phase, Unopened):
         return agent
     epoch = agent.epochs_before.get(agent.life.journal)
     if epoch is not None and epoch <= job.epoch:  # the epoch may have ended here without this agent

@@ -29,7 +29,7 @@ The journal ends with the process that hosts its store. Its guests are the other
 7. It serves until the guests have left or are dead, or until it is told to stop after its workers were gone. A request
    that comes while its workers are being stopped only shortens their grace. After the end of the job it serves for at
    most `Spec.store_timeout_s`. It also ends when the store fails. A host that has no part in the job ends at any
-   request.
+   request. If its terms differ, the end of the job is not its own, and no such limit holds.
 8. A host that was told to end by SIGKILL ends without a goodbye.
 """
 
@@ -155,7 +155,7 @@ def _need_not_stay(agent: Agent, causes: Causes) -> bool:
     if agent.contact.outage is not None or is_abandoning(agent):
         return True
     if causes.unable is not None:
-        return not agent.is_serving or is_due(agent, Timer.OUTAGE)
+        return not agent.is_serving or is_due(agent, Timer.OUTAGE) or agent.at >= waits_until(agent)
     if agent.at >= waits_until(agent):
         return True
     if agent.is_serving:

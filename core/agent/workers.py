@@ -48,7 +48,9 @@ def exited(agent: Agent, event: WorkersExited) -> Agent:
     workers = agent.workers
     if event.round != workers.round or not workers.alive:
         return agent
-    exits = {e.local_rank: e for e in event.exits} | dict(workers.exits)  # the first exit of a worker counts
+    # A worker ends once. If an adapter says more, a failure counts, and the first of several.
+    failed = {rank: e for rank, e in workers.exits.items() if e.failure is not None}
+    exits = dict(workers.exits) | {e.local_rank: e for e in event.exits} | failed
     quick = agent.quick
     if any(e.failure for e in exits.values()):
         state = WorkerState.FAILED

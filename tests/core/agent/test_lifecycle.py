@@ -6,7 +6,7 @@ import pytest
 
 from reknit.core.agent.agent import Spec
 from reknit.core.agent.commands import Append, Finish, Result, StopWorkers
-from reknit.core.agent.events import EntriesRead
+from reknit.core.agent.events import Counters, EntriesRead
 from reknit.core.agent.lifecycle import sequel
 from reknit.core.agent.reasons import JournalRefused, SignalReceived, TermsDiffer
 from reknit.core.agent.states import WorkerState
@@ -18,12 +18,14 @@ from reknit.core.job.entries import (
     LastCall,
     Leaving,
     Left,
+    Node,
     Opened,
     RestartPolicy,
     Succeeded,
     Terms,
 )
 from reknit.core.job.fold import fold_all
+from reknit.core.job.founding import Life
 from reknit.core.job.job import Job, Running
 from reknit.core.job.reasons import AbortedByOperator, AllSucceeded, BudgetSpent, Refusal, TooFewNodes, WorkerFailed
 from reknit.core.job.restart import Sequel
@@ -362,6 +364,38 @@ def test_a_host_with_other_terms_serves_nobody_who_cannot_be_heard() -> None:
     assert playbook >> after(20)
     assert playbook.agent.is_serving
     assert isinstance(finishing(awake(playbook, 30)).why, TermsDiffer)
+
+
+def served_for(playbook: Playbook, guest: Node) -> int:
+    """For how many seconds the host serves on, while its guest beats and never leaves."""
+    assert playbook
+    for second in range(100):
+        if playbook.agent.result is not None:
+            return second
+        playbook.feed(after(1))
+        own = playbook.agent.me, playbook.agent.contact.sent
+        playbook.feed(Counters(playbook.at, dict([own, (guest, second + 10)])))
+        playbook.feed(read())
+    raise AssertionError("it serves for ever")
+
+
+def test_a_host_that_leaves_learns_the_end_in_another_journal_too() -> None:
+    """Its store was lost, and another journal was founded. The job ends there, and a guest never goes."""
+    playbook = playing("n0", Terms(1, 3), joined("n1"), hosts_journal=True, store_timeout_s=30.0) >> ask_to_leave()
+    playbook = playbook << ANY(StopWorkers) << Append(Leaving(ME)) >> stopped() << Append(Left(ME)) >> echo()
+    anew = read(Opened(Terms(1, 3), "n1"), joined("n1", incarnation=1), life=Life("n1"), is_anew=True)
+    assert playbook >> anew >> read(Aborted("x"), life=Life("n1"))
+    assert playbook.agent.is_serving
+    assert served_for(playbook, node("n1", 1)) == 30
+
+
+def test_a_host_that_was_replaced_serves_the_end_of_the_job_no_longer_than_any() -> None:
+    """A guest that hangs must not keep the host for ever."""
+    playbook = playing("n0", Terms(1, 3), joined("n1"), hosts_journal=True, store_timeout_s=30.0)
+    playbook = playbook >> read(joined("n0", 1, 1, nonce="twin")) << ANY(StopWorkers) >> stopped()
+    assert playbook >> read(Aborted("x"))
+    assert playbook.agent.is_serving
+    assert served_for(playbook, N1) == 30
 
 
 def test_a_host_that_was_replaced_serves_on_until_it_is_told() -> None:
