@@ -112,7 +112,7 @@ class Causes:
     budget: BudgetSpent | None = None
     """This node's workers have failed, and it bears no further failure (`RestartsLimited`)."""
     unable: AgentEnd | None = None
-    """This agent can take no part in the job, or no more, whatever the job does."""
+    """Why this agent cannot take part in the job, or cannot any longer, whatever the job does."""
     outcome: Outcome | None = None
     """The job has ended: how this agent's epoch ended, as this agent has read it."""
     stuck: tuple[int, ...] = ()

@@ -28,8 +28,6 @@ time. A read that waits for news returns after one second, and a journal may hol
 TURN_S = 0.02
 """Seconds that each live node adds to this time. All of them may say an entry at once, and a journal in a file takes
 one after another."""
-
-
 FOREVER = float("inf")
 """A time that never comes."""
 
@@ -70,7 +68,7 @@ def has_guests(agent: Agent) -> bool:
 
 def drive_beats(agent: Agent) -> tuple[Agent, list[Command]]:
     """Beat if a beat is due."""
-    if agent.at < _after(agent.contact.beat_at, agent.job.terms.beat_s, if_none=-FOREVER) or not is_beating(agent):
+    if agent.at < _beat_at(agent) or not is_beating(agent):
         return agent, []
     contact = evolve(agent.contact, beat_at=agent.at)
     if takes_part(agent):
@@ -105,17 +103,17 @@ def late_s(job: Job) -> float:
 
 def is_read_late(agent: Agent) -> bool:
     """Nothing was read for long."""
-    return agent.at >= _after(agent.contact.read_at, late_s(agent.job))
+    return agent.at >= _read_late_at(agent)
 
 
 def is_entry_late(agent: Agent) -> bool:
     """An entry that this node wants said has not been read back for long."""
-    return bool(agent.unread) and agent.at >= min(agent.unread.values()) + late_s(agent.job)
+    return agent.at >= _entry_late_at(agent)
 
 
 def is_stop_late(agent: Agent) -> bool:
     """The workers should have been gone for long. The keeper hangs, and not the store."""
-    return agent.at >= _after(agent.workers.kill_at, agent.spec.stop_s)
+    return agent.at >= _stop_late_at(agent)
 
 
 # ---- who may count on this node --------------------------------------------------------------------------------------
@@ -139,7 +137,7 @@ def is_unproven(agent: Agent) -> bool:
     The time at which the beat was sent counts, and not the arrival of its answer. An agent that was suspended may find
     an old answer when it runs again.
     """
-    return agent.at >= _after(agent.contact.proven_at, agent.job.terms.silence_s, if_none=-FOREVER)
+    return agent.at >= _unproven_at(agent)
 
 
 def is_fenced(agent: Agent) -> bool:
@@ -154,13 +152,6 @@ def fence_at(agent: Agent) -> float | None:
         return None
     at = _fence_falls_at(agent)
     return None if at == FOREVER else at
-
-
-def _fence_falls_at(agent: Agent) -> float:
-    """`Terms.fence_s` after the send time of the newest acknowledged beat. Its answer may have been on the way for
-    longer than the fence, so the arrival of the answer does not count."""
-    fence_s = agent.job.terms.fence_s
-    return FOREVER if fence_s is None else _after(agent.contact.proven_at, fence_s)
 
 
 def noticed_gap(agent: Agent) -> Agent:
@@ -189,8 +180,7 @@ def is_out(agent: Agent) -> bool:
         return True
     if not is_beating(agent):
         return False
-    is_unheard = agent.at >= _after(agent.contact.acked_at, agent.job.terms.silence_s, if_none=-FOREVER)
-    return is_read_late(agent) or (is_unheard and not is_stop_late(agent))
+    return is_read_late(agent) or (agent.at >= _unheard_at(agent) and not is_stop_late(agent))
 
 
 # ---- all these times -------------------------------------------------------------------------------------------------
@@ -200,18 +190,48 @@ def thresholds(agent: Agent) -> list[float]:
     """The times at which something about the contact changes if no event comes before. They may be past."""
     if not agent.spec.shares_journal:
         return []
-    contact, terms, late = agent.contact, agent.job.terms, late_s(agent.job)
-    times = [min(agent.unread.values()) + late] if agent.unread else []
-    if is_beating(agent):
-        times += [
-            _after(contact.beat_at, terms.beat_s),
-            _after(contact.read_at, late),
-            _after(agent.workers.kill_at, agent.spec.stop_s),
-            _after(contact.proven_at, terms.silence_s),
-            _after(contact.acked_at, terms.silence_s),
-        ]
-        times.append(_fence_falls_at(agent))
-    return times
+    if not is_beating(agent):
+        return [_entry_late_at(agent)]
+    return [
+        _beat_at(agent),
+        _read_late_at(agent),
+        _entry_late_at(agent),
+        _stop_late_at(agent),
+        _unproven_at(agent),
+        _unheard_at(agent),
+        _fence_falls_at(agent),
+    ]
+
+
+def _beat_at(agent: Agent) -> float:
+    return _after(agent.contact.beat_at, agent.job.terms.beat_s, if_none=-FOREVER)
+
+
+def _read_late_at(agent: Agent) -> float:
+    return _after(agent.contact.read_at, late_s(agent.job))
+
+
+def _entry_late_at(agent: Agent) -> float:
+    return min(agent.unread.values()) + late_s(agent.job) if agent.unread else FOREVER
+
+
+def _stop_late_at(agent: Agent) -> float:
+    return _after(agent.workers.kill_at, agent.spec.stop_s)
+
+
+def _unproven_at(agent: Agent) -> float:
+    return _after(agent.contact.proven_at, agent.job.terms.silence_s, if_none=-FOREVER)
+
+
+def _unheard_at(agent: Agent) -> float:
+    return _after(agent.contact.acked_at, agent.job.terms.silence_s, if_none=-FOREVER)
+
+
+def _fence_falls_at(agent: Agent) -> float:
+    """`Terms.fence_s` after the send time of the newest acknowledged beat. Its answer may have been on the way for
+    longer than the fence, so the arrival of the answer does not count."""
+    fence_s = agent.job.terms.fence_s
+    return FOREVER if fence_s is None else _after(agent.contact.proven_at, fence_s)
 
 
 def _after(since: float | None, for_s: float, *, if_none: float = FOREVER) -> float:

@@ -154,10 +154,10 @@ def _need_not_stay(agent: Agent, causes: Causes) -> bool:
         return False
     if agent.contact.outage is not None or is_abandoning(agent):
         return True
-    if causes.unable is not None:
-        return not agent.is_serving or is_due(agent, Timer.OUTAGE) or agent.at >= waits_until(agent)
     if agent.at >= waits_until(agent):
         return True
+    if causes.unable is not None:
+        return not agent.is_serving or is_due(agent, Timer.OUTAGE)
     if agent.is_serving:
         return False
     if causes.why_leaving is not None and causes.outcome is not None:

@@ -56,8 +56,9 @@ class AlreadyFinished:
 
 
 AgentEnd = StoreLost | JournalRefused | TermsDiffer | Replaced | AlreadyFinished
-"""Why this agent can take no part in the job, or no more, whatever happens to the job (`Causes.unable`). Whoever adds
-one looks at `lifecycle`, `core/text/describe.py`, app/report.py, app/elastic and docs/exit-status.md as well."""
+"""Why this agent cannot take part in the job, or cannot any longer, whatever happens to the job (`Causes.unable`).
+Whoever adds one looks at `lifecycle`, `core/text/describe.py`, app/report.py, app/elastic and docs/exit-status.md as
+well."""
 
 # ---- this node's workers ---------------------------------------------------------------------------------------------
 

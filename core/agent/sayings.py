@@ -51,8 +51,8 @@ def drive_sayings(agent: Agent) -> tuple[Agent, list[Command]]:
     is_gap = agent.contact.gap
     if not agent.was_read or (is_gap and not is_entry_late(agent)):
         return agent, []
-    # A `Lost` is wanted only in the step of a read of the counters. The agent remembers a `Lost` that it has said
-    # until the next such step, so that it is not said too often.
+    # A `Lost` is wanted only at the time of a read of the counters. The agent remembers a `Lost` that it has said
+    # until the next such read, so that it is not said too often.
     recent = agent.at - agent.spec.resay_s
     said: dict[Entry, float] = {e: at for e, at in agent.said.items() if isinstance(e, Lost) and at > recent}
     new: list[Entry] = []

@@ -67,7 +67,7 @@ def run_timers(agent: Agent) -> Agent:
 
 
 def _since(agent: Agent, timer: Timer, round: int) -> tuple[int, float]:
-    """The timer as it runs already, or as it starts now."""
+    """The round of this timer, and since when it runs for this round. It starts now if it does not run yet."""
     running = agent.since.get(timer)
     return running if running is not None and running[0] == round else (round, agent.at)
 
@@ -79,7 +79,7 @@ def is_due(agent: Agent, timer: Timer) -> bool:
 
 def due(agent: Agent) -> list[Timer]:
     """The timers whose time is over, and whose conditions still hold."""
-    return [timer for timer in agent.since if agent.at >= _deadline(agent, timer)]
+    return [timer for timer in agent.since if is_due(agent, timer)]
 
 
 def _deadline(agent: Agent, timer: Timer) -> float:

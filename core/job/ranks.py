@@ -11,7 +11,7 @@ The numbers equal torchelastic's (docs/torchelastic.md#ranks); the tests ask tor
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Set
+from collections.abc import Iterable, Mapping, Sequence, Set
 from functools import cached_property
 
 from .entries import Joined, Node
@@ -31,22 +31,14 @@ class Members(tuple[Joined, ...]):
         return {joined.node: group_rank for group_rank, joined in enumerate(self)}
 
     @cached_property
-    def first_ranks(self) -> tuple[tuple[int, int], ...]:
-        """For each member: the rank and the role rank of its first worker."""
+    def counted(self) -> tuple[Sequence[tuple[int, int]], Mapping[str, int]]:
+        """For each member: the rank and the role rank of its first worker. And the number of workers in each role."""
         world_size, role_sizes, firsts = 0, Counter[str](), []
         for joined in self:
             firsts.append((world_size, role_sizes[joined.role]))
             world_size += joined.local_world_size
             role_sizes[joined.role] += joined.local_world_size
-        return tuple(firsts)
-
-    @cached_property
-    def role_world_sizes(self) -> Mapping[str, int]:
-        """The number of workers in each role."""
-        sizes = Counter[str]()
-        for joined in self:
-            sizes[joined.role] += joined.local_world_size
-        return sizes
+        return firsts, role_sizes
 
 
 def members(joined: Iterable[Joined]) -> Members:
@@ -66,15 +58,15 @@ def assign(
 
     The bootstrap address and port of the round are those of the node with group rank 0.
     """
-    group_rank = members.group_ranks[node]
-    me, (first, role_first) = members[group_rank], members.first_ranks[group_rank]
+    group_rank, (firsts, role_world_sizes) = members.group_ranks[node], members.counted
+    me, (first, role_first) = members[group_rank], firsts[group_rank]
     return Assignment(
         round=round,
         group_rank=group_rank,
         group_world_size=len(members),
-        world_size=sum(members.role_world_sizes.values()),
+        world_size=sum(role_world_sizes.values()),
         role=me.role,
-        role_world_size=members.role_world_sizes[me.role],
+        role_world_size=role_world_sizes[me.role],
         master_addr=members[0].address,
         master_port=members[0].port,
         workers=tuple(

@@ -13,7 +13,7 @@ BUGS = (
         "world-size-counts-nodes",
         0,
         "job.ranks.assign",
-        "world_size=sum(members.role_world_sizes.values())",
+        "world_size=sum(role_world_sizes.values())",
         "world_size=len(members)",
         "S1",
         "setup sizes=2",
