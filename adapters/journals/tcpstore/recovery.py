@@ -60,7 +60,7 @@ readers of the journal fill the slot before. They may all be dead."""
 _HOLE_ROUND_TRIPS = 6
 """The agent waits for such a slot at least this many of the longest round trip of any writer."""
 _SLOWEST_S = 30.0
-"""A longer round trip counts as this one. Seconds."""
+"""Seconds. A round trip that took longer is counted as if it had taken so long."""
 
 
 # ---- the job that a store serves ----
