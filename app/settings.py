@@ -226,8 +226,13 @@ class Settings:
     """The arguments of `function`. Every worker gets the same."""
     start_method: str = field(default="spawn", validator=_one_of(*METHODS))
     """How workers that call a function are started, as in `multiprocessing`. spawn: a new interpreter, which gets the
-    function by pickle. fork: a copy of this process. forkserver: a fork of a process that has imported the function's
-    module."""
+    function by pickle. fork: a copy of this process. forkserver: a fork of a process that has imported the packages
+    that this process has imported."""
+    warm: bool | tuple[str, ...] = field(default=False, converter=_words)
+    """The workers are forks of a process that has imported modules for them, so a restart does not import them again
+    (docs/warm.md). True: what earlier launches of the same script have imported, or else what most scripts with torch
+    import. Names: these modules. False: every worker imports for itself. For a function it needs start method
+    forkserver, which always has such a process: names are then imported besides."""
     stdin: bytes | None = field(default=None, repr=False)
     """What each worker reads from its standard input. None: the worker inherits the agent's standard input."""
     env: Mapping[str, str] = field(default=Factory(dict))
@@ -327,6 +332,22 @@ class Settings:
             _refuse(self, "args", value, "a tuple")
         if value and self.function is None:
             _refuse(self, "args", value, "empty, because no function is given. A command has its arguments in itself")
+
+    @warm.validator
+    def _can_be_warm(self, attribute: Attribute[Any], value: Any) -> None:
+        names = value if isinstance(value, tuple) else ()
+        is_named = all(isinstance(name, str) and all(map(str.isidentifier, name.split("."))) for name in names)
+        if not isinstance(value, bool | tuple) or not is_named:
+            _refuse(self, "warm", value, "True, False or names of modules")
+        if value and self.function is not None and self.start_method != "forkserver":
+            _refuse(self, "warm", value, f"False with start method {self.start_method}; forkserver can be warm")
+        if value and self.function is None:
+            from reknit.adapters.keeper.zygote.commandline import NotWarm, parts_of  # needed by few jobs
+
+            try:
+                parts_of(self.command)
+            except NotWarm as error:
+                _refuse(self, "warm", value, f"False: {error}")
 
     @stdin.validator
     def _is_bytes(self, attribute: Attribute[Any], value: object) -> None:

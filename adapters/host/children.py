@@ -11,12 +11,10 @@
 from __future__ import annotations
 
 import errno
-import fcntl
 import os
 import sys
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Sequence
 from signal import SIGKILL
 from typing import Protocol
 from weakref import WeakSet
@@ -204,27 +202,6 @@ def _reap_all() -> int | None:
         if pid == 0:
             return count
         count += 1
-
-
-@contextmanager
-def apart(ends: Mapping[int, int]) -> Iterator[dict[int, int]]:
-    """A context. Its value: `ends`, so that a new process can be given one descriptor after the other.
-
-    `ends`: for a descriptor of the new process, the descriptor of this process that it becomes. If one number stands on
-    both sides, a `dup2` would overwrite what a later one copies. So such a descriptor is first duplicated to a number
-    above all others. The duplicates are closed at the end. Raises `OSError`.
-    """
-    above = max(ends, default=2) + 1
-    moved: list[int] = []
-    try:
-        for number, fd in ends.items():
-            if fd != number and fd in ends:
-                moved.append(fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, above))
-                ends = {**ends, number: moved[-1]}
-        yield dict(ends)
-    finally:
-        for fd in moved:
-            os.close(fd)
 
 
 class Abandoned(Protocol):

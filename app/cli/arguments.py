@@ -99,7 +99,9 @@ def _split(argv: Sequence[str], table: Table) -> tuple[list[tuple[Option, str]],
             break
         option, text = _recognised(argv[at], table)
         at += 1
-        if text is None and option.metavar:
+        if text is None and option.bare:
+            text = option.bare
+        elif text is None and option.metavar:
             if at == len(argv) or argv[at].startswith("--"):
                 raise UsageError(f"--{option.name} needs a value: --{option.name}={option.metavar}")
             text = argv[at]
@@ -185,7 +187,7 @@ def _add(group: Any, option: Option, *, shows_all: bool) -> None:
         group.add_argument(
             *names,
             dest=option.name,
-            metavar=option.metavar,
+            metavar="" if option.bare else option.metavar,
             default=option.default,
             type=_typed(option.read),
             help=help_,
@@ -242,7 +244,8 @@ def _without_effect(given: Mapping[str, str], table: Table) -> Iterator[str]:
 _DESCRIPTION = "Start the workers of a PyTorch job on this node, watch them, and restart the group when one fails."
 _EPILOG = "Every option may be given as a variable, for example PET_NPROC_PER_NODE=2."
 _EPILOG_ALL = (
-    "Every option can be given as a variable: PET_NPROC_PER_NODE=2 stands for --nproc-per-node=2. A mask of --redirects"
+    "Every option can be given as a variable: PET_NPROC_PER_NODE=2 stands for --nproc-per-node=2."
+    " --warm=torch,numpy names the modules to import once; without names they are learned. A mask of --redirects"
     " and --tee may be given by local rank: 0:1,1:3. SCRIPT may be -, which is the standard input. Some variables have"
     " no option: TORCHELASTIC_HEALTH_CHECK_PORT=PORT serves health checks and metrics,"
     " TORCHELASTIC_ENABLE_FILE_TIMER=1 watches timers that workers set, and docs/options.md lists the others."

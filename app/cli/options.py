@@ -44,6 +44,8 @@ class Option:
     """True: the option has no effect for a job with one node. It is accepted all the same."""
     no_effect: str = ""
     """Why this option of torchrun has no effect here. Empty: it has an effect."""
+    bare: str = ""
+    """The text of the value if the option is given without one. Empty: it needs a value."""
 
     @property
     def variable(self) -> str:
@@ -69,6 +71,14 @@ OPTIONS = (
     Option("nproc-per-node", "workers here: a number, gpu, xpu, cpu or auto", "N", "1", readers.workers(MOST_WORKERS)),
     Option("module", "SCRIPT is a module, run by python -m", short="m"),
     Option("no-python", "execute SCRIPT itself, without Python"),
+    Option(
+        "warm",
+        "import once for all workers, so a restart is fast",
+        "MODULE,…",
+        "",
+        readers.modules,
+        bare="known",
+    ),
     _rare("role", "role of the workers", "NAME", "default"),
     _rare("virtual-local-rank", "give each worker one GPU, as its device 0: LOCAL_RANK is 0 for all"),
     Option(
@@ -96,7 +106,7 @@ OPTIONS = (
         readers.signals,
         group=_END,
     ),
-    Option("log-dir", "folder for the workers' error files and output files", "DIR", group=_OUTPUT),
+    Option("log-dir", "folder for error files and output files", "DIR", group=_OUTPUT),
     Option(
         "redirects", "output to files only: 1 stdout, 2 stderr, 3 both", "N", "0", readers.masks, "r", group=_OUTPUT
     ),

@@ -63,6 +63,7 @@ def _asked(parsed: Parsed, environ: Mapping[str, str], read_stdin: Callable[[], 
         "env": {"TORCHELASTIC_SIGNALS_TO_HANDLE": parsed.texts["signals-to-handle"]} | threads,
         "local_world_size": workers,
         "virtual_local_rank": _virtual_local_rank(parsed, environ, workers),
+        "warm": _warm(parsed, command),
         "role": parsed["role"],
         "timer_file": timer_file(environ),
         "signals": parsed["signals-to-handle"],
@@ -140,6 +141,7 @@ def _for_several(
 
 _OPTION_OF = {
     "Settings.local_world_size": "nproc-per-node",
+    "Settings.warm": "warm",
     "Settings.role": "role",
     "Settings.run_id": "rdzv-id",
     "Settings.node_id": "node-id",
@@ -181,6 +183,18 @@ def _translated(refusal: str, parsed: Parsed) -> str:
     if not must or name not in _OPTION_OF:
         return refusal
     return f"{parsed.spelled(_OPTION_OF[name])}: must be {wanted.rpartition(', not ')[0]}"
+
+
+def _warm(parsed: Parsed, command: tuple[str, ...]) -> bool | tuple[str, ...]:
+    warm: bool | tuple[str, ...] = parsed["warm"]
+    if warm:
+        from reknit.adapters.keeper.zygote.commandline import NotWarm, parts_of
+
+        try:
+            parts_of(command)
+        except NotWarm as error:
+            raise UsageError(f"{parsed.given['warm']}: {error}") from None
+    return warm
 
 
 def _grace_s(parsed: Parsed, environ: Mapping[str, str]) -> float:

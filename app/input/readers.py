@@ -50,6 +50,16 @@ def restarts(value: str) -> dict[str, Any]:
     return policy
 
 
+def modules(value: str) -> bool | tuple[str, ...]:
+    """Names of modules: `torch,transformers`. `known`: True. Empty: False."""
+    if value in ("", "known"):
+        return bool(value)
+    names = tuple(name.strip() for name in value.split(","))
+    if not all(all(map(str.isidentifier, name.split("."))) for name in names):
+        raise ValueError("names of modules expected, for example torch,transformers")
+    return names
+
+
 def _within(number: int, least: int, most: int | None) -> int:
     if number < least:
         raise ValueError(f"must be at least {least}")

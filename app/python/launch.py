@@ -72,6 +72,7 @@ def launch(
     meeting: Meeting | None = None,
     run_id: str = "",
     start_method: str = "spawn",
+    warm: bool | Iterable[str] = False,
     env: Mapping[str, str] = EMPTY,
     grace_s: float = 30.0,
     hang_after_s: float | None = None,
@@ -91,6 +92,9 @@ def launch(
     `run_id`: name of the job. Empty: a random name, which is possible with one node only.
     `start_method`: how a worker that calls a function is started: spawn, fork or forkserver
     (docs/embedding.md#start-methods). Without a meaning for a program.
+    `warm`: the modules of a script are imported once for all workers and restarts (docs/warm.md). True: those that
+    earlier launches have shown to be needed. Names of modules: these. For a function, names are imported in addition to
+    what start method forkserver imports anyway.
     `env`: variables for the workers besides those of this process. With more than one worker, OMP_NUM_THREADS is 1
     unless it is set, as with `reknit run`.
     `grace_s`: seconds between the signal that stops workers and SIGKILL.
@@ -108,7 +112,7 @@ def launch(
     """
     _refuse_unknown(unknown)
     settings = _settings(
-        entry, args, nproc, max_restarts, nodes, meeting, run_id, start_method, env, grace_s, hang_after_s
+        entry, args, nproc, max_restarts, nodes, meeting, run_id, start_method, warm, env, grace_s, hang_after_s
     )
     try:
         with start(settings, say=say) as running:
@@ -128,6 +132,7 @@ async def launch_async(
     meeting: Meeting | None = None,
     run_id: str = "",
     start_method: str = "spawn",
+    warm: bool | Iterable[str] = False,
     env: Mapping[str, str] = EMPTY,
     grace_s: float = 30.0,
     hang_after_s: float | None = None,
@@ -141,7 +146,7 @@ async def launch_async(
     """
     _refuse_unknown(unknown)
     settings = _settings(
-        entry, args, nproc, max_restarts, nodes, meeting, run_id, start_method, env, grace_s, hang_after_s
+        entry, args, nproc, max_restarts, nodes, meeting, run_id, start_method, warm, env, grace_s, hang_after_s
     )
     try:
         async with opened_async(settings, say=say) as running:
@@ -175,6 +180,7 @@ def _settings(
     meeting: Meeting | None,
     run_id: str,
     start_method: str,
+    warm: Any,
     env: Any,
     grace_s: float,
     hang_after_s: float | None,
@@ -203,6 +209,7 @@ def _settings(
             terms=Terms(min_nodes=pair[0], max_nodes=pair[1], restarts=RestartPolicy(max_restarts=max_restarts)),
             meeting=meeting,
             start_method=start_method,
+            warm=warm,
             env={**given, **env} if isinstance(env, Mapping) else env,
             timer_file=timer_file(os.environ),
             grace_s=grace_s,

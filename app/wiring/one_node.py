@@ -22,6 +22,10 @@ def wire_one(settings: Settings, world: Surroundings, nonce: str) -> Wired:
 
         lock = take_alone(nonce)
         notes = end_left()
+        if settings.warm or settings.start_method == "forkserver":
+            from .warm_workers import warm_up
+
+            warm_up(workers, settings, world.environ)
     except BaseException:  # for example an import that finds no free descriptor
         try:
             workers.close()

@@ -63,6 +63,7 @@ def test_a_function_in_the_place_of_a_command() -> None:
         ({"function": print, "args": 3}, "Settings.args must be a tuple, not 3"),
         ({"command": ("true",), "args": (1,)}, "Settings.args must be empty, because no function is given"),
         ({"function": print, "start_method": "exec"}, "Settings.start_method must be one of spawn, fork, forkserver"),
+        ({"function": print, "warm": True}, "Settings.warm must be False with start method spawn"),
     ):
         with pytest.raises(ValueError, match=said):
             Settings(**fields)  # type: ignore[arg-type]  # some of them are of wrong types
@@ -94,6 +95,10 @@ def test_a_secret_is_not_shown() -> None:
             {"env": {"SECRET": "x", "A": 1}},
             "Settings.env must be a mapping from the names of variables to texts, not {'A': 1}",
         ),
+        ({"warm": 1}, "Settings.warm must be True, False or names of modules, not 1"),
+        ({"warm": "torch"}, "Settings.warm must be True, False or names of modules, not 'torch'"),
+        ({"warm": ["torch nn"]}, "Settings.warm must be True, False or names of modules, not ('torch nn',)"),
+        ({"command": ("./job",), "warm": True}, "Settings.warm must be False: ./job is no Python, not True"),
         ({"stdin": "text"}, "Settings.stdin must be bytes, or None, not 'text'"),
         ({"local_world_size": 0}, "Settings.local_world_size must be a whole number from 1 to 10000, not 0"),
         ({"local_world_size": "2"}, "Settings.local_world_size must be a whole number from 1 to 10000, not '2'"),

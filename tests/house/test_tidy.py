@@ -101,7 +101,11 @@ def test_only_public_modules_are_imported() -> None:
     assert {each for each in is_private if each[1] != "__future__"} == set()
 
 
-WRITES_ENVIRONMENT = {"adapters/keeper/functions/forks.py": "a forked worker has no other way to get its own"}
+WRITES_ENVIRONMENT = {
+    "adapters/keeper/common/settling.py": "a forked worker has no other way to get its own",
+    "adapters/keeper/zygote/program.py": "a zygote, and its forks, are processes of reknit's own",
+    "adapters/keeper/zygote/hook/sitecustomize.py": "what makes a Python a zygote is not handed down",
+}
 
 
 def test_the_environment_is_never_written() -> None:

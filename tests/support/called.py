@@ -222,14 +222,6 @@ def ancestry() -> tuple[int, int, list[str]]:
     return os.getppid(), parent.pid or 0, sorted(sys.modules)
 
 
-def is_same_memory() -> int:
-    """The same in each worker that was forked from one process that has imported this module."""
-    return COUNTER
-
-
-COUNTER = os.getpid()
-
-
 def sum_of_ranks() -> float:
     """The workers add their ranks up by gloo."""
     import torch

@@ -16,7 +16,8 @@ from collections.abc import Mapping
 from functools import partial
 from typing import NoReturn
 
-from reknit.adapters.keeper.functions.forks import NAMES, Forks, descriptors
+from reknit.adapters.keeper.common.settling import NAMES, descriptors
+from reknit.adapters.keeper.functions.forks import Forks
 from reknit.adapters.keeper.functions.function_main import FunctionWorker
 from reknit.adapters.keeper.process import boot
 from reknit.adapters.keeper.protocol.wire import ToKeeper

@@ -27,7 +27,6 @@ from typing import Any, ClassVar
 
 from attrs import evolve, frozen
 
-from reknit.adapters.keeper.functions.forkserver_main import ForkServerProcess
 from reknit.adapters.keeper.functions.function_main import (
     RETURNED,
     FunctionWorker,
@@ -39,7 +38,7 @@ from reknit.adapters.keeper.functions.function_main import (
 )
 from reknit.adapters.keeper.functions.together import Together, meet
 from reknit.adapters.keeper.protocol.files import WithFiles, new_file
-from reknit.adapters.keeper.protocol.wire import Process, StartProcesses
+from reknit.adapters.keeper.protocol.wire import Process, StartProcesses, Warm
 from reknit.core.agent.worker_words import WorkerExit, WorkersExited
 from reknit.core.job.workers import WorkerFailure, WorkerRanks
 
@@ -101,13 +100,12 @@ class Calls:
         """By local rank: the worker's file. It stays open until `close`."""
         self._packed: dict[object, _Packed] = {}
         self._which: dict[int, _Packed] = {}
-        self._server_file = -1
         self._shared: list[int] = []
         """What the functions wait for each other with (`Together`). The workers alone use it."""
         self._sent: list[int] = []
         """What the keeper gets, until it has it."""
-        # Without a subreaper, the workers of a fork server could not become children of the keeper.
-        self._has_server = start_method == "forkserver" and sys.platform == "linux"
+        # Without a subreaper, the forks of a zygote could not become children of the keeper.
+        self._has_zygote = start_method == "forkserver" and sys.platform == "linux"
         self._functions = dict(functions) if start_method == "fork" else {}
         """Those that are not pickled."""
         if start_method == "fork" and cuda_is_initialized():
@@ -169,22 +167,9 @@ class Calls:
                 numbers[_TRACKER] = tracker
             sent += [fd for fd in dict.fromkeys(numbers.values()) if fd not in sent]
             descriptors = tuple((number, sent.index(fd)) for number, fd in numbers.items())
-            argv = () if self._has_server else _command_line(tracker)
-            processes.append(evolve(asked, argv=argv, descriptors=descriptors))
-        command = evolve(command, processes=tuple(processes))
-        if self._has_server:
-            command = evolve(command, fork_server=self._server(told, tracker, sent))
+            processes.append(evolve(asked, argv=_command_line(tracker), descriptors=descriptors))
+        command = evolve(command, processes=tuple(processes), warm=warm_of_functions() if self._has_zygote else None)
         return WithFiles(evolve(command, descriptors=len(sent)), sent)
-
-    def _server(self, told: bytes, tracker: int, sent: list[int]) -> Process:
-        """The fork server for these functions."""
-        self._server_file = new_file()
-        preload = getattr(getattr(forkserver, "_forkserver", None), "_preload_modules", None) or ()
-        _write(self._server_file, told, ForkServerProcess(preload, _TOLD))
-        numbers = {_TOLD: self._server_file} | ({_TRACKER: tracker} if tracker >= 0 else {})
-        sent += [fd for fd in numbers.values() if fd not in sent]
-        descriptors = tuple((number, sent.index(fd)) for number, fd in numbers.items())
-        return Process(-1, -1, _command_line(tracker), descriptors=descriptors)
 
     def release(self) -> None:
         """Close what the keeper has by now. The workers' files stay open. May be repeated."""
@@ -195,9 +180,6 @@ class Calls:
         self._sent.clear()
         while self._shared:
             os.close(self._shared.pop())
-        if self._server_file >= 0:
-            os.close(self._server_file)
-            self._server_file = -1
 
     def judged(self, event: WorkersExited, workers: Mapping[int, WorkerRanks | Process]) -> WorkersExited:
         """The event, in which a process that has ended well without a value is a failure. `workers`: by local rank."""
@@ -387,13 +369,29 @@ def _told() -> bytes:
         return bytes(ForkingPickler.dumps(told))
 
 
+def warm_of_functions() -> Warm:
+    """What the workers of start method forkserver are forked from.
+
+    The modules are those that `multiprocessing.set_forkserver_preload` was given, and those of installed packages that
+    this program has imported. The workers import this program's script, and with it most of them."""
+    named = getattr(getattr(forkserver, "_forkserver", None), "_preload_modules", None) or ()
+    loaded = tuple(name for name, module in [*sys.modules.items()] if getattr(module, "__spec__", None) is not None)
+    return Warm(
+        _command_line(_tracker()),
+        modules=tuple(name for name in named if name != "__main__"),
+        likely=loaded,
+        paths=tuple(sys.path),
+        waits=True,
+    )
+
+
 def _command_line(tracker: int) -> tuple[str, ...]:
     """The command line of a new interpreter that does what it is told by its descriptor `_TOLD`."""
     argv = spawn.get_command_line(tracker_fd=_TRACKER if tracker >= 0 else None, pipe_handle=_TOLD)
     return tuple(map(os.fsdecode, argv))
 
 
-def _write(file: int, told: bytes, worker: FunctionWorker | ForkServerProcess) -> None:
+def _write(file: int, told: bytes, worker: FunctionWorker) -> None:
     with _as_spawning(_Spawning()):
         data = bytes(ForkingPickler.dumps(worker))
     with open(file, "wb", closefd=False) as opened:

@@ -103,6 +103,8 @@ class KeeperClient:
         self._used_ports: set[int] = set()  # every port that a keeper of this client has reserved
         self._owes_port = False  # the loop has asked for another port and was not answered
         self._fence_at: float | None = None
+        self._warm: wire.Warm | None = None
+        """What every keeper of this client makes a zygote of. None: there is no zygote."""
         abandon_in_forks(self)
         if self._calling.forks:
             self._has_started = True
@@ -194,6 +196,11 @@ class KeeperClient:
         else:
             self._owes_port = True
             self._keeper.tell(ReservePort())
+
+    def warm_up(self, warm: wire.Warm) -> None:
+        """Have the workers forked from a zygote. To be called when no process of an earlier agent is left, once."""
+        self._warm = warm
+        self._keeper.tell(warm)
 
     def resized(self) -> None:
         """Tell the keeper that the console's terminal has another size."""
@@ -335,7 +342,7 @@ class KeeperClient:
         """Start a keeper in the place of the last one, unless too many have failed in a row."""
         self._failures += 1
         self._configure = evolve(self._configure, sweeps=True, left=self.told.left)
-        waiting: list[object] = []
+        waiting: list[object] = [] if self._warm is None else [self._warm]
         if (round_ := self._round) is not None:
             round_.answer_by = None  # this was for the last keeper: the time of the next one begins when it is ready
             waiting += [round_.stop] if round_.stop is not None else []

@@ -20,7 +20,8 @@ from typing import NoReturn
 
 from attrs import frozen
 
-from reknit.adapters.host.children import apart, pidfd_of
+from reknit.adapters.host.children import pidfd_of
+from reknit.adapters.keeper.common.settling import apart
 from reknit.adapters.keeper.process import boot
 from reknit.adapters.keeper.protocol.stream import Stream
 from reknit.adapters.keeper.protocol.wire import ToAgent, ToKeeper

@@ -14,6 +14,31 @@ if TYPE_CHECKING:
 TIMER_FILE = "TORCHELASTIC_TIMER_FILE"
 """The variable that tells workers the path of the pipe for timers (`timerpipe.py`)."""
 
+TELLING = frozenset(
+    {
+        "RANK",
+        "LOCAL_RANK",
+        "GROUP_RANK",
+        "ROLE_RANK",
+        "ROLE_NAME",
+        "WORLD_SIZE",
+        "LOCAL_WORLD_SIZE",
+        "GROUP_WORLD_SIZE",
+        "ROLE_WORLD_SIZE",
+        "MASTER_ADDR",
+        "MASTER_PORT",
+        "TORCHELASTIC_RESTART_COUNT",
+        "TORCHELASTIC_MAX_RESTARTS",
+        "TORCHELASTIC_RUN_ID",
+        "TORCHELASTIC_USE_AGENT_STORE",
+        "TORCHELASTIC_ERROR_FILE",
+        "TORCH_NCCL_ASYNC_ERROR_HANDLING",
+        "REKNIT_ROUND",
+    }
+)
+"""The variables that a worker gets when its round begins: those of `given_by`, and its error file. A process that is
+made before does not know them."""
+
 
 def handed_down(
     own: Mapping[str, str], wanted: Configure, timer_file: str, is_read: Callable[[str], bool]

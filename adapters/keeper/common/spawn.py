@@ -12,10 +12,11 @@ import signal
 from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING
 
-from reknit.adapters.host.children import apart, descendants, signal_group, signal_process
+from reknit.adapters.host.children import descendants, signal_group, signal_process
 from reknit.adapters.keeper.output.streams import WorkerStreams
 
 from .guard import Guard
+from .settling import apart
 
 if TYPE_CHECKING:
     from reknit.adapters.runtime.ports import Clock

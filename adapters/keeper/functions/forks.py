@@ -8,22 +8,19 @@
 
 from __future__ import annotations
 
-import fcntl
 import gc
 import os
 import signal
-import stat
 import sys
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from reknit.adapters.host.children import apart
 from reknit.adapters.keeper.common.guard import Guard
+from reknit.adapters.keeper.common.settling import descriptors, settle
 
 from .function_main import FunctionWorker
 
 _FAILED = 1
-NAMES = {1: "stdout", 2: "stderr"}
 
 
 class Forks:
@@ -105,46 +102,6 @@ class Forks:
         self._hosts.clear()
 
 
-def settle(env: Mapping[str, str], ends: Mapping[int, int], ticket: int, foreign: Collection[int]) -> None:
-    """In a process that was forked: become what a worker is that was started by exec. The arguments are those of
-    `spawn.spawn`.
-
-    `ticket`: the descriptor of the guard pipe. -1: there is none. `foreign`: descriptors that the worker must not have.
-    """
-    os.setpgid(0, 0)
-    if ticket in ends:
-        ticket = fcntl.fcntl(ticket, fcntl.F_DUPFD, max(ends) + 1)
-    with apart(ends) as numbers:
-        for number, fd in numbers.items():
-            os.dup2(fd, number)
-    if 0 not in ends and os.isatty(0):
-        null = os.open(os.devnull, os.O_RDONLY)  # a background group that reads the terminal would be stopped
-        os.dup2(null, 0)
-        os.close(null)
-    for fd in {*foreign} - {*ends, ticket}:
-        os.close(fd)
-    if ticket >= 0:
-        os.set_inheritable(ticket, True)
-    os.environ.clear()
-    os.environ.update(env)
-    _attach(ends)
-
-
-def _attach(ends: Collection[int]) -> None:
-    """Let `sys.stdout` and `sys.stderr` write to a file that was asked for. A notebook, for example, has put objects of
-    its own there, which write elsewhere."""
-    for number, name in NAMES.items():
-        if number in ends and stat.S_ISREG(os.fstat(number).st_mode) and _number(getattr(sys, name)) != number:
-            setattr(sys, name, open(number, "w", buffering=1, closefd=False))  # noqa: SIM115  # it stays open
-
-
-def _number(stream: Any) -> int:
-    try:
-        return int(stream.fileno())
-    except (AttributeError, OSError, ValueError):
-        return -1
-
-
 def _run(worker: FunctionWorker) -> int:
     process: Any = worker  # the stubs have no such name
     status: int = process._bootstrap()
@@ -156,15 +113,3 @@ def _show() -> None:
 
     traceback.print_exc()
     sys.stderr.flush()
-
-
-def descriptors() -> set[int]:
-    """The descriptors that are open in this process."""
-    found = set()
-    for name in os.listdir("/dev/fd"):
-        try:
-            os.fstat(int(name))
-        except OSError:
-            continue  # this is the descriptor through which the list was read
-        found.add(int(name))
-    return found

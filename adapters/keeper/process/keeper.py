@@ -50,6 +50,7 @@ from reknit.adapters.keeper.protocol.wire import (
     StartProcesses,
     Stop,
     Unusable,
+    Warm,
 )
 from reknit.adapters.runtime.clock import SystemClock, is_readable
 from reknit.core.agent.worker_words import ReservePort, StartWorkers, WorkersStarted, WorkersStopped
@@ -224,6 +225,8 @@ class Keeper:
                 self._workers.start(message, self._receiver.take(count))
             case Stop():
                 self._workers.stop(message)
+            case Warm():
+                self._workers.warm_up(message)
             case Fence(until):
                 self._workers.fence(until)
             case ReservePort():

@@ -14,19 +14,19 @@ from typing import TYPE_CHECKING
 from attrs import evolve
 
 from reknit.adapters.host.orphans import MARK, carry
-from reknit.adapters.keeper.common.environment import arguments, given_by, whole
+from reknit.adapters.keeper.common.environment import TELLING, arguments, given_by, whole
 from reknit.adapters.keeper.common.guard import Guard
 from reknit.adapters.keeper.common.run_folder import worker_folder
 from reknit.adapters.keeper.common.spawn import Leader, spawn, spawn_exitcode
-from reknit.adapters.keeper.functions.forkserver import ForkServer
 from reknit.adapters.keeper.output.streams import STDERR, STDIN, STDOUT, Streams, file_with
-from reknit.adapters.keeper.protocol.wire import Configure, Process, StartProcesses, variables
+from reknit.adapters.keeper.protocol.wire import Configure, Process, StartProcesses, Warm, variables
 from reknit.core.agent.worker_words import StartWorkers
 from reknit.core.job.workers import WorkerFailure, WorkerRanks
 
 if TYPE_CHECKING:
     from reknit.adapters.keeper.functions.forks import Forks
     from reknit.adapters.keeper.watchdog.watchdog import Watchdog
+    from reknit.adapters.keeper.zygote.warming import Warming
     from reknit.adapters.runtime.ports import Clock
 
 
@@ -54,8 +54,60 @@ class Launcher:
         self._forks = forks
         self._is_abandoned = is_abandoned
         self._watchdog = watchdog
-        self._server: ForkServer | None = None
         self._guard: Guard | None = None
+        self._warming: Warming | None = None
+        """None: workers are started by exec."""
+
+    def warm_up(self, warm: Warm) -> None:
+        """Make a zygote for the workers, if there is none."""
+        if self._warming is not None:
+            return
+        from reknit.adapters.keeper.zygote.warming import Warming
+
+        self._warming = Warming(
+            warm,
+            whole(self._env, {}, ""),
+            telling=TELLING | ({"CUDA_VISIBLE_DEVICES"} if self._wanted.virtual_local_rank else set()),
+            clock=self._clock,
+            guard=self._guarded(),
+            given_back=self._given_back,
+            is_abandoned=self._is_abandoned,
+            say=self._streams.say,
+        )
+
+    def begin(self, command: StartWorkers | StartProcesses) -> None:
+        """A round begins."""
+        if isinstance(command, StartProcesses) and command.warm is not None:
+            self.warm_up(command.warm)
+        if self._warming is not None:
+            self._warming.begin()
+
+    def look(self) -> None:
+        """To be called whenever the clock has woken up, and at `wakes_at`."""
+        if self._warming is not None:
+            self._warming.look()
+
+    def ended(self, leader: Leader) -> None:
+        """This worker has ended."""
+        if self._warming is not None and leader.exitcode is not None:
+            self._warming.ended(leader.pid, leader.exitcode)
+
+    @property
+    def delays(self) -> bool:
+        """The start of workers should wait."""
+        return self._warming is not None and self._warming.delays
+
+    @property
+    def wakes_at(self) -> float | None:
+        """When `look` must be called at the latest, on the clock's time. None: there is no such time."""
+        return None if self._warming is None else self._warming.wakes_at
+
+    def _guarded(self) -> Guard:
+        if self._guard is None:
+            self._guard = Guard()
+            if MARK in self._env:
+                carry(self._env[MARK])  # not before: what an earlier agent has left carries the same mark
+        return self._guard
 
     def start(
         self, command: StartWorkers | StartProcesses, worker: WorkerRanks | Process, descriptors: Sequence[int] = ()
@@ -72,10 +124,7 @@ class Launcher:
             paths={STDOUT: process.stdout, STDERR: process.stderr},
         )
         try:
-            if self._guard is None:
-                self._guard = Guard()
-                if MARK in self._env:
-                    carry(self._env[MARK])  # not before: what an earlier agent has left carries the same mark
+            guard = self._guarded()
             if self._wanted.stdin is not None:
                 streams.ends[STDIN] = file_with(self._wanted.stdin.encode("latin-1"))
             env = whole(self._env, given, process.error_file)
@@ -83,12 +132,15 @@ class Launcher:
                 env |= self._watchdog.variables(process.local_rank, env)
             ends = {**streams.ends, **_files(process, descriptors)}
             if process.argv:
-                pid = spawn([*process.argv], env, ends, guard=self._guard, given_back=self._given_back)
+                if self._warming is not None:
+                    pid = self._warming.start(process.argv, env, ends, learns=process.local_rank == 0)
+                else:
+                    pid = spawn([*process.argv], env, ends, guard=guard, given_back=self._given_back)
             elif self._forks is not None:
                 which = process.local_rank
-                pid = self._forks.start(which, env, ends, guard=self._guard, given_back=self._given_back)
+                pid = self._forks.start(which, env, ends, guard=guard, given_back=self._given_back)
             else:
-                pid = self._fork(command, descriptors, env, ends, self._guard)
+                raise ValueError("there is neither a program nor a function")
         except (OSError, ValueError):
             streams.spawned()
             self._streams.release(streams)
@@ -96,40 +148,10 @@ class Launcher:
         streams.spawned()
         return Leader(pid, self._clock, **ranks, streams=streams, error_file=process.error_file)
 
-    def _fork(
-        self,
-        command: StartWorkers | StartProcesses,
-        descriptors: Sequence[int],
-        env: Mapping[str, str],
-        ends: Mapping[int, int],
-        guard: Guard,
-    ) -> int:
-        """Let the fork server start a worker. Returns its pid. Raises `OSError`."""
-        process = command.fork_server if isinstance(command, StartProcesses) else None
-        if self._server is None or not self._server.is_alive():
-            if process is None:
-                raise ValueError("a process without a program needs a fork server")
-            if self._server is not None:
-                self._server.close()
-            self._server = ForkServer(
-                process.argv,
-                whole(self._env, dict(process.env), ""),
-                _files(process, descriptors),
-                guard=guard,
-                given_back=self._given_back,
-                is_abandoned=self._is_abandoned,
-            )
-        try:
-            return self._server.start(env, ends, guard=guard)
-        except OSError:
-            self._server.close()  # an answer that comes late would be taken for that of the next request
-            self._server = None
-            raise
-
     @property
     def spared(self) -> Collection[int]:
         """Children of this process that are no strays."""
-        return () if self._server is None else (self._server.pid,)
+        return () if self._warming is None else self._warming.children
 
     def _process(self, command: StartWorkers | StartProcesses, worker: WorkerRanks | Process) -> Process:
         if isinstance(worker, WorkerRanks):
@@ -167,10 +189,9 @@ class Launcher:
             self._forks.release()
 
     def close(self) -> None:
-        """Close the guard pipe, and end the fork server. May be repeated."""
-        if self._server is not None:
-            self._server.close()
-            self._server = None
+        """Close the guard pipe, and end the zygote. May be repeated."""
+        if self._warming is not None:
+            self._warming.close()
         if self._guard is not None:
             self._guard.close()
             self._guard = None

@@ -21,7 +21,7 @@ from reknit.adapters.keeper.common.bootstrap import BootstrapPorts
 from reknit.adapters.keeper.common.spawn import Leader
 from reknit.adapters.keeper.failures.failing import failure_of
 from reknit.adapters.keeper.output.streams import Streams
-from reknit.adapters.keeper.protocol.wire import Configure, Happened, StartProcesses, Stop, workers_of
+from reknit.adapters.keeper.protocol.wire import Configure, Happened, StartProcesses, Stop, Warm, workers_of
 from reknit.core.agent.worker_words import (
     PortReserved,
     StartWorkers,
@@ -50,8 +50,13 @@ _CLOSE_S = 5.0
 class _Round:
     """The workers of the present round."""
 
-    def __init__(self, number: int) -> None:
-        self.number = number
+    def __init__(self, command: StartWorkers | StartProcesses, descriptors: Sequence[int]) -> None:
+        """`descriptors`: the open files that came with the command. They are closed by `release`."""
+        self.number = command.round
+        self.command = command
+        self.waiting = [*workers_of(command)]
+        """The workers that are not started yet."""
+        self.descriptors = [*descriptors]
         self.leaders: list[Leader] = []
         self.announced = False
         """`WorkersStarted` was reported."""
@@ -72,6 +77,12 @@ class _Round:
     def signal(self, signum: int) -> None:
         for leader in self.leaders:
             leader.signal(signum)
+
+    def release(self) -> None:
+        """No further worker is started. May be repeated."""
+        self.waiting.clear()
+        while self.descriptors:
+            os.close(self.descriptors.pop())
 
 
 class Processes:
@@ -144,34 +155,41 @@ class Processes:
     # ---- starting ----
 
     def start(self, command: StartWorkers | StartProcesses, descriptors: Sequence[int] = ()) -> None:
-        """`descriptors`: the open files that came with the command. They are closed here."""
-        try:
-            self._start(command, descriptors)
-        finally:
-            for fd in descriptors:
-                os.close(fd)
-            self._launcher.release()
-
-    def _start(self, command: StartWorkers | StartProcesses, descriptors: Sequence[int]) -> None:
+        """`descriptors`: the open files that came with the command. They are closed when the workers are started."""
         if self._round is not None:
             self.end_all()  # the agent never asks for this. Two rounds at the same time would do more harm
-        self._round = _Round(command.round)
+        self._round = _Round(command, descriptors)
         self._wakes_at = _AT_ONCE
         if self._watchdog is not None:
             self._watchdog.begin()
-        for worker in workers_of(command):
-            if self._is_abandoned():
-                return
-            try:
-                leader = self._launcher.start(command, worker, descriptors)
-            except (OSError, ValueError) as error:
-                self._use_spare()
-                # The round fails because of this worker, so the others are not started.
-                self._round.exits.append(WorkerExit(worker.local_rank, self._launcher.failure(worker, error)))
-                return
-            self._round.leaders.append(leader)
-            if self._watchdog is not None:
-                self._watchdog.watch(leader)
+        self._launcher.begin(command)
+        self._start(self._round)
+
+    def _start(self, round_: _Round) -> None:
+        """Start the workers that wait, unless they are to wait for their zygote."""
+        if not round_.waiting or self._launcher.delays:
+            return
+        try:
+            for worker in round_.waiting:
+                if self._is_abandoned():
+                    return
+                try:
+                    leader = self._launcher.start(round_.command, worker, round_.descriptors)
+                except (OSError, ValueError) as error:
+                    self._use_spare()
+                    # The round fails because of this worker, so the others are not started.
+                    round_.exits.append(WorkerExit(worker.local_rank, self._launcher.failure(worker, error)))
+                    return
+                round_.leaders.append(leader)
+                if self._watchdog is not None:
+                    self._watchdog.watch(leader)
+        finally:
+            round_.release()
+            self._launcher.release()
+
+    def warm_up(self, warm: Warm) -> None:
+        """Make a zygote for the workers, if there is none."""
+        self._launcher.warm_up(warm)
 
     @property
     def pids(self) -> dict[int, int]:
@@ -206,6 +224,7 @@ class Processes:
             if self._watchdog.is_ending:
                 round_.late_stop = command
                 return
+        round_.release()
         self._look(round_, now, is_last=True)
         round_.stopping, round_.kill_at = True, kill_at
         round_.signal(command.signal)
@@ -260,6 +279,7 @@ class Processes:
     # ---- looking ----
 
     def events(self, now: float) -> list[Happened]:
+        self._launcher.look()
         found: list[Happened] = [WorkersStopped(now, number, self.reserve_port()) for number in self._unknown_stops]
         self._unknown_stops = []
         if self._owes_port:
@@ -278,7 +298,8 @@ class Processes:
 
     def _round_events(self, round_: _Round, now: float) -> list[Happened]:
         found: list[Happened] = []
-        if not round_.announced:
+        self._start(round_)
+        if not round_.announced and not round_.waiting:
             round_.announced = True
             found.append(WorkersStarted(now, round_.number))
         self._keep_fence(round_, now)
@@ -297,6 +318,8 @@ class Processes:
 
     def _look(self, round_: _Round, now: float, *, is_last: bool = False) -> None:
         ended = [leader for leader in round_.leaders if leader.look()]
+        for leader in ended:
+            self._launcher.ended(leader)
         if self._watchdog is not None:
             if not is_last:
                 self._watchdog.look(now)
@@ -329,7 +352,11 @@ class Processes:
         """When `events` must be called at the latest, on the clock's time. After a command: at once. During a stop:
         when SIGKILL is due, or when its survivors are given up. Otherwise: when a worker may be hung, or the end of a
         hung worker goes on. None: there is no such time."""
-        times = (self._wakes_at, None if self._watchdog is None else self._watchdog.hears_at)
+        times = (
+            self._wakes_at,
+            self._launcher.wakes_at,
+            None if self._watchdog is None else self._watchdog.hears_at,
+        )
         return min((at for at in times if at is not None), default=None)
 
     def _next_deadline(self) -> float | None:
@@ -370,7 +397,10 @@ class Processes:
 
         Returns how many processes ended, and the pids of those that survive.
         """
-        leaders, self._round = () if self._round is None else self._round.leaders, None
+        leaders: Sequence[Leader] = ()
+        if self._round is not None:
+            self._round.release()
+            leaders, self._round = self._round.leaders, None
         self._forget()
         for leader in leaders:
             leader.signal(signal.SIGKILL)

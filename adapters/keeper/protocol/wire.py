@@ -23,7 +23,7 @@ from reknit.core.agent.worker_words import (
 )
 from reknit.core.job.workers import Assignment, WorkerRanks
 
-VERSION = 5
+VERSION = 6
 """The version of the messages. Both sides must have the same."""
 
 
@@ -53,6 +53,35 @@ class Process:
 
 
 @frozen
+class Warm:
+    """Make a zygote: a process that imports modules, and from which the workers are forked (adapters/keeper/zygote).
+
+    It is sent when no process of an earlier agent is left. Otherwise the zygote could be taken for one of these."""
+
+    argv: tuple[str, ...]
+    """The command line of the workers."""
+    modules: tuple[str, ...] = ()
+    """Modules that somebody has named."""
+    likely: tuple[str, ...] = ()
+    """Modules that workers probably import. Only those of installed packages are imported, and a missing one is not
+    named. What is known by `memory` takes their place."""
+    memory: str = ""
+    """The file with what is known of the program's imports (`learned.py`), on the keeper's host. It is brought up to
+    date. Empty: there is none."""
+    program: str = ""
+    """The name of the program in this file."""
+    paths: tuple[str, ...] = ()
+    """`sys.path` while they are imported. Empty: as Python makes it."""
+    folders: tuple[str, ...] = ()
+    """Folders whose modules hide installed ones from a worker, besides those that the command line tells."""
+    waits: bool = False
+    """A round that begins before everything is imported waits for that. It waits also if `memory` knows the program.
+    """
+    is_verbose: bool = False
+    """Say it if a round did not wait."""
+
+
+@frozen
 class StartProcesses:
     """Start these workers, for an agent that has worked out itself what each of them gets.
 
@@ -64,8 +93,8 @@ class StartProcesses:
     assignment: Assignment | None = None
     """The ranks of the workers. The keeper makes the variables and the error file of each worker from them, as for
     `StartWorkers`. None: each `Process` says everything."""
-    fork_server: Process | None = None
-    """The process that forks the workers without an `argv`. The keeper starts it if it has none."""
+    warm: Warm | None = None
+    """The workers are forked from a zygote. The keeper makes one if it has none. None: it has one, or needs none."""
     descriptors: int = 0
     """Number of open files that were sent before this message, beside the stream (`files.py`)."""
 
@@ -246,7 +275,7 @@ class Ping:
     """The sender lives."""
 
 
-_Wanted = StartWorkers | StartProcesses | Stop | ReservePort | Fence
+_Wanted = StartWorkers | StartProcesses | Stop | ReservePort | Fence | Warm
 Happened = WorkersStarted | WorkersExited | WorkersStopped | PortReserved
 ToKeeper = _Wanted | Configure | Say | Flush | Resized | Credit | Shutdown | Ping
 ToAgent = Happened | Hello | Ready | Unusable | Pids | Exitcodes | Output | Flushed | Ping

@@ -43,7 +43,7 @@ def test_every_spelling_of_a_value(option: Option) -> None:
     name, text = option.name, some_text(option)
     value = option.read(text)
     for spelling in {f"--{name}", f"--{name.replace('-', '_')}"}:
-        for words in ((f"{spelling}={text}",), (spelling, text)):
+        for words in ((f"{spelling}={text}",), *([] if option.bare else [(spelling, text)])):
             assert (ask(*words, "s")[name], ask(*words, "s").texts[name]) == (value, text)
     if short := option.short:
         for words in ((f"-{short}", text), (f"-{short}{text}",), (f"-{short}={text}",)):

@@ -8,10 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from reknit.adapters.host.orphans import MARK
-from reknit.adapters.keeper.common.environment import handed_down
+from reknit.adapters.keeper.common.environment import TELLING, given_by, handed_down
 from reknit.adapters.keeper.protocol.wire import Configure
 from reknit.adapters.keeper.watchdog.timerpipe import is_read
+from reknit.core.job.workers import WorkerRanks
 from tests.support.command import run
+from tests.support.processes import assignment
 
 WRITES = """
     import json, os, sys
@@ -161,3 +163,9 @@ def test_the_path_of_the_pipe_for_timers_is_that_of_the_keeper(tmp_path: Path) -
     assert handed_down(own, wanted, "", is_read) == {**rest, "TORCHELASTIC_TIMER_FILE": str(pipe)}
     os.close(fd)
     assert handed_down(own, wanted, "/p", is_read) == {**rest, "TORCHELASTIC_TIMER_FILE": "/p"}
+
+
+def test_what_tells_workers_apart_is_what_they_are_given() -> None:
+    """A module that reads such a variable must not be imported once for all of them."""
+    given = given_by({}, assignment(2), WorkerRanks(0, 2, 2), run_id="job", virtual_local_rank=False)
+    assert {*given, "TORCHELASTIC_ERROR_FILE"} == TELLING

@@ -1,0 +1,1 @@
+"""Warm workers: forks of a Python that has imported what the workers import."""

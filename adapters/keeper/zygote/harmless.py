@@ -1,0 +1,185 @@
+"""Importing modules for processes that will be forked later, and finding out whether that is harmless.
+
+A module is imported once, in the zygote, and not in each worker. This is harmless if the import would have done the
+same in each of them. It has not if it has
+
+1. read a variable that tells workers apart, for example RANK, or looked through the whole environment,
+2. changed a variable or removed one,
+3. left a thread that a fork does not carry over, a child process or an open file,
+4. changed what a process handles, blocks or is limited by, or its working folder,
+5. drawn from a generator of random numbers or seeded it, or
+6. raised an error.
+
+A thread is harmless if it is gone after a fork: OpenBLAS ends its threads before each fork, and starts them again when
+it needs them. A variable that was not there is carried over to the workers. Not seen are C code that reads the
+environment, and a module that keeps the time, the pid or a random number of its own (docs/warm.md).
+
+The standard library alone is imported here.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import resource
+import signal
+import sys
+from collections.abc import Collection, Iterator, Mapping
+from typing import Any
+
+_ALL = "*"
+_OWN = ("os", "_collections_abc", "collections.abc", __name__)
+"""Modules whose frames stand between a read of a variable and the module that wanted it."""
+
+
+class _Recording(type(os.environ)):  # type: ignore[misc]  # mypy takes the class of a value for no class
+    """`os.environ` while a module is imported. It is the same object as ever: only its class is another one."""
+
+    def __getitem__(self, key: str) -> str:
+        _reads.setdefault(key, _reader())
+        value: str = super().__getitem__(key)
+        return value
+
+    def __iter__(self) -> Iterator[str]:
+        _reads.setdefault(_ALL, _reader())
+        found: Iterator[str] = super().__iter__()
+        return found
+
+
+_reads: dict[str, str] = {}
+"""By variable: the first module that has read it."""
+
+
+def _reader() -> str:
+    frame = sys._getframe(1)
+    while frame.f_back is not None and frame.f_globals.get("__name__") in _OWN:
+        frame = frame.f_back
+    return str(frame.f_globals.get("__name__", "?"))
+
+
+class Importer:
+    """Imports modules in this process. `added` grows."""
+
+    def __init__(self, telling: Collection[str]) -> None:
+        """`telling`: names of variables that tell workers apart."""
+        self._telling = frozenset(telling)
+        self.added: dict[str, str] = {}
+        """Variables that imports have made."""
+        self.read: set[str] = set()
+        """Variables that imports have read."""
+
+    def import_(self, name: str) -> str:
+        """Import a module. Returns what was not harmless about it. Empty: nothing was."""
+        before, environ = _state(), dict(os.environ)
+        _reads.clear()
+        plain = type(os.environ)
+        os.environ.__class__ = _Recording
+        try:
+            importlib.import_module(name)
+            error = ""
+        except BaseException as raised:
+            error = f"cannot be imported: {type(raised).__name__}: {' '.join(str(raised).split()):.200}"
+        finally:
+            os.environ.__class__ = plain
+        self.read |= _reads.keys()
+        return error or self._read() or self._changed(environ) or _difference(before, _state())
+
+    def _read(self) -> str:
+        told = sorted(self._telling & _reads.keys())
+        if told:
+            return f"reads {told[0]} while it is imported{_by(_reads[told[0]])}"
+        return f"reads the whole environment while it is imported{_by(_reads[_ALL])}" if _ALL in _reads else ""
+
+    def _changed(self, before: Mapping[str, str]) -> str:
+        for name, value in os.environ.items():
+            if name not in before and name not in self._telling:
+                self.added[name] = value
+            elif before.get(name) != value:
+                return f"changes the variable {name} while it is imported"
+        gone = sorted(before.keys() - os.environ.keys())
+        return f"removes the variable {gone[0]} while it is imported" if gone else ""
+
+
+def _by(module: str) -> str:
+    return f" (in {module})" if module else ""
+
+
+# ---- what an import must leave as it was ----
+
+
+def _state() -> dict[str, Any]:
+    """By what a change of it means: the value now. None: there is no such value yet."""
+    torch, numpy, random = (sys.modules.get(name) for name in ("torch", "numpy.random", "random"))
+    return {
+        "starts a thread": len(os.listdir("/proc/self/task")),
+        "starts a process": _children(),
+        "leaves a file open": _descriptors(),
+        "handles a signal": [signal.getsignal(signum) for signum in sorted(signal.valid_signals())],
+        "blocks a signal": signal.pthread_sigmask(signal.SIG_BLOCK, ()),
+        "changes the working folder": os.getcwd(),
+        "changes a limit of the process": [resource.getrlimit(which) for which in _LIMITS],
+        "uses the random numbers of `random`": random and getattr(random, "getstate", lambda: None)(),
+        "uses the random numbers of numpy": numpy and _numpy_state(numpy),
+        "seeds the random numbers of torch": torch and _told(torch, "initial_seed"),
+        "initialises CUDA": torch and _told(getattr(torch, "cuda", None), "is_initialized"),
+    }
+
+
+_LIMITS = sorted({value for name, value in vars(resource).items() if name.startswith("RLIMIT_")})
+
+
+def _children() -> str:
+    with open(f"/proc/self/task/{os.getpid()}/children") as file:
+        return file.read()
+
+
+def _descriptors() -> dict[int, str]:
+    found = {}
+    for name in os.listdir("/proc/self/fd"):
+        try:
+            found[int(name)] = os.readlink(f"/proc/self/fd/{name}")
+        except OSError:
+            continue  # this is the descriptor through which the list was read
+    return found
+
+
+def _numpy_state(numpy: Any) -> object:
+    try:
+        state = numpy.get_state()
+        return bytes(state[1]), state[2:]
+    except Exception:  # it is being imported, or another module of this name
+        return None
+
+
+def _told(module: Any, function: str) -> object:
+    try:
+        return getattr(module, function)()
+    except Exception:  # it is being imported, or another module of this name
+        return None
+
+
+def _difference(before: Mapping[str, Any], after: Mapping[str, Any]) -> str:
+    for what, value in after.items():
+        was = before[what]
+        if what == "initialises CUDA":
+            was = bool(was)
+        if value is None or was is None or value == was:
+            continue
+        if what == "starts a thread":
+            if value > was and threads_after_a_fork() > 1:
+                return what
+        elif what == "leaves a file open":
+            if new := sorted(path for fd, path in value.items() if was.get(fd) != path):
+                return f"opens {new[0]} and leaves it open"
+        else:
+            return what
+    return ""
+
+
+def threads_after_a_fork() -> int:
+    """How many threads this process has after a fork. A library may end its own before each fork."""
+    pid = os.fork()
+    if pid == 0:
+        os._exit(0)
+    os.waitpid(pid, 0)
+    return len(os.listdir("/proc/self/task"))

@@ -1,0 +1,102 @@
+"""Python imports this module in every zygote and in every worker that tells what it has imported, just before it runs
+the program of its command line (`program.py`).
+
+Python calls the module `sitecustomize` and finds it by PYTHONPATH. It stands alone in its folder, so that this variable
+makes nothing else importable. A worker that starts cold imports nothing here that Python has not imported by itself: a
+module beside its script may have the same name.
+"""
+
+import atexit
+import os
+import sys
+
+_HERE = os.path.dirname(os.path.abspath(__file__))
+_VARIABLE = "REKNIT_ZYGOTE"
+_LEARNS = "learns:"
+
+
+def _be_asked() -> None:
+    sys.path[:] = [path for path in sys.path if os.path.abspath(path) != _HERE]
+    what = os.environ.pop(_VARIABLE, "")
+    paths = os.environ.get("PYTHONPATH", "").split(os.pathsep)[1:]
+    if paths:
+        os.environ["PYTHONPATH"] = os.pathsep.join(paths)
+    else:
+        os.environ.pop("PYTHONPATH", None)
+    if what.startswith(_LEARNS):
+        _tell_at_the_end(what[len(_LEARNS) :])
+    elif what:
+        _tell_at_the_end(*_hold(what))
+
+
+def _hold(stage: str) -> "tuple[str, list[str]]":
+    """Be a zygote. Returns in workers only, what `hold` returns. Whatever goes wrong ends the process: it must not run
+    the program by mistake."""
+    is_worker = False
+    try:
+        loaded = set(sys.modules)
+        root = _HERE
+        for _ in range(5):  # hook, zygote, keeper, adapters, reknit, and the folder that holds the package
+            root = os.path.dirname(root)
+        sys.path.append(root)
+        try:
+            from reknit.adapters.keeper.zygote import program
+        finally:
+            sys.path.remove(root)
+        # The program of a worker finds another reknit, perhaps, and none that it has not asked for.
+        for name in set(sys.modules) - loaded:
+            if name.partition(".")[0] == "reknit":
+                del sys.modules[name]
+        found = program.hold(stage, loaded)
+        is_worker = True
+        return found
+    except KeyboardInterrupt:
+        import signal
+
+        signal.signal(signal.SIGINT, signal.SIG_DFL)  # as Python does when nobody has handled it
+        os.kill(os.getpid(), signal.SIGINT)
+        raise
+    except BaseException:
+        import traceback
+
+        traceback.print_exc()
+        sys.stderr.flush()
+        raise
+    finally:
+        if not is_worker:
+            os._exit(70)
+
+
+def _tell_at_the_end(path: str, known: "list[str] | None" = None) -> None:
+    """When this process ends, write the names of the modules of Python and of installed packages that it has imported
+    into this file. Empty: write nothing. `known`: modules that were imported for it. None: there are none."""
+    if not path:
+        return
+    before = set(sys.modules) if known else set()
+    own, standard = os.getpid(), os.path.dirname(os.path.abspath(os.__file__)) + os.sep
+
+    def tell() -> None:
+        if os.getpid() != own:
+            return  # this is a fork of the worker
+        names = dict.fromkeys(known or [])
+        for name, module in [*sys.modules.items()]:
+            origin = getattr(getattr(module, "__spec__", None), "origin", None)
+            if name in before:
+                continue
+            if isinstance(origin, str) and ("-packages" + os.sep in origin or origin.startswith(standard)):
+                names[name] = None
+        try:
+            with open(path, "w") as file:
+                file.write("\n".join(names))
+        except OSError:
+            pass  # it would only have been faster the next time
+
+    atexit.register(tell)
+
+
+_be_asked()
+if getattr(sys.modules.get(__name__), "__file__", __file__) == __file__:
+    # Python goes on with the module that it would have found without this one. If there is none, the error says so, as
+    # Python expects. In a worker of a zygote, the zygote has imported that module already.
+    sys.modules.pop(__name__, None)
+    import sitecustomize  # type: ignore[import-not-found] # noqa: F401  # it need not exist

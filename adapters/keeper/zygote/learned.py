@@ -1,0 +1,106 @@
+"""What is known of a program's imports: a file per program in the user's cache folder.
+
+1. A worker that has ended well has left the names of the modules that it had imported. They are imported ahead of the
+   workers from the next launch on.
+2. A module that did harm is kept with the reason, and is left out from then on, until the file is removed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Mapping, Sequence
+
+from attrs import evolve, frozen
+
+from .commandline import CommandLine
+
+_FOLDER = os.path.join("reknit", "warm")
+
+
+@frozen
+class Known:
+    """What is known of the imports of one program."""
+
+    program: str
+    """As a user writes it: a path, or `-m` and a module."""
+    modules: tuple[str, ...] = ()
+    """What its workers had imported, in that order."""
+    left_out: Mapping[str, str] = {}  # frozen, and nobody writes to it
+    """By module that is not imported ahead of the workers: why."""
+
+
+def file_of(parts: CommandLine, python: str, cwd: str, environ: Mapping[str, str]) -> str:
+    """The file for this program under this Python. Empty: the program has no name. `python`: the path of the
+    interpreter. `cwd`: the workers' working folder. `environ`: says where the user's cache folder is."""
+    program = program_of(parts, cwd)
+    if not program:
+        return ""
+    base = environ.get("XDG_CACHE_HOME") or os.path.join(environ.get("HOME") or os.path.expanduser("~"), ".cache")
+    name = hashlib.sha256(f"{program}\0{python}".encode(errors="surrogateescape")).hexdigest()[:16]
+    return os.path.join(base, _FOLDER, f"{name}.json")
+
+
+def program_of(parts: CommandLine, cwd: str) -> str:
+    """The program as a text that names it on this host. Empty: it has no name."""
+    if parts.module:
+        return f"-m {parts.module}"
+    return os.path.realpath(os.path.join(cwd, parts.script)) if parts.script else ""
+
+
+def open_folder(path: str) -> bool:
+    """Make the folder of this file. False: that is not possible, so nothing can be kept."""
+    try:
+        os.makedirs(os.path.dirname(path), exist_ok=True)
+    except OSError:
+        return False
+    return True
+
+
+def read(path: str) -> Known | None:
+    """None: nothing is known. A file that cannot be read counts as none: it is only a cache."""
+    try:
+        with open(path) as file:
+            found = json.load(file)
+        return Known(found["program"], tuple(map(str, found["modules"])), dict(found["left_out"]))
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def note(path: str, program: str, *, modules: Sequence[str] = (), left_out: Mapping[str, str] | None = None) -> None:
+    """Write down what was learned. What is not given stays. A full disk, for example, is no error: it is only a
+    cache."""
+    known = read(path) or Known(program)
+    if modules:
+        known = evolve(known, modules=tuple(modules))
+    if left_out is not None:
+        known = evolve(known, left_out=dict(left_out))
+    data = {"program": known.program, "modules": known.modules, "left_out": dict(known.left_out)}
+    new = f"{path}.{os.getpid()}"
+    try:
+        with open(new, "w") as file:
+            json.dump(data, file, indent=0)
+        os.replace(new, path)
+    except OSError:
+        pass
+
+
+def forget(path: str) -> bool:
+    """False: nothing was known. Raises `OSError`."""
+    try:
+        os.unlink(path)
+    except FileNotFoundError:
+        return False
+    return True
+
+
+def take(path: str) -> list[str]:
+    """The names that a worker has left in this file, which is removed. Empty: it has left none."""
+    try:
+        with open(path) as file:
+            names = file.read().split()
+        os.unlink(path)
+    except (OSError, ValueError):
+        return []
+    return names

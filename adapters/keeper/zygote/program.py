@@ -1,0 +1,332 @@
+"""What runs in a zygote: it imports modules, checks that this was harmless, and forks the workers.
+
+A zygote is a Python with the command line of a worker. It stops at the moment at which Python imports `sitecustomize`,
+just before it runs the program of its command line. Each fork goes on from there. So everything that a program can see
+of its start is done by Python itself: `__main__`, `sys.argv`, `sys.path[0]`, tracebacks, the exit functions and status.
+
+1. A zygote begins as a Python with the same options, whose program only fails (`checks`). When it comes to this module,
+   it execs the command line of the workers (`holds`). So a Python that never comes here cannot run the workers' program
+   in the place of a worker.
+2. A zygote that has imported something harmful says so and ends. Its keeper starts another one, which leaves that out.
+3. A worker is forked twice. The process between ends at once, so the keeper adopts the worker, as a subreaper.
+4. A worker runs nothing before its keeper has said so, and has put it under its guard. If the keeper does not say so,
+   it ends.
+5. A zygote never runs an operation of torch: forks of a process with threads of libgomp hang.
+
+The standard library alone is imported here, besides the modules of reknit that do the same.
+"""
+
+from __future__ import annotations
+
+import atexit
+import fcntl
+import gc
+import importlib
+import importlib.machinery
+import importlib.util
+import io
+import json
+import os
+import signal
+import socket
+import sys
+import sysconfig
+import time
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Any
+
+from reknit.adapters.keeper.common.settling import descriptors, settle
+
+from .harmless import Importer, threads_after_a_fork
+from .zygote_line import HOOK, PLAN, SOCKET, VARIABLE, Line
+
+_ADOPTED_S = 0.0005
+"""The pause between two looks of a worker whether its keeper is its parent. Seconds."""
+_NO_HOOK = 78
+_GENERATORS = ("numpy.random", "torch")
+"""Modules with a generator of random numbers, besides `random`, which is always imported first."""
+_ALWAYS_READ = ("PYTHON", "LD_", "MALLOC_", "GLIBC_", "OMP_", "MKL_", "OPENBLAS_", "KMP_")
+"""What the names of variables begin with that C code reads when a process starts, or when a library is loaded."""
+_NOT_READ = frozenset({"PYTHONFAULTHANDLER"})
+"""A worker does itself what this variable asks for (`_as_started`)."""
+
+
+def checking(options: Sequence[str], python: str) -> list[str]:
+    """The command line with which a zygote begins. `options`: those of Python."""
+    return [python, *options, "-c", f"raise SystemExit({_NO_HOOK})"]
+
+
+def hold(stage: str, loaded: Collection[str]) -> tuple[str, list[str]]:
+    """Be a zygote. Returns in each worker, and nowhere else: the file into which the worker writes what it has imported
+    (empty: it is to write none), and what was imported for it.
+
+    `stage`: the value of `VARIABLE`. `loaded`: the modules that every Python has loaded when it comes here."""
+    plan = json.loads(os.pread(PLAN, os.fstat(PLAN).st_size, 0))
+    if stage == "checks":
+        os.execvpe(plan["argv"][0], plan["argv"], environment(os.environ, "holds"))
+    os.close(PLAN)
+    os.environ.clear()
+    os.environ.update(plan["environ"])
+    _import_the_other()
+    zygote = _Zygote(Line(socket.socket(fileno=SOCKET)), plan, loaded)
+    zygote.import_all()
+    return zygote.serve(), plan["likely"]
+
+
+def environment(environ: Mapping[str, str], what: str) -> dict[str, str]:
+    """The environment of a Python that is asked to do this by `hook/sitecustomize.py`."""
+    paths = [HOOK, *([environ["PYTHONPATH"]] if environ.get("PYTHONPATH") else [])]
+    return {**environ, "PYTHONPATH": os.pathsep.join(paths), VARIABLE: what}
+
+
+def _import_the_other() -> None:
+    """Import the module `sitecustomize` that Python would have found without ours."""
+    del sys.modules["sitecustomize"]
+    try:
+        importlib.import_module("sitecustomize")
+    except ModuleNotFoundError as error:
+        if error.name != "sitecustomize":
+            raise
+
+
+class _Zygote:
+    def __init__(self, line: Line, plan: Mapping[str, Any], loaded: Collection[str]) -> None:
+        self._line = line
+        self._plan = plan
+        self._loaded = frozenset(name.partition(".")[0] for name in loaded)
+        self._environ: dict[str, str] = plan["environ"]
+        self._importer = Importer(plan["telling"])
+        self._files: dict[str, tuple[int, int]] = {}
+        self._own = descriptors() - {0, 1, 2}
+
+    # ---- importing ----
+
+    def import_all(self) -> None:
+        """Import what the plan says, and tell the keeper how that went. Ends this process if it did harm."""
+        if self._plan["paths"]:
+            sys.path[:] = self._plan["paths"]
+        harms: dict[str, str] = {}
+        first: list[str] = []
+        missing: dict[str, str] = {}
+        for name in self._names():
+            if any(name == other or name.startswith(other + ".") for other in (*harms, *missing)):
+                continue
+            if why := self._not_to_be_imported(name):
+                missing[name] = why
+                continue
+            unloaded = [generator for generator in _GENERATORS if generator not in sys.modules]
+            if harm := self._importer.import_(name):
+                harms[name] = harm
+            first += [generator for generator in unloaded if generator in sys.modules and generator != name]
+        for stream in (sys.stdout, sys.stderr):
+            if stream is not None:
+                stream.flush()  # otherwise each worker would write once more what is in the buffer
+        if harms or first:
+            # Whether a module seeds one of these generators can be seen only if that was imported before it.
+            self._line.send({"harms": harms, "first": first})
+            os._exit(0)
+        tasks = len(os.listdir("/proc/self/task"))
+        if tasks > 1 and threads_after_a_fork() > 1:
+            self._line.send({"fails": "Python itself starts a thread here, for example by a file .pth"})
+            os._exit(0)
+        self._files = _stamps(sys.modules.values())
+        if why := self._hidden():
+            self._line.send({"fails": why})
+            os._exit(0)
+        gc.collect()
+        gc.freeze()  # the collector of a worker does not write to what all workers share
+        self._line.send({"ready": missing})
+
+    def _names(self) -> list[str]:
+        names = [*self._plan["first"], *self._plan["modules"], *self._plan["likely"]]
+        if "torch" in names and importlib.util.find_spec("numpy") is not None:
+            names = ["numpy.random", *names]  # torch imports it
+        if names:
+            names = ["random", *names]
+        return [
+            name
+            for name in dict.fromkeys(names)
+            if not any(name == out or name.startswith(out + ".") for out in self._plan["left_out"])
+        ]
+
+    def _not_to_be_imported(self, name: str) -> str:
+        if name in sys.modules:
+            return ""
+        root = name.partition(".")[0]
+        try:
+            spec = importlib.util.find_spec(root)
+        except (ImportError, ValueError) as error:
+            return str(error)
+        if spec is None:
+            return "is not installed"
+        if name not in self._plan["modules"] and name not in ("random", "numpy.random") and not _is_installed(spec):
+            return "is not among the installed packages"
+        return ""
+
+    # ---- forking ----
+
+    def serve(self) -> str:
+        """Returns in each worker: the file into which it writes what it has imported."""
+        while True:
+            message, files = self._line.receive()
+            if message is None:
+                os._exit(0)
+            if "fork" not in message:
+                self._line.send({"stale": self._stale()})
+                continue
+            request = message["fork"]
+            link, others = Line(socket.socket(fileno=files[0])), files[1:]
+            if why := self._differs(request):
+                link.send({"fails": why})
+            elif self._fork(request, link, others):
+                return str(request["lesson"])
+            for fd in others:
+                os.close(fd)
+            link.socket.close()
+
+    def _stale(self) -> str:
+        """Why what was imported is not what a worker would import now. Empty: it is the same."""
+        for path, stamp in self._files.items():
+            if _stamp(path) != stamp:
+                return f"{path} has changed"
+        return self._hidden()
+
+    def _hidden(self) -> str:
+        """Which module a worker would have found elsewhere. Empty: none."""
+        names = {name.partition(".")[0] for name in sys.modules} - self._loaded - set(sys.builtin_module_names)
+        for folder in self._plan["folders"]:
+            for name in sorted(names & {entry.partition(".")[0] for entry in _entries(folder)}):
+                spec = importlib.machinery.PathFinder.find_spec(name, [folder])
+                if spec is not None and spec.loader is not None and not self._is_its_own(name, spec):
+                    return f"{spec.origin} hides the module {name} that an installed package has imported"
+        return ""
+
+    @staticmethod
+    def _is_its_own(name: str, spec: importlib.machinery.ModuleSpec) -> bool:
+        return getattr(sys.modules.get(name), "__file__", None) == spec.origin
+
+    def _differs(self, request: Mapping[str, Any]) -> str:
+        """Why this worker would have imported something else. Empty: it would not."""
+        env = request["env"]
+        for name in sorted({*self._environ, *env}):
+            if self._environ.get(name) == env.get(name) or name in _NOT_READ:
+                continue
+            if name in self._importer.read or name.startswith(_ALWAYS_READ):
+                return f"the variable {name} has another value than when the modules were imported"
+        head = len(sys.orig_argv) - (len(sys.argv) - 1)
+        if request["argv"][:head] != sys.orig_argv[:head]:
+            return "its command line begins in another way"
+        return ""
+
+    def _fork(self, request: Mapping[str, Any], link: Line, files: Sequence[int]) -> bool:
+        """Fork a worker. True in the worker."""
+        # Python forgets at a fork which signals have come, so a worker would lose one that comes right after it.
+        mask = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+        try:
+            between = os.fork()
+            if between == 0:
+                _fork_again(link)
+                self._become(request, link, files, mask)
+                return True
+            os.waitpid(between, 0)  # from now on the worker is a child of the keeper
+        except OSError as error:
+            link.send({"fails": error.strerror or str(error), "errno": error.errno})
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        return False
+
+    def _become(self, request: Mapping[str, Any], link: Line, files: Sequence[int], mask: Collection[int]) -> None:
+        """In the worker: be as a process that was started by exec with this request."""
+        try:
+            numbers = request["numbers"]
+            ends = dict(zip(numbers, files, strict=False))
+            ticket = files[len(numbers)] if len(files) > len(numbers) else -1
+            kept = fcntl.fcntl(link.socket, fcntl.F_DUPFD_CLOEXEC, max(numbers, default=2) + 1)
+            settle(request["env"], ends, ticket, {*self._own, link.socket.detach(), *files})
+            link = Line(socket.socket(fileno=kept))
+            link.send({"pid": os.getpid()})
+            if link.receive()[0] is None:
+                os._exit(1)  # the keeper does not want this worker any more
+            link.socket.close()
+            self._line.socket.detach()
+            for name, value in self._importer.added.items():
+                os.environ.setdefault(name, value)
+            _as_started(request["argv"])
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        except OSError:
+            os._exit(1)  # the keeper is gone
+
+
+def _fork_again(link: Line) -> None:
+    """Returns in the process that becomes the worker, once the keeper is its parent."""
+    here = os.getpid()
+    try:
+        if os.fork():
+            os._exit(0)
+    except OSError as error:
+        link.send({"fails": error.strerror or str(error), "errno": error.errno})
+        os._exit(0)
+    while os.getppid() == here:
+        time.sleep(_ADOPTED_S)
+
+
+def _as_started(argv: Sequence[str]) -> None:
+    """What a Python does when it starts, as far as it depends on the one worker."""
+    # At its end Python collects what is left of the modules. What is frozen would not be finalised.
+    atexit.register(gc.unfreeze)
+    sys.orig_argv[:] = argv
+    count = len(sys.argv) - 1
+    sys.argv[1:] = argv[len(argv) - count :] if count else []
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(line_buffering=stream.isatty())
+    if os.environ.get("PYTHONFAULTHANDLER"):
+        import faulthandler
+
+        faulthandler.enable()
+    # Each Python begins with other random numbers. `random` sees to that by itself.
+    if (numpy := sys.modules.get("numpy.random")) is not None:
+        numpy.seed()
+    if (torch := sys.modules.get("torch")) is not None:
+        torch.default_generator.seed()  # not `torch.seed()`, because that seeds the devices as well
+    if (process := sys.modules.get("multiprocessing.process")) is not None:
+        process.current_process().authkey = os.urandom(32)
+
+
+# ---- what is imported ----
+
+
+def _is_installed(spec: importlib.machinery.ModuleSpec) -> bool:
+    """Whether this is a module of Python, or of a package that is installed as a copy."""
+    if spec.origin in ("built-in", "frozen"):
+        return True
+    places = [spec.origin] if spec.origin else [*(spec.submodule_search_locations or ())]
+    standard = {os.path.realpath(sysconfig.get_path(name)) for name in ("stdlib", "platstdlib")}
+    return bool(places) and all(
+        {"site-packages", "dist-packages"} & {*place.split(os.sep)}
+        or any(os.path.realpath(place).startswith(folder + os.sep) for folder in standard)
+        for place in places
+    )
+
+
+def _stamps(modules: Iterable[Any]) -> dict[str, tuple[int, int]]:
+    found = {}
+    for module in [*modules]:
+        path = getattr(module, "__file__", None)
+        if isinstance(path, str) and (stamp := _stamp(path)) != (0, 0):
+            found[path] = stamp
+    return found
+
+
+def _stamp(path: str) -> tuple[int, int]:
+    try:
+        status = os.stat(path)
+    except OSError:
+        return 0, 0
+    return status.st_mtime_ns, status.st_size
+
+
+def _entries(folder: str) -> list[str]:
+    try:
+        return os.listdir(folder)
+    except OSError:
+        return []

@@ -1,0 +1,276 @@
+"""The zygote of one keeper, from one to the next: when one is started, and what is said about it.
+
+1. A zygote is started when the keeper is, so it imports while the nodes meet. When it has ended, or what it has
+   imported is out of date, another one takes its place.
+2. Workers that it cannot fork start cold. Nothing fails because there is no zygote.
+3. A zygote that ends because of something harmful is followed by one that leaves this out. After `_MOST_PASSES` of
+   them, and after `_TRIES` that have ended in another way before they were ready, the workers stay cold.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Collection, Mapping, Sequence
+from signal import Signals
+from typing import TYPE_CHECKING, Any
+
+from attrs import evolve
+
+from reknit.adapters.keeper.common.guard import Guard
+from reknit.adapters.keeper.common.run_folder import working_folder
+from reknit.adapters.keeper.common.spawn import spawn
+from reknit.adapters.keeper.protocol.wire import Warm
+
+from . import learned
+from .commandline import NotWarm, folders_of, parts_of
+from .program import environment
+from .zygote import Zygote, ZygoteFailed
+
+if TYPE_CHECKING:
+    from reknit.adapters.runtime.ports import Clock
+
+READY_S = 120.0
+"""Time for a zygote to import everything. Seconds."""
+_MOST_PASSES = 6
+_TRIES = 3
+_SHOWN = 3
+"""So many modules that are left out are named. `reknit warm` names all."""
+
+
+class Warming:
+    def __init__(
+        self,
+        warm: Warm,
+        env: Mapping[str, str],
+        *,
+        telling: Collection[str],
+        clock: Clock,
+        guard: Guard,
+        given_back: Collection[Signals],
+        is_abandoned: Callable[[], bool],
+        say: Callable[[str], None],
+    ) -> None:
+        """Starts a zygote. `env`: the environment with which that of every worker begins. `telling`: the variables that
+        a worker gets when its round begins. The other arguments are those of `Processes`."""
+        self._env = dict(env)
+        self._telling = sorted(telling)
+        self._clock = clock
+        self._guard = guard
+        self._given_back = given_back
+        self._is_abandoned = is_abandoned
+        self._say = say
+        self._zygote: Zygote | None = None
+        if warm.memory and not learned.open_folder(warm.memory):
+            warm = evolve(warm, memory="")
+        self._warm = warm
+        known = (learned.read(warm.memory) if warm.memory else None) or learned.Known(warm.program)
+        self._likely = known.modules or warm.likely
+        self._waits = warm.waits or bool(known.modules)
+        self._known_out = dict(known.left_out)
+        self._left_out = dict(known.left_out)
+        """By module: why."""
+        self._learner = 0
+        """The pid of the worker that tells what it has imported. 0: there is none."""
+        self._first: list[str] = []
+        """Modules that are imported before all others."""
+        self._passes = 0
+        self._failures = 0
+        self._give_up_at = 0.0
+        self._has_told = False
+        self._may_start_again = True
+        """Since the last round began, no zygote was started in the place of one that was ready."""
+        self._said = ""
+        """The latest reason why a worker was started cold."""
+        self._why_cold = ""
+        """Why there is no zygote, and will be none. Empty: there may be one."""
+        try:
+            parts = parts_of(warm.argv)
+        except NotWarm as error:
+            self._options: tuple[str, ...] = ()
+            self._be_cold(str(error))
+            return
+        self._options = parts.options
+        self._folders = (*warm.folders, *folders_of(parts, working_folder()))
+        self._start()
+
+    # ---- coming and going ----
+
+    def _start(self) -> None:
+        plan: dict[str, Any] = {
+            "argv": self._warm.argv,
+            "environ": self._env,
+            "modules": self._warm.modules,
+            "likely": self._likely,
+            "paths": self._warm.paths,
+            "folders": self._folders,
+            "telling": self._telling,
+            "first": self._first,
+            "left_out": sorted(self._left_out),
+        }
+        try:
+            self._zygote = Zygote(
+                plan,
+                self._options,
+                guard=self._guard,
+                given_back=self._given_back,
+                is_abandoned=self._is_abandoned,
+            )
+        except (OSError, ValueError) as error:
+            self._be_cold(str(error))
+            return
+        self._clock.watch(self._zygote.fd)
+        self._give_up_at = self._clock.now() + READY_S
+
+    def look(self) -> None:
+        """Hear what the zygote says. To be called whenever the clock has woken up, and at `wakes_at`."""
+        if (zygote := self._zygote) is None:
+            return
+        try:
+            message = zygote.hear()
+        except ZygoteFailed as error:
+            self._end()
+            self._failed(zygote, str(error))
+            return
+        if message is None:
+            if not zygote.is_ready and self._clock.now() >= self._give_up_at:
+                self._end()
+                self._be_cold(f"the modules were not imported within {READY_S:g} s")
+        elif "harms" in message:
+            self._end()
+            self._left_out |= message["harms"]
+            self._first += message["first"]
+            self._passes += 1
+            if self._passes < _MOST_PASSES:
+                self._start()
+            else:
+                self._be_cold(_listed(self._left_out))
+        elif "fails" in message:
+            self._end()
+            self._be_cold(message["fails"])
+        elif "ready" in message:
+            zygote.is_ready = True
+            self._failures = 0
+            missing = {name: why for name, why in message["ready"].items() if name in self._warm.modules}
+            new = {name: why for name, why in self._left_out.items() if name not in self._known_out}
+            self._tell(new | missing)
+            if new and self._warm.memory:
+                learned.note(self._warm.memory, self._warm.program, left_out=self._left_out)
+                self._known_out = dict(self._left_out)
+
+    def _failed(self, zygote: Zygote, why: str) -> None:
+        if zygote.is_ready:
+            if self._may_start_again:
+                self._may_start_again = False
+                self._start()
+            return
+        self._failures += 1
+        if self._failures < _TRIES:
+            self._start()
+        else:
+            self._be_cold(f"the zygote has ended {_TRIES} times before it was ready")
+
+    def _tell(self, left_out: Mapping[str, str]) -> None:
+        if left_out and not self._has_told:
+            self._has_told = True
+            self._say(f"reknit: not imported ahead of the workers: {_listed(left_out)}")
+
+    def _be_cold(self, why: str) -> None:
+        self._why_cold = why
+        self._say(f"reknit: the workers start cold: {why}")
+
+    def _end(self) -> None:
+        if self._zygote is not None:
+            self._clock.unwatch(self._zygote.fd)
+            self._zygote.close()
+            self._zygote = None
+
+    # ---- what the launcher asks ----
+
+    @property
+    def delays(self) -> bool:
+        """Whether the start of a round should wait: the zygote will be ready sooner than workers that start cold."""
+        return self._waits and self._zygote is not None and not self._zygote.is_ready
+
+    @property
+    def wakes_at(self) -> float | None:
+        """When a zygote that is not ready is given up, on the clock's time. None: there is none."""
+        return self._give_up_at if self._zygote is not None and not self._zygote.is_ready else None
+
+    @property
+    def children(self) -> Collection[int]:
+        return () if self._zygote is None else (self._zygote.pid,)
+
+    def begin(self) -> None:
+        """A round begins: end a zygote whose modules are out of date."""
+        self.look()
+        self._may_start_again = True
+        if self._zygote is None and not self._why_cold:
+            self._start()
+        elif self._zygote is not None and self._zygote.is_ready and (why := self._stale(self._zygote)):
+            self._end()
+            self._say(f"reknit: the zygote is replaced: {why}")
+            self._start()
+        if self._zygote is not None and not self._zygote.is_ready and not self._waits and self._warm.is_verbose:
+            self._say("reknit: this round starts cold: the modules are still being imported")
+
+    @staticmethod
+    def _stale(zygote: Zygote) -> str:
+        try:
+            return zygote.stale()
+        except ZygoteFailed as error:
+            return str(error)
+
+    def start(self, argv: Sequence[str], env: Mapping[str, str], ends: Mapping[int, int], *, learns: bool) -> int:
+        """Start a worker, warm if that is possible. Returns its pid. Raises what `spawn` raises.
+
+        `learns`: it is to tell what it has imported. The other arguments are those of `spawn`."""
+        lesson = self._lesson if learns else ""
+        pid = self._fork(argv, env, ends, lesson)
+        if pid is None:
+            if lesson and not self._why_cold:
+                env = environment(env, f"learns:{lesson}")
+            pid = spawn([*argv], env, ends, guard=self._guard, given_back=self._given_back)
+        if lesson:
+            self._learner = pid
+        return pid
+
+    @property
+    def _lesson(self) -> str:
+        """The file into which a worker writes what it has imported. Empty: nobody wants to know."""
+        return self._warm.memory and f"{self._warm.memory}.{os.getpid()}.lesson"
+
+    def ended(self, pid: int, exitcode: int) -> None:
+        """A worker has ended."""
+        if pid == self._learner:
+            self._learner = 0
+            names = learned.take(self._lesson)
+            if names and exitcode == 0:
+                learned.note(self._warm.memory, self._warm.program, modules=names)
+
+    def _fork(self, argv: Sequence[str], env: Mapping[str, str], ends: Mapping[int, int], lesson: str) -> int | None:
+        """None: the worker must be started cold."""
+        zygote = self._zygote
+        if zygote is None or not zygote.is_ready:
+            return None
+        try:
+            return zygote.fork(argv, env, ends, guard=self._guard, lesson=lesson)
+        except ZygoteFailed as error:
+            if str(error) != self._said:
+                self._said = str(error)
+                self._say(f"reknit: workers start cold: {error}")
+            if not zygote.is_alive():
+                self._end()
+                self._failed(zygote, str(error))
+            return None
+
+    def close(self) -> None:
+        """End the zygote, and drop what a worker has told. May be repeated."""
+        self._end()
+        if self._learner:
+            learned.take(self._lesson)
+
+
+def _listed(left_out: Mapping[str, str]) -> str:
+    shown = [f"{name} {why}" for name, why in [*left_out.items()][:_SHOWN]]
+    rest = len(left_out) - len(shown)
+    return "; ".join(shown) + (f"; and {rest} more" if rest > 0 else "")

@@ -1,0 +1,153 @@
+"""One zygote, on the side of its keeper: starting it, hearing from it, and having it fork a worker."""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import socket
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from signal import SIGKILL, Signals
+from typing import Any
+
+from reknit.adapters.host.children import reaped, signal_process
+from reknit.adapters.keeper.common.guard import Guard
+from reknit.adapters.keeper.common.spawn import spawn
+from reknit.adapters.keeper.protocol.files import new_file
+
+from .program import checking, environment
+from .zygote_line import PLAN, SOCKET, Line
+
+_ANSWER_S = 5.0
+"""Time for a zygote to fork a worker, or to answer a question. A zygote that needs longer is ended. Seconds."""
+_LOOK_S = 0.1
+"""Time between two looks whether the agent lives. Seconds."""
+
+
+class ZygoteFailed(Exception):
+    """This zygote cannot fork the worker, or cannot be used any more. The text says why."""
+
+
+class Zygote:
+    """A zygote that was started."""
+
+    def __init__(
+        self,
+        plan: Mapping[str, Any],
+        options: Sequence[str],
+        *,
+        guard: Guard,
+        given_back: Collection[Signals],
+        is_abandoned: Callable[[], bool],
+    ) -> None:
+        """Starts it. `plan`: see `program.py`. `options`: those of its Python. The other arguments are those of `spawn`
+        and of `Processes`. Raises `OSError` and `ValueError`."""
+        self.is_ready = False
+        """It has imported everything."""
+        self._is_abandoned = is_abandoned
+        ours, theirs = socket.socketpair()
+        self._line = Line(ours)
+        try:
+            file = new_file()
+            try:
+                with open(file, "wb", closefd=False) as opened:
+                    opened.write(json.dumps(plan).encode())
+                env = environment(plan["environ"], "checks")
+                ends = {SOCKET: theirs.fileno(), PLAN: file}
+                argv = checking(options, plan["argv"][0])
+                self.pid = spawn(argv, env, ends, guard=guard, given_back=given_back)
+            finally:
+                os.close(file)
+        except BaseException:
+            ours.close()
+            raise
+        finally:
+            theirs.close()
+
+    @property
+    def fd(self) -> int:
+        """Readable when the zygote has said something, or has ended."""
+        return self._line.socket.fileno()
+
+    def hear(self) -> dict[str, Any] | None:
+        """What it has said since the last call. None: nothing. Raises `ZygoteFailed` if it has ended."""
+        self._line.socket.settimeout(0.0)
+        try:
+            message, _ = self._line.receive()
+        except BlockingIOError:
+            return None
+        except OSError as error:
+            raise ZygoteFailed(error.strerror or str(error)) from None
+        if message is None:
+            raise ZygoteFailed("its process has ended")
+        found: dict[str, Any] = message
+        return found
+
+    def stale(self) -> str:
+        """Why what it has imported cannot be used any more. Empty: it can. Raises `ZygoteFailed`."""
+        try:
+            self._line.socket.settimeout(_ANSWER_S)
+            self._line.send({"check": None})
+            return str(self._answer(self._line)["stale"])
+        except OSError as error:
+            raise ZygoteFailed(error.strerror or str(error)) from None
+
+    def fork(
+        self, argv: Sequence[str], env: Mapping[str, str], ends: Mapping[int, int], *, guard: Guard, lesson: str = ""
+    ) -> int:
+        """Have a worker forked, as leader of a new process group. Returns its pid. Raises `ZygoteFailed`: then there is
+        no such worker.
+
+        `argv`: its command line. `lesson`: the file into which it writes what it has imported, when it ends. Empty: it
+        writes none. The other arguments are those of `spawn`."""
+        try:
+            ours, theirs = socket.socketpair()
+        except OSError as error:
+            raise ZygoteFailed(error.strerror or str(error)) from None
+        link = Line(ours)
+        ticket = guard.ticket(above=max(ends, default=2))
+        try:
+            request = {"argv": [*argv], "env": dict(env), "numbers": [*ends], "lesson": lesson}
+            files = [theirs.fileno(), *ends.values(), *([ticket] if ticket >= 0 else [])]
+            self._line.socket.settimeout(_ANSWER_S)
+            self._line.send({"fork": request}, files)
+            theirs.close()
+            answer = self._answer(link)
+            if "fails" in answer:
+                raise ZygoteFailed(answer["fails"])
+            pid: int = answer["pid"]
+            if ticket >= 0:
+                guard.arm(ticket, pid)
+                ticket = -1
+            link.send({"go": None})
+            return pid
+        except OSError as error:
+            raise ZygoteFailed(error.strerror or str(error)) from None
+        finally:
+            # If the worker was not told to go on, it ends when it finds this closed.
+            ours.close()
+            theirs.close()
+            if ticket >= 0:
+                os.close(ticket)
+
+    def _answer(self, line: Line) -> dict[str, Any]:
+        poll = select.poll()
+        poll.register(line.socket, select.POLLIN)
+        give_up = time.monotonic() + _ANSWER_S
+        while not poll.poll(_LOOK_S * 1000):
+            if self._is_abandoned() or time.monotonic() > give_up:
+                raise ZygoteFailed(f"it has not answered within {_ANSWER_S:g} s")
+        message, _ = line.receive()
+        if message is None:
+            raise ZygoteFailed("its process has ended")
+        found: dict[str, Any] = message
+        return found
+
+    def is_alive(self) -> bool:
+        return not reaped(self.pid)
+
+    def close(self) -> None:
+        """End it. May be repeated."""
+        signal_process(self.pid, SIGKILL)
+        self._line.socket.close()

@@ -1,0 +1,81 @@
+"""`reknit warm`: what is known of a script's imports, and why some of it is not imported once for all workers."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+
+from reknit.adapters.keeper.common.run_folder import working_folder
+from reknit.adapters.keeper.zygote import learned
+from reknit.adapters.keeper.zygote.commandline import CommandLine
+from reknit.app.report import PREFIX, USAGE
+
+from .arguments import Table, help_text, parse
+from .options import Option, UsageError
+
+_OPTIONS = (
+    Option("forget", "forget what is known, so that the next launch learns it anew", group="Options"),
+    Option("module", "SCRIPT is a module, run by python -m", short="m", group="Options"),
+    Option("help", "this text", short="h", group="Options"),
+)
+_USAGE = "reknit warm [--forget] SCRIPT"
+_TABLE = Table(
+    "reknit warm",
+    _OPTIONS,
+    _USAGE,
+    "Show which modules `reknit run --warm SCRIPT` imports once for all workers, and why it leaves others out.",
+    "`reknit run --warm` learns what a script imports when its first worker ends well. docs/warm.md explains it.",
+)
+
+
+def warm(argv: Sequence[str], environ: Mapping[str, str] = os.environ) -> int:
+    """Run the command. Returns the exit status."""
+    try:
+        parsed = parse(argv, environ, _TABLE)
+        if parsed["help"]:
+            _say(1, help_text(_TABLE))
+            return 0
+        if not parsed.script or parsed.args:
+            raise UsageError(f"one script is needed; usage: {_USAGE}")
+        if not parsed["module"] and not os.path.exists(parsed.script):
+            raise UsageError(f"script {parsed.script} does not exist")
+        parts = CommandLine((), *((parsed.script, "") if parsed["module"] else ("", parsed.script)))
+        python = environ.get("PYTHON_EXEC") or sys.executable
+        file = learned.file_of(parts, python, working_folder(), environ)
+        lines = _forgotten(file, parsed.script) if parsed["forget"] else _known(file, parsed.script)
+        _say(1, "".join(f"{line}\n" for line in lines))
+    except UsageError as error:
+        _say(2, f"{PREFIX}{error}\n")
+        return USAGE
+    return 0
+
+
+def _forgotten(file: str, script: str) -> Iterator[str]:
+    try:
+        yield f"{script}: forgotten" if learned.forget(file) else f"{script}: nothing was known"
+    except OSError as error:
+        raise UsageError(f"{file}: {error.strerror}") from None
+
+
+def _known(file: str, script: str) -> Iterator[str]:
+    known = learned.read(file)
+    if known is None:
+        yield f"{script}: nothing is known yet. `reknit run --warm` learns it when the first worker of a node ends well"
+        return
+    out = known.left_out
+    modules = [name for name in known.modules if not any(name == o or name.startswith(o + ".") for o in out)]
+    packages = Counter(name.partition(".")[0] for name in modules)
+    yield f"{known.program}: {len(modules)} modules are imported once for all workers"
+    yield "  " + ", ".join(f"{name} ({count})" if count > 1 else name for name, count in packages.most_common())
+    for name, why in out.items():
+        yield f"  left out: {name} {why}"
+    yield f"  kept in {file}"
+
+
+def _say(fd: int, text: str) -> None:
+    try:
+        os.write(fd, text.encode(errors="backslashreplace"))
+    except OSError:
+        pass  # nobody reads it

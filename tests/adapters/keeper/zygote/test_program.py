@@ -1,0 +1,146 @@
+"""A worker that was forked from a zygote is the same as one that was started by exec, as far as its script can see.
+
+Each probe runs under two keepers, one with a zygote. What both workers print must be equal.
+"""
+
+from __future__ import annotations
+
+import inspect
+import os
+import re
+import shutil
+import signal
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support import probes
+from tests.support.warming import Ended, Warmed, install
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="a keeper adopts the forks of a zygote on Linux only")
+
+PROBES = [
+    name
+    for name, value in vars(probes).items()
+    if inspect.isfunction(value) and value.__module__ == probes.__name__ and name not in ("show", "double")
+]
+STATUS = {"exits_with_a_status": 7, "exits_at_once": 9, "is_interrupted": -signal.SIGINT, "aborts": -signal.SIGABRT}
+
+
+def normal(ended: Ended) -> Ended:
+    """Without numbers that differ from one process to the next."""
+
+    def text(said: str) -> str:
+        said = re.sub(r"0x[0-9a-f]+|#\d+ \(deleted\)", "…", said)
+        said = re.sub(r"(pid|psm|mp-|pym-)[-_=: ]?\w+", r"\1…", said)
+        said = re.sub(r"(MASTER_PORT=|TORCHELASTIC_RUN_ID=|pipe:|socket:|port )\[?\w+\]?", r"\1…", said)
+        return re.sub(r"(job_|keeper-)\w+", r"\1…", said)
+
+    return Ended(ended.exitcode, text(ended.out), text(ended.err))
+
+
+class Both:
+    """The same command line under two keepers."""
+
+    def __init__(self, folder: Path, **configure: Any) -> None:
+        self.folder = folder
+        self._configure = configure
+
+    def compare(self, argv: Sequence[str], modules: Sequence[str] = ("ahead",), **configure: Any) -> Ended:
+        """Raises `AssertionError` if they differ. Returns what the warm one did."""
+        found = []
+        for warm in (None, {"modules": tuple(modules)}):
+            warmed = Warmed(self.folder, argv, warm, **{**self._configure, **configure})
+            try:
+                (ended,) = warmed.run()
+                if warm is not None:
+                    assert os.path.realpath(f"/proc/{warmed.zygote}/exe"), "there is a zygote"
+                    assert warmed.said() == "", "nothing is left out"
+            finally:
+                warmed.close()
+            found.append(normal(ended))
+        cold, warm_one = found
+        assert warm_one == cold
+        return warm_one
+
+
+@pytest.fixture
+def both(tmp_path: Path) -> Both:
+    install(tmp_path, ahead="import json, random, multiprocessing, threading, socket, asyncio, tempfile, logging")
+    (tmp_path / "beside.py").write_text("NAME = __name__")
+    return Both(tmp_path)
+
+
+@pytest.mark.parametrize("probe", PROBES)
+def test_a_script_cannot_tell(probe: str, both: Both) -> None:
+    """It was written for a process of its own."""
+    shutil.copy(probes.__file__, both.folder / "train.py")
+    ended = both.compare(["-u", "train.py", probe], stdin="a line\nanother")
+    assert ended.exitcode == STATUS.get(probe, ended.exitcode)
+    assert ended.out or ended.err or ended.exitcode, "the probe says something"
+
+
+OTHER_WAYS: dict[str, tuple[list[str], Callable[[Path], object]]] = {
+    "module": (["-m", "own.train", "a"], lambda folder: None),
+    "package": (["-m", "own"], lambda folder: None),
+    "text": (
+        ["-c", "import sys, traceback; print(sys.argv, sys.path[0], *traceback.format_stack())", "a"],
+        lambda folder: None,
+    ),
+    "folder": (["own", "a"], lambda folder: None),
+    "link": (["link.py"], lambda folder: (folder / "link.py").symlink_to(folder / "own" / "plain.py")),
+    "buffered": (["own/plain.py"], lambda folder: None),
+    "optimised": (["-OO", "-W", "error", "-X", "dev", "own/plain.py"], lambda folder: None),
+    "safe path": (["-P", "own/plain.py"], lambda folder: None),
+    "standard input": (["-u", "-"], lambda folder: None),
+    "no such script": (["missing.py"], lambda folder: None),
+    "no such module": (["-m", "own.missing"], lambda folder: None),
+}
+
+
+@pytest.mark.parametrize("way", OTHER_WAYS)
+def test_a_program_cannot_tell_however_it_is_named(way: str, both: Both) -> None:
+    """Python has many ways to be told what to run."""
+    own = both.folder / "own"
+    own.mkdir()
+    show = """if True:
+        import sys, traceback
+        print(__name__, __package__, __file__, sys.argv, sys.path, sys.flags, __spec__ and __spec__.name)
+        print(*traceback.format_stack())
+        assert not sys.argv[1:], "arguments"
+    """
+    (own / "plain.py").write_text(show)
+    (own / "__init__.py").write_text("")
+    for name in ("train", "__main__"):
+        (own / f"{name}.py").write_text(show)
+    argv, prepare = OTHER_WAYS[way]
+    prepare(both.folder)
+    both.compare(argv, stdin="import sys; print(sys.argv, __name__, sys.stdin.readline())\n1")
+
+
+def test_a_variable_that_an_import_has_made_is_there(both: Both) -> None:
+    """As if the worker had imported the module itself."""
+    install(both.folder, makes="import os; os.environ['CACHE_OF_MINE'] = '/tmp/x'")
+    (both.folder / "train.py").write_text("import makes, os; print(os.environ['CACHE_OF_MINE'])")
+    assert both.compare(["train.py"], ["makes"]).out == "/tmp/x\n"
+
+
+def test_each_worker_has_numbers_of_its_own(both: Both) -> None:
+    """Forks of one process would draw the same ones."""
+    (both.folder / "train.py").write_text("""if True:
+        import multiprocessing as mp, numpy, random, torch
+        print(random.random(), numpy.random.random(), torch.rand(1).item(), mp.current_process().authkey.hex())
+        torch.manual_seed(1); numpy.random.seed(1); random.seed(1)
+        print(random.random(), numpy.random.random(), torch.rand(1).item())
+    """)
+    warmed = Warmed(both.folder, ["train.py"], {"modules": ("torch", "numpy", "ahead")}, env={"OMP_NUM_THREADS": "1"})
+    try:
+        first, second = (ended.out.splitlines() for ended in warmed.run(count=2))
+        assert all(one != other for one, other in zip(first[0].split(), second[0].split(), strict=True))
+        assert first[1] == second[1]
+        assert "cold" not in warmed.said()
+    finally:
+        warmed.close()

@@ -1,0 +1,82 @@
+"""The module that makes a Python a zygote, and what is left of it in a worker: nothing."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from reknit.adapters.keeper.zygote.program import environment
+from reknit.adapters.keeper.zygote.zygote_line import HOOK
+from tests.support.warming import PACKAGES, Warmed, install
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="a keeper adopts the forks of a zygote on Linux only")
+
+SHOW = """if True:
+    import os, sys
+    print(sys.path, os.environ.get("PYTHONPATH"), os.environ.get("REKNIT_ZYGOTE"), sys.modules.get("sitecustomize"))
+"""
+
+
+def told(folder: Path, environ: dict[str, str], *options: str) -> str:
+    return subprocess.check_output([sys.executable, *options, "-c", SHOW], text=True, env=environ, cwd=folder)
+
+
+@pytest.mark.parametrize("path", ["", "packages", "packages:more"])
+def test_a_cold_worker_that_teaches_sees_nothing_of_it(path: str, tmp_path: Path) -> None:
+    """Neither in its paths nor in its environment. What it has imported is in the file in the end."""
+    environ = {"PYTHONPATH": path} if path else {}
+    lesson = tmp_path / "lesson"
+    assert told(tmp_path, environment(environ, f"learns:{lesson}")) == told(tmp_path, environ)
+    assert "encodings.utf_8" in lesson.read_text().split()
+    assert "sitecustomize" not in lesson.read_text().split()
+
+
+def test_a_python_that_is_not_asked_does_nothing(tmp_path: Path) -> None:
+    """For example a child that a worker starts by another way."""
+    assert told(tmp_path, {"PYTHONPATH": HOOK}) == told(tmp_path, {})
+
+
+def test_the_other_customisations_are_found_as_ever(tmp_path: Path) -> None:
+    """Those of an operating system, or of a user."""
+    script = "import os, sys; sys.mine = [os.environ.get('REKNIT_ZYGOTE')]; print('once', flush=True)"
+    install(tmp_path, sitecustomize=script, ahead="")
+    (tmp_path / "train.py").write_text("import sys, sitecustomize; print(sys.mine, sitecustomize.__file__)")
+    warmed = Warmed(tmp_path, ["train.py"], {"modules": ("ahead",)})
+    try:
+        (ended,) = warmed.run()
+        assert ended.out == f"[None] {tmp_path / PACKAGES / 'sitecustomize.py'}\n"
+        assert warmed.said() == "once\n", "in the zygote"
+    finally:
+        warmed.close()
+
+
+def test_a_customisation_that_fails_makes_workers_cold(tmp_path: Path) -> None:
+    """Python itself says so, and goes on. A zygote that goes on would be no safe copy of it."""
+    install(tmp_path, sitecustomize="1 / 0", ahead="")
+    (tmp_path / "train.py").write_text("print('ran')")
+    warmed = Warmed(tmp_path, ["train.py"], {"modules": ("ahead",)})
+    try:
+        (ended,) = warmed.run()
+        assert ended.out == "ran\n"
+        assert "the workers start cold: the zygote has ended 3 times before it was ready" in warmed.said()
+    finally:
+        warmed.close()
+
+
+def test_a_python_that_does_not_come_here_runs_no_script(tmp_path: Path) -> None:
+    """Otherwise a zygote would run it, beside the workers."""
+    python = tmp_path / "python3"
+    python.write_text(f'#!/bin/sh\nunset PYTHONPATH\nexec {sys.executable} "$@"\n')
+    python.chmod(0o755)
+    (tmp_path / "train.py").write_text("open('ran', 'a').write('x')")
+    warmed = Warmed(tmp_path, ["train.py"], {"modules": ("json",)}, python=str(python))
+    try:
+        (ended,) = warmed.run()
+        assert ended.exitcode == 0
+        assert "the workers start cold" in warmed.said()
+    finally:
+        warmed.close()
+    assert (tmp_path / "ran").read_text() == "x"

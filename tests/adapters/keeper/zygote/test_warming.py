@@ -1,0 +1,259 @@
+"""What becomes of a zygote, and of the rounds meanwhile: no round is lost, whatever happens to it."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from reknit.adapters.keeper.zygote import zygote as zygotes
+from tests.support.keepers import wait_gone
+from tests.support.leaks import nothing_left
+from tests.support.warming import Warmed, environ_of, install, wait_dead
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="a keeper adopts the forks of a zygote on Linux only")
+
+SCRIPT = """if True:
+    import counted, os, sys
+    print(counted.PID, counted.__file__)
+    print(os.environ.get("RANK"), sys.argv)
+"""
+WAITS = """if True:
+    import os, sys, time
+    while not os.path.exists("go"): time.sleep(0.01)
+    sys.exit(4)
+"""
+Make = Callable[..., Warmed]
+
+
+@pytest.fixture
+def make(tmp_path: Path) -> Iterator[Make]:
+    """Makes keepers whose workers run `SCRIPT`."""
+    made: list[Warmed] = []
+    install(tmp_path, counted="import os; PID = os.getpid()")
+    (tmp_path / "train.py").write_text(SCRIPT)
+
+    def warmed(warm: dict[str, Any] | None = None, *args: str, **configure: Any) -> Warmed:
+        made.append(Warmed(tmp_path, ["train.py", *args], {"modules": ("counted",), **(warm or {})}, **configure))
+        return made[-1]
+
+    yield warmed
+    for each in made:
+        each.close()
+
+
+def imported_by(warmed: Warmed, round_: int = 0, count: int = 1) -> set[int]:
+    """Runs a round. Returns the processes in which its workers' package was imported."""
+    ended = warmed.run(round_, count)
+    assert [each.exitcode for each in ended] == [0] * count, ended
+    return {int(each.out.split()[0]) for each in ended}
+
+
+def test_all_workers_of_all_rounds_share_one_import(make: Make) -> None:
+    """This is what it is for."""
+    warmed = make()
+    (zygote,) = imported_by(warmed, count=3)
+    assert zygote == warmed.zygote
+    assert imported_by(warmed, 1, 2) == {zygote}
+    assert warmed.said() == ""
+
+
+def test_arguments_differ_by_local_rank(make: Make) -> None:
+    """As with cold workers."""
+    warmed = make(None, "${local_rank}", "x")
+    said = [ended.out.splitlines()[1] for ended in warmed.run(count=2)]
+    assert said == ["2 ['train.py', '0', 'x']", "3 ['train.py', '1', 'x']"]
+
+
+def test_a_zygote_is_marked_guarded_and_no_stray(make: Make) -> None:
+    """It ends with its keeper, whatever kills that."""
+    warmed = make()
+    imported_by(warmed)
+    zygote = warmed.zygote
+    environ = environ_of(zygote)
+    assert environ["REKNIT_NODE"] == warmed.kept.mark
+    assert os.getpgid(zygote) == zygote
+    os.kill(warmed.kept.pid, signal.SIGKILL)
+    wait_gone([zygote])
+
+
+@pytest.mark.parametrize("signum", [signal.SIGKILL, signal.SIGTERM])
+def test_another_zygote_follows_one_that_has_ended(signum: int, make: Make, tmp_path: Path) -> None:
+    """Also while workers run, so that their restart is warm."""
+    warmed = make()
+    (first,) = imported_by(warmed)
+    (tmp_path / "train.py").write_text(WAITS)
+    warmed.begin(1)
+    warmed.kept.drive_until(lambda: warmed.kept.keeper.pids(1))
+    os.kill(first, signum)
+    warmed.kept.drive_until(lambda: warmed.zygote not in (0, first))
+    (tmp_path / "go").touch()
+    assert [ended.exitcode for ended in warmed.end(1)] == [4], "the worker did not notice"
+    (tmp_path / "train.py").write_text(SCRIPT)
+    assert imported_by(warmed, 2) == {warmed.zygote}
+    assert warmed.said() == ""
+
+
+def test_a_zygote_that_stops_answering_costs_no_round(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is replaced."""
+    monkeypatch.setattr(zygotes, "_ANSWER_S", 0.5)
+    warmed = make(how="fork")
+    (first,) = imported_by(warmed)
+    os.kill(first, signal.SIGSTOP)
+    assert first not in imported_by(warmed, 1, 2)
+    wait_gone([first])
+    assert warmed.said() == "reknit: the zygote is replaced: it has not answered within 0.5 s\n"
+    assert imported_by(warmed, 2) == {warmed.zygote}
+
+
+def test_what_has_changed_on_disk_is_imported_again(make: Make, tmp_path: Path) -> None:
+    """An upgrade of a package, between two rounds."""
+    warmed = make()
+    (first,) = imported_by(warmed)
+    install(tmp_path, counted="import os; PID = os.getpid()  # changed")
+    (second,) = imported_by(warmed, 1)
+    assert second == warmed.zygote != first
+    changed = tmp_path / "site-packages" / "counted.py"
+    assert warmed.said() == f"reknit: the zygote is replaced: {changed} has changed\n"
+
+
+def test_the_script_itself_may_change(make: Make, tmp_path: Path) -> None:
+    """It is read by each worker."""
+    warmed = make()
+    (zygote,) = imported_by(warmed)
+    (tmp_path / "train.py").write_text("import counted; print(counted.PID, 'changed')")
+    (ended,) = warmed.run(1)
+    assert ended.out == f"{zygote} changed\n"
+
+
+def test_a_module_beside_the_script_hides_an_installed_one(make: Make, tmp_path: Path) -> None:
+    """As Python has it. Which module it is cannot be changed once it is imported, so nothing is warm."""
+    (tmp_path / "counted.py").write_text("import os; PID = os.getpid()")
+    warmed = make()
+    (ended,) = warmed.run()
+    assert ended.out.split()[1] == str(tmp_path / "counted.py")
+    assert "the workers start cold" in warmed.said()
+    assert "counted.py hides the module counted" in warmed.said()
+
+
+def test_a_folder_of_data_hides_nothing(make: Make, tmp_path: Path) -> None:
+    """For example `wandb` or `datasets` beside the script."""
+    (tmp_path / "counted").mkdir()
+    warmed = make()
+    assert imported_by(warmed) == {warmed.zygote}
+
+
+def test_what_is_harmful_is_left_out_and_named(make: Make, tmp_path: Path) -> None:
+    """And whatever imports it."""
+    install(
+        tmp_path,
+        harmful="import os; RANK = os.environ.get('RANK')",
+        innocent="import harmful",
+    )
+    (tmp_path / "train.py").write_text("import counted, harmful, innocent; print(counted.PID, harmful.RANK)")
+    warmed = make({"modules": ("harmful", "counted", "innocent", "nowhere", "nowhere.at.all")})
+    ended = warmed.run(count=2)
+    assert [each.out for each in ended] == [f"{warmed.zygote} 2\n", f"{warmed.zygote} 3\n"]
+    line = (
+        "reknit: not imported ahead of the workers: harmful reads RANK while it is imported (in harmful); "
+        "innocent reads RANK while it is imported (in harmful); nowhere is not installed\n"
+    )
+    assert warmed.said() == line
+
+
+def test_a_variable_that_differs_after_all_makes_a_worker_cold(make: Make, tmp_path: Path) -> None:
+    """Here the one that says where the virtual device is."""
+    install(tmp_path, counted="import os; PID = os.getpid(); D = os.environ.get('CUDA_VISIBLE_DEVICES')")
+    warmed = make(virtual_local_rank=True)
+    assert warmed.zygote not in imported_by(warmed, count=2)
+    assert "counted reads CUDA_VISIBLE_DEVICES while it is imported" in warmed.said()
+
+
+def test_an_unknown_program_does_not_wait(make: Make, tmp_path: Path) -> None:
+    """And a line says so for those who want to know."""
+    install(tmp_path, slow="import os, time\nwhile not os.path.exists('go'): time.sleep(0.01)")
+    warmed = make({"modules": (), "likely": ("slow", "counted"), "waits": False, "is_verbose": True})
+    assert warmed.zygote not in imported_by(warmed)
+    assert warmed.said() == "reknit: this round starts cold: the modules are still being imported\n"
+    (tmp_path / "go").touch()
+    assert any(imported_by(warmed, round_) == {warmed.zygote} for round_ in range(1, 1000))
+
+
+def test_a_stop_ends_the_wait_for_the_modules(make: Make, tmp_path: Path) -> None:
+    """A second Ctrl-C must not be needed."""
+    install(tmp_path, slow="import threading; threading.Event().wait()")
+    warmed = make({"modules": ("slow",)})
+    warmed.begin()
+    assert warmed.kept.stop().stuck == ()
+
+
+def test_a_program_teaches_what_it_imports(make: Make, tmp_path: Path) -> None:
+    """At a clean exit. The next launch knows it."""
+    memory = tmp_path / "cache" / "reknit" / "known.json"
+    install(tmp_path, harmful="import os; RANK = os.environ.get('RANK')", inner="", lazily="import inner")
+    (tmp_path / "own.py").write_text("")
+    (tmp_path / "train.py").write_text(
+        "import counted, harmful, lazily, own, sys; print(counted.PID, len(sys.argv[1:]))"
+    )
+    warm = {"modules": (), "memory": str(memory), "program": "train.py", "waits": False}
+    first = make(warm)
+    first.run(count=2)
+    first.close()
+    found = json.loads(memory.read_text())
+    assert found["program"] == "train.py"
+    assert {"counted", "harmful", "lazily", "inner"} <= {*found["modules"]}
+    assert not {"own", "__main__", "sitecustomize"} & {*found["modules"]}
+    assert [path.name for path in memory.parent.iterdir()] == [memory.name], "nothing else is left"
+
+    second = make(warm)
+    assert imported_by(second, count=2) == {second.zygote}
+    assert "harmful reads RANK while it is imported" in second.said()
+    second.close()
+    known = json.loads(memory.read_text())
+    assert known["left_out"] == {"harmful": "reads RANK while it is imported (in harmful)"}
+    assert known["modules"] == found["modules"], "a warm worker teaches the same"
+
+    third = make(warm)
+    assert imported_by(third) == {third.zygote}
+    assert third.said() == "", "it is known, and was told once"
+
+
+@pytest.mark.parametrize("how", ["sys.exit(3)", "os._exit(0)", "os.kill(os.getpid(), 9)"])
+def test_only_a_clean_exit_teaches(how: str, make: Make, tmp_path: Path) -> None:
+    """What a worker that fails had imported may be half of it."""
+    memory = tmp_path / "known.json"
+    (tmp_path / "train.py").write_text(f"import counted, os, sys; {how}")
+    warmed = make({"modules": (), "memory": str(memory), "program": "train.py", "waits": False})
+    warmed.run()
+    warmed.close()
+    assert not memory.exists()
+    assert [path.name for path in tmp_path.iterdir() if "lesson" in path.name] == []
+
+
+def test_a_cache_that_cannot_be_written_or_read_is_none(make: Make, tmp_path: Path) -> None:
+    """A full disk, or a home that is read-only."""
+    (tmp_path / "file").write_text("{")
+    for memory in (tmp_path / "file" / "known.json", tmp_path / "file"):
+        warmed = make({"modules": (), "memory": str(memory), "program": "train.py", "waits": False})
+        warmed.run()
+        warmed.close()
+        assert warmed.kept.console.read_text() == ""
+
+
+def test_nothing_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No process, descriptor or file."""
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    install(tmp_path, counted="import os; PID = os.getpid()")
+    (tmp_path / "train.py").write_text(SCRIPT)
+    with nothing_left():
+        warmed = Warmed(tmp_path, ["train.py"], {"modules": ("counted",)})
+        warmed.run(count=2)
+        zygote = warmed.zygote
+        warmed.close()
+        wait_dead(zygote)
