@@ -3,12 +3,15 @@
 A module is imported once, in the zygote, and not in each worker. This is harmless if the import would have done the
 same in each of them. It has not if it has
 
-1. read a variable that tells workers apart, for example RANK, or looked through the whole environment,
+1. read a variable that tells workers apart, for example RANK, or kept a copy of the whole environment,
 2. changed a variable or removed one,
 3. left a thread that a fork does not carry over, a child process or an open file,
 4. changed what a process handles, blocks or is limited by, or its working folder,
 5. drawn from a generator of random numbers or seeded it, or
 6. raised an error.
+
+Many modules look through the whole environment for variables of their own, tqdm for example. They are shown the
+variables of rule 1 as well, with a key that notes what it is compared with, and a value whose references are counted.
 
 A thread is harmless if it is gone after a fork: OpenBLAS ends its threads before each fork, and starts them again when
 it needs them. A variable that was not there is carried over to the workers. Not seen are C code that reads the
@@ -19,6 +22,7 @@ The standard library alone is imported here.
 
 from __future__ import annotations
 
+import gc
 import importlib
 import os
 import resource
@@ -27,7 +31,6 @@ import sys
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
-_ALL = "*"
 _OWN = ("os", "_collections_abc", "collections.abc", __name__)
 """Modules whose frames stand between a read of a variable and the module that wanted it."""
 
@@ -36,18 +39,60 @@ class _Recording(type(os.environ)):  # type: ignore[misc]  # mypy takes the clas
     """`os.environ` while a module is imported. It is the same object as ever: only its class is another one."""
 
     def __getitem__(self, key: str) -> str:
+        if isinstance(key, _Watched) and (shown := _shown.get(key)) is not None:
+            return shown
         _reads.setdefault(key, _reader())
         value: str = super().__getitem__(key)
         return value
 
     def __iter__(self) -> Iterator[str]:
-        _reads.setdefault(_ALL, _reader())
-        found: Iterator[str] = super().__iter__()
-        return found
+        if _shown:
+            _reads.setdefault(_ALL, _reader())
+        told = {str(key) for key in _shown}
+        yield from (key for key in super().__iter__() if key not in told)
+        yield from _shown
 
 
+class _Watched(str):
+    """The name of a variable that tells workers apart, as it is shown to who looks through all. A comparison with which
+    it is found counts as a read."""
+
+    __slots__ = ()
+
+    def __eq__(self, other: object) -> bool:
+        return self._noted(str.__eq__(self, other))
+
+    def __ne__(self, other: object) -> bool:
+        return not self == other
+
+    __hash__ = str.__hash__
+
+    def __contains__(self, part: object) -> bool:
+        return self._noted(str.__contains__(self, part))  # type: ignore[operator]  # as `str` does it
+
+    def startswith(self, *args: Any) -> bool:
+        return self._noted(super().startswith(*args))
+
+    def endswith(self, *args: Any) -> bool:
+        return self._noted(super().endswith(*args))
+
+    def lower(self) -> str:
+        return _Watched(super().lower())
+
+    def upper(self) -> str:
+        return _Watched(super().upper())
+
+    def _noted(self, is_so: bool) -> bool:
+        if is_so is True and (reader := _reader()):
+            _reads.setdefault(str(self).upper(), reader)
+        return is_so
+
+
+_ALL = "*"
 _reads: dict[str, str] = {}
-"""By variable: the first module that has read it."""
+"""By variable: the first module that has read it. `_ALL`: the first one that has looked through the environment."""
+_shown: dict[_Watched, str] = {}
+"""By name: the value of a variable of rule 1, for who looks through all."""
 
 
 def _reader() -> str:
@@ -63,6 +108,8 @@ class Importer:
     def __init__(self, telling: Collection[str]) -> None:
         """`telling`: names of variables that tell workers apart."""
         self._telling = frozenset(telling)
+        _shown.clear()
+        _shown.update({_Watched(name): f"only the worker knows {name}" for name in telling})
         self.added: dict[str, str] = {}
         """Variables that imports have made."""
         self.read: set[str] = set()
@@ -70,7 +117,7 @@ class Importer:
 
     def import_(self, name: str) -> str:
         """Import a module. Returns what was not harmless about it. Empty: nothing was."""
-        before, environ = _state(), dict(os.environ)
+        before, environ, references = _state(), dict(os.environ), _references()
         _reads.clear()
         plain = type(os.environ)
         os.environ.__class__ = _Recording
@@ -82,13 +129,21 @@ class Importer:
         finally:
             os.environ.__class__ = plain
         self.read |= _reads.keys()
-        return error or self._read() or self._changed(environ) or _difference(before, _state())
+        return (
+            error or self._read() or self._kept(references) or self._changed(environ) or _difference(before, _state())
+        )
 
     def _read(self) -> str:
         told = sorted(self._telling & _reads.keys())
         if told:
-            return f"reads {told[0]} while it is imported{_by(_reads[told[0]])}"
-        return f"reads the whole environment while it is imported{_by(_reads[_ALL])}" if _ALL in _reads else ""
+            return f"reads {told[0]} while it is imported (in {_reads[told[0]]})"
+        return ""
+
+    def _kept(self, before: list[tuple[int, int]]) -> str:
+        if _ALL not in _reads:
+            return ""
+        gc.collect()
+        return "" if _references() == before else f"keeps a copy of the environment (in {_reads[_ALL]})"
 
     def _changed(self, before: Mapping[str, str]) -> str:
         for name, value in os.environ.items():
@@ -100,8 +155,8 @@ class Importer:
         return f"removes the variable {gone[0]} while it is imported" if gone else ""
 
 
-def _by(module: str) -> str:
-    return f" (in {module})" if module else ""
+def _references() -> list[tuple[int, int]]:
+    return [(sys.getrefcount(name), sys.getrefcount(value)) for name, value in _shown.items()]
 
 
 # ---- what an import must leave as it was ----

@@ -138,11 +138,12 @@ def test_a_script_runs_under_this_python(tmp_path: Path) -> None:
 @pytest.mark.parametrize("warm", [True, ("decimal",)])
 def test_a_script_may_be_warm(warm: bool | tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """By name, or as it is learned."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     script = tmp_path / "script.py"
     script.write_text("import sys; print('decimal' in sys.modules, file=open(sys.argv[1], 'a')); import decimal")
-    for _ in range(2):
-        launch(script, (tmp_path / "told",), warm=warm)
+    with monkeypatch.context() as here:
+        here.setenv("XDG_CACHE_HOME", str(tmp_path))
+        for _ in range(2):
+            launch(script, (tmp_path / "told",), warm=warm)
     assert (tmp_path / "told").read_text().split() == ["False" if warm is True else "True", "True"]
 
 

@@ -23,13 +23,27 @@ PACKAGES = {
         "reads RANK while it is imported (in asks_for_its_rank)",
     ),
     "reads_by_another": ("import helper", "reads LOCAL_RANK while it is imported (in helper)"),
-    "copies_all": (
-        "import os; ALL = dict(os.environ)",
-        "reads the whole environment while it is imported (in copies_all)",
+    "copies_all": ("import os; ALL = dict(os.environ)", "keeps a copy of the environment (in copies_all)"),
+    "copies_all_too": ("import os; ALL = os.environ.copy()", "keeps a copy of the environment (in copies_all_too)"),
+    "keeps_all_names": ("import os; ALL = [*os.environ]", "keeps a copy of the environment (in keeps_all_names)"),
+    "keeps_all_values": (
+        "import os; ALL = {str(i): v for i, v in enumerate(os.environ.values())}",
+        "keeps a copy of the environment (in keeps_all_values)",
     ),
-    "searches_all": (
-        "import os; MINE = {k: v for k, v in os.environ.items() if k.startswith('MINE')}",
-        "reads the whole environment while it is imported (in searches_all)",
+    "searches_all": ("import os; MINE = {k: v for k, v in os.environ.items() if k.startswith('MINE')}", ""),
+    "searches_a_copy": ("import os\ndef f():\n  e = dict(os.environ)\n  return e.get('MINE')\nMINE = f()", ""),
+    "lowers_all": ("import os; MINE = [k for k in os.environ if k.lower().startswith('mine')]", ""),
+    "finds_its_rank": (
+        "import os; IS = any(k in ('RANK', 'X') for k in os.environ)",
+        "reads RANK while it is imported (in finds_its_rank)",
+    ),
+    "finds_it_in_a_copy": (
+        "import os\ndef f():\n  e = dict(os.environ)\n  return int('RANK' in e)\nIS = f()",
+        "reads RANK while it is imported (in finds_it_in_a_copy)",
+    ),
+    "finds_it_by_its_beginning": (
+        "import os; IS = len([k for k in os.environ if k.upper().startswith('LOCAL_')])",
+        "reads LOCAL_RANK while it is imported (in finds_it_by_its_beginning)",
     ),
     "sets_its_rank": ("import os; os.environ['RANK'] = '0'", "changes the variable RANK while it is imported"),
     "changes_a_variable": ("import os; os.environ['HOME'] = '/x'", "changes the variable HOME while it is imported"),
