@@ -226,8 +226,8 @@ class Settings:
     """The arguments of `function`. Every worker gets the same."""
     start_method: str = field(default="spawn", validator=_one_of(*METHODS))
     """How workers that call a function are started, as in `multiprocessing`. spawn: a new interpreter, which gets the
-    function by pickle. fork: a copy of this process. forkserver: a fork of a process that has imported the packages
-    that this process has imported."""
+    function by pickle. fork: a copy of this process. forkserver: a fork of a process that has imported the installed
+    packages that the function's module has imported."""
     warm: bool | tuple[str, ...] = field(default=False, converter=_words)
     """The workers are forks of a process that has imported modules for them, so a restart does not import them again
     (docs/warm.md). True: what earlier launches of the same script have imported, or else what most scripts with torch

@@ -36,6 +36,7 @@ _OWN = {
     "admission",
     "fence-after",
     "hang-after",
+    "warm",
     "help",
     "help-all",
     "log-line-prefix-template",

@@ -37,7 +37,7 @@ def _warm(settings: Settings, environ: Mapping[str, str]) -> Warm | None:
             return None
         from reknit.adapters.keeper.client.function_workers import warm_of_functions
 
-        warm = warm_of_functions()
+        warm = warm_of_functions({str(getattr(settings.function, "__module__", ""))})
         return evolve(warm, modules=(*names, *warm.modules))
     if not settings.warm:
         return None

@@ -20,9 +20,10 @@ import pickle
 import sys
 import threading
 from collections import ChainMap
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from multiprocessing import context, forkserver, process, resource_tracker, spawn
 from multiprocessing.reduction import ForkingPickler
+from types import ModuleType
 from typing import Any, ClassVar
 
 from attrs import evolve, frozen
@@ -39,6 +40,7 @@ from reknit.adapters.keeper.functions.function_main import (
 from reknit.adapters.keeper.functions.together import Together, meet
 from reknit.adapters.keeper.protocol.files import WithFiles, new_file
 from reknit.adapters.keeper.protocol.wire import Process, StartProcesses, Warm
+from reknit.adapters.keeper.zygote.harmless import held
 from reknit.core.agent.worker_words import WorkerExit, WorkersExited
 from reknit.core.job.workers import WorkerFailure, WorkerRanks
 
@@ -106,6 +108,7 @@ class Calls:
         """What the keeper gets, until it has it."""
         # Without a subreaper, the forks of a zygote could not become children of the keeper.
         self._has_zygote = start_method == "forkserver" and sys.platform == "linux"
+        self._modules = {str(getattr(function.fn, "__module__", "")) for function in functions.values()}
         self._functions = dict(functions) if start_method == "fork" else {}
         """Those that are not pickled."""
         if start_method == "fork" and cuda_is_initialized():
@@ -130,6 +133,9 @@ class Calls:
             check(function.fn)
             self._packed[key] = _pack(function)
         return self._packed[key]
+
+    def _warm(self) -> Warm:
+        return warm_of_functions(self._modules)
 
     def fork_keeper(self, ranks: Mapping[int, int], console: tuple[int, int]) -> Keeping:
         """Start a keeper that is a fork of this process, and whose workers call these functions. `ranks`: by local
@@ -168,7 +174,7 @@ class Calls:
             sent += [fd for fd in dict.fromkeys(numbers.values()) if fd not in sent]
             descriptors = tuple((number, sent.index(fd)) for number, fd in numbers.items())
             processes.append(evolve(asked, argv=_command_line(tracker), descriptors=descriptors))
-        command = evolve(command, processes=tuple(processes), warm=warm_of_functions() if self._has_zygote else None)
+        command = evolve(command, processes=tuple(processes), warm=self._warm() if self._has_zygote else None)
         return WithFiles(evolve(command, descriptors=len(sent)), sent)
 
     def release(self) -> None:
@@ -369,20 +375,42 @@ def _told() -> bytes:
         return bytes(ForkingPickler.dumps(told))
 
 
-def warm_of_functions() -> Warm:
-    """What the workers of start method forkserver are forked from.
+def warm_of_functions(modules: Collection[str]) -> Warm:
+    """What the workers of start method forkserver are forked from. `modules`: those of the functions.
 
-    The modules are those that `multiprocessing.set_forkserver_preload` was given, and those of installed packages that
-    this program has imported. The workers import this program's script, and with it most of them."""
+    It imports what `multiprocessing.set_forkserver_preload` was given, and what a worker probably imports: the
+    installed packages that this program's script and the modules of its functions have imported."""
     named = getattr(getattr(forkserver, "_forkserver", None), "_preload_modules", None) or ()
-    loaded = tuple(name for name, module in [*sys.modules.items()] if getattr(module, "__spec__", None) is not None)
     return Warm(
         _command_line(_tracker()),
         modules=tuple(name for name in named if name != "__main__"),
-        likely=loaded,
+        likely=_packages_of({"__main__", *modules}),
         paths=tuple(sys.path),
         waits=True,
     )
+
+
+def _packages_of(modules: Collection[str]) -> tuple[str, ...]:
+    """The loaded modules of installed packages that these modules have imported, also by other modules that are not
+    installed."""
+    packages, seen, rest = set(), set[str](), [*modules]
+    while rest:
+        name = rest.pop()
+        module = sys.modules.get(name)
+        if name in seen or module is None:
+            continue
+        seen.add(name)
+        if name != "__main__" and _is_installed(module):
+            packages.add(name.partition(".")[0])
+        else:
+            rest += held(name, module)
+    return tuple(name for name in [*sys.modules] if name.partition(".")[0] in packages)
+
+
+def _is_installed(module: ModuleType) -> bool:
+    origin = getattr(getattr(module, "__spec__", None), "origin", None) or "built-in"
+    standard = os.path.dirname(os.path.abspath(os.__file__)) + os.sep
+    return origin in ("built-in", "frozen") or "-packages" + os.sep in origin or origin.startswith(standard)
 
 
 def _command_line(tracker: int) -> tuple[str, ...]:

@@ -6,7 +6,7 @@ same in each of them. It has not if it has
 1. read a variable that tells workers apart, for example RANK, or kept a copy of the whole environment,
 2. changed a variable or removed one,
 3. left a thread that a fork does not carry over, a child process or an open file,
-4. changed what a process handles, blocks or is limited by, or its working folder,
+4. changed what a process handles, blocks or is limited by, its working folder or its mask of new files,
 5. drawn from a generator of random numbers or seeded it, or
 6. raised an error.
 
@@ -28,7 +28,9 @@ import os
 import resource
 import signal
 import sys
+import warnings
 from collections.abc import Collection, Iterator, Mapping
+from types import FunctionType, ModuleType
 from typing import Any
 
 _OWN = ("os", "_collections_abc", "collections.abc", __name__)
@@ -114,21 +116,29 @@ class Importer:
         """Variables that imports have made."""
         self.read: set[str] = set()
         """Variables that imports have read."""
+        self.culprit = ""
+        """The module that has read what it should not. Empty: the latest import did no such harm."""
 
     def import_(self, name: str) -> str:
         """Import a module. Returns what was not harmless about it. Empty: nothing was."""
         before, environ, references = _state(), dict(os.environ), _references()
         _reads.clear()
-        plain = type(os.environ)
-        os.environ.__class__ = _Recording
+        variables, plain, own = os.environ, type(os.environ), os.getpid()
+        variables.__class__ = _Recording
         try:
             importlib.import_module(name)
             error = ""
         except BaseException as raised:
             error = f"cannot be imported: {type(raised).__name__}: {' '.join(str(raised).split()):.200}"
         finally:
-            os.environ.__class__ = plain
+            variables.__class__ = plain
+        if os.getpid() != own:
+            os._exit(0)  # the module has forked. The parent sees a child, and goes on
+        if os.environ is not variables:
+            error = "puts another object in the place of os.environ"
+            os.environ = variables  # noqa: B003  # it is the one that was there
         self.read |= _reads.keys()
+        self.culprit = ""
         return (
             error or self._read() or self._kept(references) or self._changed(environ) or _difference(before, _state())
         )
@@ -136,14 +146,18 @@ class Importer:
     def _read(self) -> str:
         told = sorted(self._telling & _reads.keys())
         if told:
-            return f"reads {told[0]} while it is imported (in {_reads[told[0]]})"
+            self.culprit = _reads[told[0]]
+            return f"reads {told[0]} while it is imported (in {self.culprit})"
         return ""
 
     def _kept(self, before: list[tuple[int, int]]) -> str:
         if _ALL not in _reads:
             return ""
         gc.collect()
-        return "" if _references() == before else f"keeps a copy of the environment (in {_reads[_ALL]})"
+        if _references() == before:
+            return ""
+        self.culprit = _reads[_ALL]
+        return f"keeps a copy of the environment (in {self.culprit})"
 
     def _changed(self, before: Mapping[str, str]) -> str:
         for name, value in os.environ.items():
@@ -159,6 +173,35 @@ def _references() -> list[tuple[int, int]]:
     return [(sys.getrefcount(name), sys.getrefcount(value)) for name, value in _shown.items()]
 
 
+def importers(harms: Mapping[str, str]) -> dict[str, str]:
+    """Which loaded modules have imported these harmful ones, so that importing them would do the same harm. `harms`: by
+    module, what its import did. The result has this form as well.
+
+    They are found by what they hold. One that holds nothing of a harmful module is found when it is imported next."""
+    found = dict(harms)
+    modules = {name: module for name, module in [*sys.modules.items()] if issubclass(type(module), ModuleType)}
+    while new := {
+        name: f"imports {told[0]}"
+        for name, module in modules.items()
+        if name not in found and (told := [other for other in held(name, module) if other in found])
+    }:
+        found |= new
+    return {name: why for name, why in found.items() if name not in harms}
+
+
+def held(name: str, module: ModuleType) -> set[str]:
+    """The modules of which this one holds something."""
+    found = set()
+    for value in [*vars(module).values()]:
+        # Its type, because some objects make another one when they are asked for their class.
+        if issubclass(type(value), ModuleType):
+            found.add(value.__name__)
+        elif issubclass(type(value), FunctionType | type):
+            found.add(value.__module__)
+    # A package holds each of its modules that anybody has imported.
+    return {other for other in found if not str(other).startswith(name + ".")}
+
+
 # ---- what an import must leave as it was ----
 
 
@@ -172,6 +215,7 @@ def _state() -> dict[str, Any]:
         "handles a signal": [signal.getsignal(signum) for signum in sorted(signal.valid_signals())],
         "blocks a signal": signal.pthread_sigmask(signal.SIG_BLOCK, ()),
         "changes the working folder": os.getcwd(),
+        "changes the mask of new files": _umask(),
         "changes a limit of the process": [resource.getrlimit(which) for which in _LIMITS],
         "uses the random numbers of `random`": random and getattr(random, "getstate", lambda: None)(),
         "uses the random numbers of numpy": numpy and _numpy_state(numpy),
@@ -181,6 +225,12 @@ def _state() -> dict[str, Any]:
 
 
 _LIMITS = sorted({value for name, value in vars(resource).items() if name.startswith("RLIMIT_")})
+
+
+def _umask() -> int:
+    mask = os.umask(0o77)
+    os.umask(mask)
+    return mask
 
 
 def _children() -> str:
@@ -233,7 +283,9 @@ def _difference(before: Mapping[str, Any], after: Mapping[str, Any]) -> str:
 
 def threads_after_a_fork() -> int:
     """How many threads this process has after a fork. A library may end its own before each fork."""
-    pid = os.fork()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # from 3.12 on Python warns of what is being found out here
+        pid = os.fork()
     if pid == 0:
         os._exit(0)
     os.waitpid(pid, 0)

@@ -33,11 +33,11 @@ import sys
 import sysconfig
 import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 from reknit.adapters.keeper.common.settling import descriptors, settle
 
-from .harmless import Importer, threads_after_a_fork
+from .harmless import Importer, importers, threads_after_a_fork
 from .zygote_line import HOOK, PLAN, SOCKET, VARIABLE, Line
 
 _ADOPTED_S = 0.0005
@@ -45,6 +45,7 @@ _ADOPTED_S = 0.0005
 _NO_HOOK = 78
 _GENERATORS = ("numpy.random", "torch")
 """Modules with a generator of random numbers, besides `random`, which is always imported first."""
+_LOOKERS = {"coverage", "debugpy", "pydevd", "viztracer"}
 _ALWAYS_READ = ("PYTHON", "LD_", "MALLOC_", "GLIBC_", "OMP_", "MKL_", "OPENBLAS_", "KMP_")
 """What the names of variables begin with that C code reads when a process starts, or when a library is loaded."""
 _NOT_READ = frozenset({"PYTHONFAULTHANDLER"})
@@ -69,6 +70,7 @@ def hold(stage: str, loaded: Collection[str]) -> tuple[str, list[str]]:
     os.environ.update(plan["environ"])
     _import_the_other()
     zygote = _Zygote(Line(socket.socket(fileno=SOCKET)), plan, loaded)
+    zygote.check_python()
     zygote.import_all()
     return zygote.serve(), plan["likely"]
 
@@ -101,6 +103,16 @@ class _Zygote:
 
     # ---- importing ----
 
+    def check_python(self) -> None:
+        """Tell the keeper, and end this process, if something looks at everything that this Python does. Each worker
+        needs a looker of its own."""
+        if sys.gettrace() is not None or sys.getprofile() is not None or _LOOKERS & sys.modules.keys():
+            self._give_up("a debugger, a profiler or a measurement of coverage has begun with Python")
+
+    def _give_up(self, why: str) -> NoReturn:
+        self._line.send({"fails": why})
+        os._exit(0)
+
     def import_all(self) -> None:
         """Import what the plan says, and tell the keeper how that went. Ends this process if it did harm."""
         if self._plan["paths"]:
@@ -117,22 +129,24 @@ class _Zygote:
             unloaded = [generator for generator in _GENERATORS if generator not in sys.modules]
             if harm := self._importer.import_(name):
                 harms[name] = harm
+                if self._importer.culprit in sys.modules:
+                    harms.setdefault(self._importer.culprit, harm)
             first += [generator for generator in unloaded if generator in sys.modules and generator != name]
         for stream in (sys.stdout, sys.stderr):
             if stream is not None:
                 stream.flush()  # otherwise each worker would write once more what is in the buffer
         if harms or first:
             # Whether a module seeds one of these generators can be seen only if that was imported before it.
-            self._line.send({"harms": harms, "first": first})
+            wanted = {*self._plan["modules"], *self._plan["likely"]}
+            also = {name: why for name, why in importers(harms).items() if name in wanted}
+            self._line.send({"harms": harms | also, "first": first})
             os._exit(0)
         tasks = len(os.listdir("/proc/self/task"))
         if tasks > 1 and threads_after_a_fork() > 1:
-            self._line.send({"fails": "Python itself starts a thread here, for example by a file .pth"})
-            os._exit(0)
+            self._give_up("Python itself starts a thread here, for example by a file .pth")
         self._files = _stamps(sys.modules.values())
         if why := self._hidden():
-            self._line.send({"fails": why})
-            os._exit(0)
+            self._give_up(why)
         gc.collect()
         gc.freeze()  # the collector of a worker does not write to what all workers share
         self._line.send({"ready": missing})
@@ -143,6 +157,8 @@ class _Zygote:
             names = ["numpy.random", *names]  # torch imports it
         if names:
             names = ["random", *names]
+        # A package comes before its modules, because it is imported with each of them.
+        names = [".".join(parts[:end]) for name in names for parts in [name.split(".")] for end in _up_to(len(parts))]
         return [
             name
             for name in dict.fromkeys(names)
@@ -159,9 +175,13 @@ class _Zygote:
             return str(error)
         if spec is None:
             return "is not installed"
-        if name not in self._plan["modules"] and name not in ("random", "numpy.random") and not _is_installed(spec):
+        if not self._is_named(name) and name not in ("random", "numpy.random") and not _is_installed(spec):
             return "is not among the installed packages"
         return ""
+
+    def _is_named(self, name: str) -> bool:
+        """Somebody has asked for this module, or for one of this package."""
+        return any(other == name or other.startswith(name + ".") for other in self._plan["modules"])
 
     # ---- forking ----
 
@@ -290,6 +310,10 @@ def _as_started(argv: Sequence[str]) -> None:
         torch.default_generator.seed()  # not `torch.seed()`, because that seeds the devices as well
     if (process := sys.modules.get("multiprocessing.process")) is not None:
         process.current_process().authkey = os.urandom(32)
+
+
+def _up_to(count: int) -> range:
+    return range(1, count + 1)
 
 
 # ---- what is imported ----

@@ -24,13 +24,15 @@ from reknit.adapters.keeper.protocol.wire import Warm
 from . import learned
 from .commandline import NotWarm, folders_of, parts_of
 from .program import environment
-from .zygote import Zygote, ZygoteFailed
+from .zygote import NotForked, Zygote, ZygoteFailed
 
 if TYPE_CHECKING:
     from reknit.adapters.runtime.ports import Clock
 
 READY_S = 120.0
 """Time for a zygote to import everything. Seconds."""
+_PATIENCE_S = 10.0
+"""A round that waits for longer says so. Seconds."""
 _MOST_PASSES = 6
 _TRIES = 3
 _SHOWN = 3
@@ -76,6 +78,8 @@ class Warming:
         self._passes = 0
         self._failures = 0
         self._give_up_at = 0.0
+        self._tell_at: float | None = None
+        """When it is said that a round waits, on the clock's time. None: it was said, or no round waits."""
         self._has_told = False
         self._may_start_again = True
         """Since the last round began, no zygote was started in the place of one that was ready."""
@@ -125,11 +129,14 @@ class Warming:
         """Hear what the zygote says. To be called whenever the clock has woken up, and at `wakes_at`."""
         if (zygote := self._zygote) is None:
             return
+        if self.delays and self._tell_at is not None and self._clock.now() >= self._tell_at:
+            self._tell_at = None
+            self._say(f"reknit: the workers wait until their modules are imported, {READY_S:g} s at most")
         try:
             message = zygote.hear()
-        except ZygoteFailed as error:
+        except ZygoteFailed:
             self._end()
-            self._failed(zygote, str(error))
+            self._failed(zygote)
             return
         if message is None:
             if not zygote.is_ready and self._clock.now() >= self._give_up_at:
@@ -157,7 +164,7 @@ class Warming:
                 learned.note(self._warm.memory, self._warm.program, left_out=self._left_out)
                 self._known_out = dict(self._left_out)
 
-    def _failed(self, zygote: Zygote, why: str) -> None:
+    def _failed(self, zygote: Zygote) -> None:
         if zygote.is_ready:
             if self._may_start_again:
                 self._may_start_again = False
@@ -193,8 +200,10 @@ class Warming:
 
     @property
     def wakes_at(self) -> float | None:
-        """When a zygote that is not ready is given up, on the clock's time. None: there is none."""
-        return self._give_up_at if self._zygote is not None and not self._zygote.is_ready else None
+        """When `look` must be called at the latest, on the clock's time. None: there is no such time."""
+        if self._zygote is None or self._zygote.is_ready:
+            return None
+        return self._give_up_at if self._tell_at is None else min(self._tell_at, self._give_up_at)
 
     @property
     def children(self) -> Collection[int]:
@@ -210,6 +219,7 @@ class Warming:
             self._end()
             self._say(f"reknit: the zygote is replaced: {why}")
             self._start()
+        self._tell_at = self._clock.now() + _PATIENCE_S if self.delays else None
         if self._zygote is not None and not self._zygote.is_ready and not self._waits and self._warm.is_verbose:
             self._say("reknit: this round starts cold: the modules are still being imported")
 
@@ -254,13 +264,13 @@ class Warming:
             return None
         try:
             return zygote.fork(argv, env, ends, guard=self._guard, lesson=lesson)
-        except ZygoteFailed as error:
+        except (NotForked, ZygoteFailed) as error:
             if str(error) != self._said:
                 self._said = str(error)
                 self._say(f"reknit: workers start cold: {error}")
-            if not zygote.is_alive():
+            if isinstance(error, ZygoteFailed):
                 self._end()
-                self._failed(zygote, str(error))
+                self._failed(zygote)
             return None
 
     def close(self) -> None:

@@ -26,7 +26,19 @@ _LOOK_S = 0.1
 
 
 class ZygoteFailed(Exception):
-    """This zygote cannot fork the worker, or cannot be used any more. The text says why."""
+    """This zygote cannot be used any more. The text says why."""
+
+
+class NotForked(Exception):
+    """The zygote does not fork this worker, or cannot now. The text says why."""
+
+
+_UNUSABLE = (OSError, ValueError, TypeError, KeyError)
+"""What its answer raises if it does not come, or if it is none."""
+
+
+def _why(error: Exception) -> str:
+    return (isinstance(error, OSError) and error.strerror) or str(error)
 
 
 class Zygote:
@@ -77,8 +89,8 @@ class Zygote:
             message, _ = self._line.receive()
         except BlockingIOError:
             return None
-        except OSError as error:
-            raise ZygoteFailed(error.strerror or str(error)) from None
+        except (OSError, ValueError) as error:
+            raise ZygoteFailed(_why(error)) from None
         if message is None:
             raise ZygoteFailed("its process has ended")
         found: dict[str, Any] = message
@@ -90,21 +102,21 @@ class Zygote:
             self._line.socket.settimeout(_ANSWER_S)
             self._line.send({"check": None})
             return str(self._answer(self._line)["stale"])
-        except OSError as error:
-            raise ZygoteFailed(error.strerror or str(error)) from None
+        except _UNUSABLE as error:
+            raise ZygoteFailed(_why(error)) from None
 
     def fork(
         self, argv: Sequence[str], env: Mapping[str, str], ends: Mapping[int, int], *, guard: Guard, lesson: str = ""
     ) -> int:
-        """Have a worker forked, as leader of a new process group. Returns its pid. Raises `ZygoteFailed`: then there is
-        no such worker.
+        """Have a worker forked, as leader of a new process group. Returns its pid. Raises `NotForked` and
+        `ZygoteFailed`: then there is no such worker.
 
         `argv`: its command line. `lesson`: the file into which it writes what it has imported, when it ends. Empty: it
         writes none. The other arguments are those of `spawn`."""
         try:
             ours, theirs = socket.socketpair()
         except OSError as error:
-            raise ZygoteFailed(error.strerror or str(error)) from None
+            raise NotForked(_why(error)) from None
         link = Line(ours)
         ticket = guard.ticket(above=max(ends, default=2))
         try:
@@ -115,15 +127,15 @@ class Zygote:
             theirs.close()
             answer = self._answer(link)
             if "fails" in answer:
-                raise ZygoteFailed(answer["fails"])
-            pid: int = answer["pid"]
+                raise NotForked(answer["fails"])
+            pid = int(answer["pid"])
             if ticket >= 0:
                 guard.arm(ticket, pid)
                 ticket = -1
             link.send({"go": None})
             return pid
-        except OSError as error:
-            raise ZygoteFailed(error.strerror or str(error)) from None
+        except _UNUSABLE as error:
+            raise ZygoteFailed(_why(error)) from None
         finally:
             # If the worker was not told to go on, it ends when it finds this closed.
             ours.close()

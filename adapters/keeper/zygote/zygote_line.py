@@ -41,7 +41,8 @@ class Line:
 
     def receive(self) -> tuple[Any, Sequence[int]]:
         """The next message, and the files that came with it. None: the other side has closed its end. Raises
-        `OSError`: `BlockingIOError` or `TimeoutError` if the rest of a message has not come yet."""
+        `OSError`: `BlockingIOError` or `TimeoutError` if the rest of a message has not come yet. Raises `ValueError`
+        for what is no message."""
         files: list[int] = []
         while b"\n" not in self._unread:
             data, descriptors, _, _ = socket.recv_fds(self.socket, _CHUNK, _MOST_FILES)

@@ -38,11 +38,11 @@ def _hold(stage: str) -> "tuple[str, list[str]]":
         root = _HERE
         for _ in range(5):  # hook, zygote, keeper, adapters, reknit, and the folder that holds the package
             root = os.path.dirname(root)
+        before = [*sys.path]
         sys.path.append(root)
-        try:
-            from reknit.adapters.keeper.zygote import program
-        finally:
-            sys.path.remove(root)
+        from reknit.adapters.keeper.zygote import program
+
+        sys.path[:] = before
         # The program of a worker finds another reknit, perhaps, and none that it has not asked for.
         for name in set(sys.modules) - loaded:
             if name.partition(".")[0] == "reknit":

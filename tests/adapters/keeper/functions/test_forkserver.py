@@ -65,6 +65,7 @@ def test_the_workers_share_what_the_zygote_has_imported(kept: Kept, preload: Cal
     preload(["tests.support.counted", "no.such.module"])
     begin(kept, *[Function(counted.imported_by)] * 2)
     assert failures(drive_exits(kept.keeper, kept.clock, 2)) == []
+    assert "cold" not in (said := kept.flushed()), said
     zygote = zygote_of(kept)
     assert kept.keeper.values(0) == {0: zygote, 1: zygote}
     assert kept.stop().stuck == ()

@@ -57,6 +57,15 @@ PACKAGES = {
     "opens_a_device": ("import os; FD = os.open(os.environ['DEVICE'], os.O_RDONLY)", "opens DEVICE and leaves it open"),
     "handles_a_signal": ("import signal; signal.signal(signal.SIGUSR1, print)", "handles a signal"),
     "blocks_a_signal": ("import signal; signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR1])", "blocks a signal"),
+    "forks": (
+        "import os, time\nif os.fork() == 0:\n  time.sleep(1)  # a zombie is a process as well",
+        "starts a process",
+    ),
+    "replaces_environ": (
+        "import os; os.environ = dict(os.environ)",
+        "puts another object in the place of os.environ",
+    ),
+    "changes_its_umask": ("import os; os.umask(0o7)", "changes the mask of new files"),
     "goes_elsewhere": ("import os; os.chdir('/')", "changes the working folder"),
     "limits_itself": (
         "import resource as r; r.setrlimit(r.RLIMIT_NOFILE, (99, r.getrlimit(r.RLIMIT_NOFILE)[1]))",

@@ -162,7 +162,7 @@ def test_what_is_harmful_is_left_out_and_named(make: Make, tmp_path: Path) -> No
     assert [each.out for each in ended] == [f"{warmed.zygote} 2\n", f"{warmed.zygote} 3\n"]
     line = (
         "reknit: not imported ahead of the workers: harmful reads RANK while it is imported (in harmful); "
-        "innocent reads RANK while it is imported (in harmful); nowhere is not installed\n"
+        "innocent imports harmful; nowhere is not installed\n"
     )
     assert warmed.said() == line
 

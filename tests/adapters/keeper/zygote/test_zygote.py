@@ -22,7 +22,7 @@ DRIVER = """
     from reknit.adapters.host.children import become_subreaper, children
     from reknit.adapters.keeper.common.guard import Guard
     from reknit.adapters.keeper.zygote import zygote as zygotes
-    from reknit.adapters.keeper.zygote.zygote import Zygote, ZygoteFailed
+    from reknit.adapters.keeper.zygote.zygote import NotForked, Zygote, ZygoteFailed
     become_subreaper()
     zygotes._ANSWER_S = 0.5
     argv = [sys.executable, "train.py"]
@@ -36,7 +36,7 @@ DRIVER = """
     def fork(zygote, argv=argv, **env):
         try:
             pid = zygote.fork(argv, plan["environ"] | {"RANK": "3"} | env, {}, guard=guard)
-        except ZygoteFailed as error:
+        except (NotForked, ZygoteFailed) as error:
             return str(error)
         return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
     def show(*what):
