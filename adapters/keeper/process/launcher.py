@@ -21,6 +21,7 @@ from reknit.adapters.keeper.common.spawn import Leader, spawn, spawn_exitcode
 from reknit.adapters.keeper.output.streams import STDERR, STDIN, STDOUT, Streams, file_with
 from reknit.adapters.keeper.protocol.wire import Configure, Process, StartProcesses, Warm, variables
 from reknit.core.agent.worker_words import StartWorkers
+from reknit.core.job.job import EMPTY
 from reknit.core.job.workers import WorkerFailure, WorkerRanks
 
 if TYPE_CHECKING:
@@ -58,15 +59,16 @@ class Launcher:
         self._warming: Warming | None = None
         """None: workers are started by exec."""
 
-    def warm_up(self, warm: Warm) -> None:
-        """Make a zygote for the workers, if there is none."""
+    def warm_up(self, warm: Warm, env: Mapping[str, str] = EMPTY) -> None:
+        """Make a zygote for the workers, if there is none. `env`: variables of all workers besides those with which the
+        environment of every worker begins."""
         if self._warming is not None:
             return
         from reknit.adapters.keeper.zygote.warming import Warming
 
         self._warming = Warming(
             warm,
-            whole(self._env, {}, ""),
+            whole(self._env, env, ""),
             telling=TELLING | ({"CUDA_VISIBLE_DEVICES"} if self._wanted.virtual_local_rank else set()),
             clock=self._clock,
             guard=self._guarded(),
@@ -77,8 +79,9 @@ class Launcher:
 
     def begin(self, command: StartWorkers | StartProcesses) -> None:
         """A round begins."""
-        if isinstance(command, StartProcesses) and command.warm is not None:
-            self.warm_up(command.warm)
+        if isinstance(command, StartProcesses) and command.warm is not None and command.processes:
+            of_all = set.intersection(*({*process.env} for process in command.processes))
+            self.warm_up(command.warm, dict(of_all))
         if self._warming is not None:
             self._warming.begin()
 

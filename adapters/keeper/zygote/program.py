@@ -100,6 +100,7 @@ class _Zygote:
         self._importer = Importer(plan["telling"])
         self._files: dict[str, tuple[int, int]] = {}
         self._own = descriptors() - {0, 1, 2}
+        self._name = _call_itself("reknit zygote")
 
     # ---- importing ----
 
@@ -153,15 +154,14 @@ class _Zygote:
 
     def _names(self) -> list[str]:
         names = [*self._plan["first"], *self._plan["modules"], *self._plan["likely"]]
-        if "torch" in names and importlib.util.find_spec("numpy") is not None:
-            names = ["numpy.random", *names]  # torch imports it
+        if {"torch", "numpy"} & {name.partition(".")[0] for name in names} and importlib.util.find_spec("numpy"):
+            names = ["numpy.random", *names]  # both import it
         if names:
             names = ["random", *names]
         # A package comes before its modules, because it is imported with each of them.
-        names = [".".join(parts[:end]) for name in names for parts in [name.split(".")] for end in _up_to(len(parts))]
         return [
             name
-            for name in dict.fromkeys(names)
+            for name in dict.fromkeys(part for name in names for part in _packages_and(name))
             if not any(name == out or name.startswith(out + ".") for out in self._plan["left_out"])
         ]
 
@@ -270,6 +270,7 @@ class _Zygote:
             self._line.socket.detach()
             for name, value in self._importer.added.items():
                 os.environ.setdefault(name, value)
+            _call_itself(self._name)
             _as_started(request["argv"])
             signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         except OSError:
@@ -312,11 +313,24 @@ def _as_started(argv: Sequence[str]) -> None:
         process.current_process().authkey = os.urandom(32)
 
 
-def _up_to(count: int) -> range:
-    return range(1, count + 1)
+def _call_itself(name: str) -> str:
+    """Change the name of this process, which `top` shows. Returns what it was."""
+    try:
+        with open("/proc/self/comm", "r+") as file:
+            before = file.read().strip()
+            file.write(name)
+    except OSError:
+        return name
+    return before
 
 
 # ---- what is imported ----
+
+
+def _packages_and(name: str) -> list[str]:
+    """The packages that hold this module, from the outermost one, and the module itself."""
+    parts = name.split(".")
+    return [".".join(parts[:end]) for end in range(1, len(parts) + 1)]
 
 
 def _is_installed(spec: importlib.machinery.ModuleSpec) -> bool:

@@ -40,6 +40,8 @@ _SHOWN = 3
 
 
 class Warming:
+    """What a keeper has for warm workers. Without it, all workers start cold."""
+
     def __init__(
         self,
         warm: Warm,
@@ -68,9 +70,10 @@ class Warming:
         known = (learned.read(warm.memory) if warm.memory else None) or learned.Known(warm.program)
         self._likely = known.modules or warm.likely
         self._waits = warm.waits or bool(known.modules)
-        self._known_out = dict(known.left_out)
         self._left_out = dict(known.left_out)
         """By module: why."""
+        self._told = {*known.left_out}
+        """What is left out and was named before, in this launch or an earlier one."""
         self._learner = 0
         """The pid of the worker that tells what it has imported. 0: there is none."""
         self._first: list[str] = []
@@ -80,7 +83,6 @@ class Warming:
         self._give_up_at = 0.0
         self._tell_at: float | None = None
         """When it is said that a round waits, on the clock's time. None: it was said, or no round waits."""
-        self._has_told = False
         self._may_start_again = True
         """Since the last round began, no zygote was started in the place of one that was ready."""
         self._said = ""
@@ -158,11 +160,7 @@ class Warming:
             zygote.is_ready = True
             self._failures = 0
             missing = {name: why for name, why in message["ready"].items() if name in self._warm.modules}
-            new = {name: why for name, why in self._left_out.items() if name not in self._known_out}
-            self._tell(new | missing)
-            if new and self._warm.memory:
-                learned.note(self._warm.memory, self._warm.program, left_out=self._left_out)
-                self._known_out = dict(self._left_out)
+            self._tell(self._left_out | missing)
 
     def _failed(self, zygote: Zygote) -> None:
         if zygote.is_ready:
@@ -177,9 +175,12 @@ class Warming:
             self._be_cold(f"the zygote has ended {_TRIES} times before it was ready")
 
     def _tell(self, left_out: Mapping[str, str]) -> None:
-        if left_out and not self._has_told:
-            self._has_told = True
-            self._say(f"reknit: not imported ahead of the workers: {_listed(left_out)}")
+        new = {name: why for name, why in left_out.items() if name not in self._told}
+        if new:
+            self._told |= new.keys()
+            self._say(f"reknit: not imported ahead of the workers: {_listed(new)}")
+            if self._warm.memory:
+                learned.note(self._warm.memory, self._warm.program, left_out=self._left_out)
 
     def _be_cold(self, why: str) -> None:
         self._why_cold = why
