@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from reknit.adapters.keeper.zygote import warming
 from reknit.adapters.keeper.zygote import zygote as zygotes
 from tests.support.keepers import wait_gone
 from tests.support.leaks import nothing_left
@@ -183,6 +184,38 @@ def test_an_unknown_program_does_not_wait(make: Make, tmp_path: Path) -> None:
     assert warmed.said() == "reknit: this round starts cold: the modules are still being imported\n"
     (tmp_path / "go").touch()
     assert any(imported_by(warmed, round_) == {warmed.zygote} for round_ in range(1, 1000))
+
+
+def test_a_round_that_waits_for_long_says_so(make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A network file system may take a minute, and somebody sits before the terminal."""
+    monkeypatch.setattr(warming, "_PATIENCE_S", 0.1)
+    install(tmp_path, slow="import os, time\nwhile not os.path.exists('go'): time.sleep(0.01)")
+    warmed = make({"modules": ("slow", "counted")}, how="fork")
+    warmed.begin()
+    line = "reknit: the workers wait until their modules are imported, 120 s at most\n"
+    warmed.kept.drive_until(lambda: warmed.kept.console.read_text() == line)
+    (tmp_path / "go").touch()
+    (ended,) = warmed.end()
+    assert ended.out.split()[0] == str(warmed.zygote)
+
+
+def test_a_zygote_that_is_never_ready_is_given_up(make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A module may hang at its import, and a zygote may be stopped."""
+    monkeypatch.setattr(warming, "READY_S", 0.3)
+    install(tmp_path, slow="import os, time\nwhile not os.path.exists('go'): time.sleep(0.01)")
+    warmed = make({"modules": ("slow",)}, how="fork")
+    imported_by(warmed)
+    assert warmed.zygote == 0
+    assert warmed.said() == "reknit: the workers start cold: the modules were not imported within 0.3 s\n"
+
+
+def test_what_looks_at_a_whole_python_makes_it_cold(make: Make, tmp_path: Path) -> None:
+    """Coverage for example, which begins with Python and looks for a process of its own."""
+    install(tmp_path, sitecustomize="import sys; sys.settrace(lambda *args: None)")
+    warmed = make()
+    imported_by(warmed)
+    why = "a debugger, a profiler or a measurement of coverage has begun with Python"
+    assert warmed.said() == f"reknit: the workers start cold: {why}\n"
 
 
 def test_a_stop_ends_the_wait_for_the_modules(make: Make, tmp_path: Path) -> None:
