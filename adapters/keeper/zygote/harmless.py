@@ -41,7 +41,7 @@ class _Recording(type(os.environ)):  # type: ignore[misc]  # mypy takes the clas
     """`os.environ` while a module is imported. It is the same object as ever: only its class is another one."""
 
     def __getitem__(self, key: str) -> str:
-        if isinstance(key, _Watched) and (shown := _shown.get(key)) is not None:
+        if isinstance(key, _TellingName) and (shown := _shown.get(key)) is not None:
             return shown
         _reads.setdefault(key, _reader())
         value: str = super().__getitem__(key)
@@ -55,7 +55,7 @@ class _Recording(type(os.environ)):  # type: ignore[misc]  # mypy takes the clas
         yield from _shown
 
 
-class _Watched(str):
+class _TellingName(str):
     """The name of a variable that tells workers apart, as it is shown to who looks through all. A comparison with which
     it is found counts as a read."""
 
@@ -79,10 +79,10 @@ class _Watched(str):
         return self._noted(super().endswith(*args))
 
     def lower(self) -> str:
-        return _Watched(super().lower())
+        return _TellingName(super().lower())
 
     def upper(self) -> str:
-        return _Watched(super().upper())
+        return _TellingName(super().upper())
 
     def _noted(self, is_so: bool) -> bool:
         if is_so is True and (reader := _reader()):
@@ -93,7 +93,7 @@ class _Watched(str):
 _ALL = "*"
 _reads: dict[str, str] = {}
 """By variable: the first module that has read it. `_ALL`: the first one that has looked through the environment."""
-_shown: dict[_Watched, str] = {}
+_shown: dict[_TellingName, str] = {}
 """By name: the value of a variable of rule 1, for who looks through all."""
 
 
@@ -111,7 +111,7 @@ class Importer:
         """`telling`: names of variables that tell workers apart."""
         self._telling = frozenset(telling)
         _shown.clear()
-        _shown.update({_Watched(name): f"only the worker knows {name}" for name in telling})
+        _shown.update({_TellingName(name): f"only the worker knows {name}" for name in telling})
         self.added: dict[str, str] = {}
         """Variables that imports have made."""
         self.read: set[str] = set()
