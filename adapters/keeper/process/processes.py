@@ -389,6 +389,7 @@ class Processes:
 
     def close(self) -> None:
         """Remove what would outlive this process. Everything else is closed with it."""
+        self._launcher.close()
         if self._watchdog is not None:
             self._watchdog.close()
 

@@ -34,6 +34,8 @@ def parts_of(argv: Sequence[str]) -> CommandLine:
     """Raises `NotWarm`."""
     if not argv or not (argv[0] == sys.executable or _PYTHON.fullmatch(os.path.basename(argv[0]))):
         raise NotWarm(f"{argv[0] if argv else 'the command'} is no Python")
+    if any("local_rank" in word and "$" in word for word in argv[1:]):
+        raise NotWarm("its arguments differ from one worker to the next (${local_rank})")
     options: list[str] = []
     words = iter(argv[1:])
     for word in words:

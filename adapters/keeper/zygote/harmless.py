@@ -31,7 +31,7 @@ import sys
 import warnings
 from collections.abc import Collection, Iterator, Mapping
 from types import FunctionType, ModuleType
-from typing import Any
+from typing import Any, NoReturn
 
 _OWN = ("os", "_collections_abc", "collections.abc", __name__)
 """Modules whose frames stand between a read of a variable and the module that wanted it."""
@@ -53,6 +53,18 @@ class _Recording(type(os.environ)):  # type: ignore[misc]  # mypy takes the clas
         told = {str(key) for key in _shown}
         yield from (key for key in super().__iter__() if key not in told)
         yield from _shown
+
+    def __deepcopy__(self, memo: object) -> Any:
+        return {**self}  # as any other copy, which counts its references
+
+
+class _RecordingBytes(type(os.environ)):  # type: ignore[misc]  # see above
+    """`os.environb` meanwhile."""
+
+    def __getitem__(self, key: bytes) -> bytes:
+        _reads.setdefault(os.fsdecode(key), _reader())
+        value: bytes = super().__getitem__(key)
+        return value
 
 
 class _TellingName(str):
@@ -121,24 +133,31 @@ class Importer:
 
     def import_(self, name: str) -> str:
         """Import a module. Returns what was not harmless about it. Empty: nothing was."""
+        self.culprit = ""
+        if name in sys.modules:
+            return ""
         before, environ, references = _state(), dict(os.environ), _references()
         _reads.clear()
         variables, plain, own = os.environ, type(os.environ), os.getpid()
-        variables.__class__ = _Recording
+        in_bytes: Any = os.environb
+        variables.__class__, in_bytes.__class__ = _Recording, _RecordingBytes
+        programs = os.execv, os.execve
+        refuse: Any = _refuse
+        os.execv = os.execve = refuse
         try:
             importlib.import_module(name)
             error = ""
         except BaseException as raised:
             error = f"cannot be imported: {type(raised).__name__}: {' '.join(str(raised).split()):.200}"
         finally:
-            variables.__class__ = plain
+            variables.__class__ = in_bytes.__class__ = plain
+            os.execv, os.execve = programs
         if os.getpid() != own:
             os._exit(0)  # the module has forked. The parent sees a child, and goes on
         if os.environ is not variables:
             error = "puts another object in the place of os.environ"
             os.environ = variables  # noqa: B003  # it is the one that was there
         self.read |= _reads.keys()
-        self.culprit = ""
         return (
             error or self._read() or self._kept(references) or self._changed(environ) or _difference(before, _state())
         )
@@ -169,6 +188,16 @@ class Importer:
         return f"removes the variable {gone[0]} while it is imported" if gone else ""
 
 
+def _refuse(*args: object) -> NoReturn:
+    raise OSError("a module that is imported ahead of the workers runs another program in its place")
+
+
+def attributes(module: object) -> dict[str, Any]:
+    """The attributes of a module, without loading one that loads itself when it is asked for any."""
+    found: dict[str, Any] = object.__getattribute__(module, "__dict__")
+    return found
+
+
 def _references() -> list[tuple[int, int]]:
     return [(sys.getrefcount(name), sys.getrefcount(value)) for name, value in _shown.items()]
 
@@ -192,7 +221,7 @@ def importers(harms: Mapping[str, str]) -> dict[str, str]:
 def held(name: str, module: ModuleType) -> set[str]:
     """The modules of which this one holds something."""
     found = set()
-    for value in [*vars(module).values()]:
+    for value in [*attributes(module).values()]:
         # Its type, because some objects make another one when they are asked for their class.
         if issubclass(type(value), ModuleType):
             found.add(value.__name__)
@@ -211,10 +240,13 @@ def _state() -> dict[str, Any]:
     return {
         "starts a thread": len(os.listdir("/proc/self/task")),
         "starts a process": _children(),
+        "runs a process": resource.getrusage(resource.RUSAGE_CHILDREN).ru_minflt,
+        "shares memory with other processes": _shared_memory(),
+        "changes the arguments of the script": [*sys.argv],
         "leaves a file open": _descriptors(),
         "handles a signal": [signal.getsignal(signum) for signum in sorted(signal.valid_signals())],
         "blocks a signal": signal.pthread_sigmask(signal.SIG_BLOCK, ()),
-        "changes the working folder": os.getcwd(),
+        "changes the working folder": _folder(),
         "changes the mask of new files": _umask(),
         "changes a limit of the process": [resource.getrlimit(which) for which in _LIMITS],
         "uses the random numbers of `random`": random and getattr(random, "getstate", lambda: None)(),
@@ -231,6 +263,19 @@ def _umask() -> int:
     mask = os.umask(0o77)
     os.umask(mask)
     return mask
+
+
+def _folder() -> str:
+    try:
+        return os.getcwd()
+    except OSError:
+        return ""  # it was removed
+
+
+def _shared_memory() -> list[str]:
+    """What forks of this process would write to together, for example a lock of `multiprocessing`."""
+    with open("/proc/self/maps") as file:
+        return [line for line in file if line.split(None, 2)[1] in ("rw-s", "rwxs")]
 
 
 def _children() -> str:

@@ -10,12 +10,15 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import stat
 from collections.abc import Mapping, Sequence
 
 from attrs import evolve, frozen
 
 from .commandline import CommandLine
 
+_LONGEST = 4 << 20
+"""Upper bound on the text of a file, in characters."""
 _FOLDER = os.path.join("reknit", "warm")
 
 
@@ -39,7 +42,7 @@ def file_of(parts: CommandLine, python: str, cwd: str, environ: Mapping[str, str
         return ""
     base = environ.get("XDG_CACHE_HOME") or os.path.join(environ.get("HOME") or os.path.expanduser("~"), ".cache")
     name = hashlib.sha256(f"{program}\0{python}".encode(errors="surrogateescape")).hexdigest()[:16]
-    return os.path.join(base, _FOLDER, f"{name}.json")
+    return os.path.join(base, _FOLDER, f"{name}.json") if os.path.isabs(base) else ""
 
 
 def program_of(parts: CommandLine, cwd: str) -> str:
@@ -61,11 +64,19 @@ def open_folder(path: str) -> bool:
 def read(path: str) -> Known | None:
     """None: nothing is known. A file that cannot be read counts as none: it is only a cache."""
     try:
-        with open(path) as file:
-            found = json.load(file)
+        found = json.loads(_text_of(path))
         return Known(found["program"], tuple(map(str, found["modules"])), dict(found["left_out"]))
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return None
+
+
+def _text_of(path: str) -> str:
+    """Raises `OSError` and `ValueError`. A pipe in the place of the file does not make the reader wait."""
+    fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    with open(fd) as file:
+        if not stat.S_ISREG(os.fstat(fd).st_mode):
+            raise ValueError(path)
+        return file.read(_LONGEST)
 
 
 def note(path: str, program: str, *, modules: Sequence[str] = (), left_out: Mapping[str, str] | None = None) -> None:
@@ -98,8 +109,7 @@ def forget(path: str) -> bool:
 def take(path: str) -> list[str]:
     """The names that a worker has left in this file, which is removed. Empty: it has left none."""
     try:
-        with open(path) as file:
-            names = file.read().split()
+        names = _text_of(path).split()
         os.unlink(path)
     except (OSError, ValueError):
         return []

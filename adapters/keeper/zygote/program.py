@@ -37,12 +37,13 @@ from typing import Any, NoReturn
 
 from reknit.adapters.keeper.common.settling import descriptors, settle
 
-from .harmless import Importer, importers, threads_after_a_fork
+from .harmless import Importer, attributes, importers, threads_after_a_fork
 from .zygote_line import HOOK, PLAN, SOCKET, VARIABLE, Line
 
 _ADOPTED_S = 0.0005
 """The pause between two looks of a worker whether its keeper is its parent. Seconds."""
 _NO_HOOK = 78
+_PR_SET_CHILD_SUBREAPER = 36
 _GENERATORS = ("numpy.random", "torch")
 """Modules with a generator of random numbers, besides `random`, which is always imported first."""
 _LOOKERS = {"coverage", "debugpy", "pydevd", "viztracer"}
@@ -66,10 +67,11 @@ def hold(stage: str, loaded: Collection[str]) -> tuple[str, list[str]]:
     if stage == "checks":
         os.execvpe(plan["argv"][0], plan["argv"], environment(os.environ, "holds"))
     os.close(PLAN)
+    os.set_inheritable(SOCKET, False)  # a module may run another program in the place of this one
     os.environ.clear()
     os.environ.update(plan["environ"])
-    _import_the_other()
     zygote = _Zygote(Line(socket.socket(fileno=SOCKET)), plan, loaded)
+    zygote.import_the_other()
     zygote.check_python()
     zygote.import_all()
     return zygote.serve(), plan["likely"]
@@ -81,16 +83,6 @@ def environment(environ: Mapping[str, str], what: str) -> dict[str, str]:
     return {**environ, "PYTHONPATH": os.pathsep.join(paths), VARIABLE: what}
 
 
-def _import_the_other() -> None:
-    """Import the module `sitecustomize` that Python would have found without ours."""
-    del sys.modules["sitecustomize"]
-    try:
-        importlib.import_module("sitecustomize")
-    except ModuleNotFoundError as error:
-        if error.name != "sitecustomize":
-            raise
-
-
 class _Zygote:
     def __init__(self, line: Line, plan: Mapping[str, Any], loaded: Collection[str]) -> None:
         self._line = line
@@ -100,9 +92,16 @@ class _Zygote:
         self._importer = Importer(plan["telling"])
         self._files: dict[str, tuple[int, int]] = {}
         self._own = descriptors() - {0, 1, 2}
+        self._keeper = os.getppid()
         self._name = _call_itself("reknit zygote")
 
     # ---- importing ----
+
+    def import_the_other(self) -> None:
+        """Import the module `sitecustomize` that Python would have found without ours. It must be harmless as well."""
+        del sys.modules["sitecustomize"]
+        if importlib.util.find_spec("sitecustomize") is not None and (harm := self._importer.import_("sitecustomize")):
+            self._give_up(f"the module sitecustomize of this Python {harm}")
 
     def check_python(self) -> None:
         """Tell the keeper, and end this process, if something looks at everything that this Python does. Each worker
@@ -118,6 +117,7 @@ class _Zygote:
         """Import what the plan says, and tell the keeper how that went. Ends this process if it did harm."""
         if self._plan["paths"]:
             sys.path[:] = self._plan["paths"]
+        _adopt(True)  # so a daemon that a module starts is seen among the children of this process
         harms: dict[str, str] = {}
         first: list[str] = []
         missing: dict[str, str] = {}
@@ -142,6 +142,7 @@ class _Zygote:
             also = {name: why for name, why in importers(harms).items() if name in wanted}
             self._line.send({"harms": harms | also, "first": first})
             os._exit(0)
+        _adopt(False)  # the keeper adopts the workers
         tasks = len(os.listdir("/proc/self/task"))
         if tasks > 1 and threads_after_a_fork() > 1:
             self._give_up("Python itself starts a thread here, for example by a file .pth")
@@ -245,7 +246,7 @@ class _Zygote:
         try:
             between = os.fork()
             if between == 0:
-                _fork_again(link)
+                _fork_again(link, self._keeper)
                 self._become(request, link, files, mask)
                 return True
             os.waitpid(between, 0)  # from now on the worker is a child of the keeper
@@ -263,21 +264,32 @@ class _Zygote:
             kept = fcntl.fcntl(link.socket, fcntl.F_DUPFD_CLOEXEC, max(numbers, default=2) + 1)
             settle(request["env"], ends, ticket, {*self._own, link.socket.detach(), *files})
             link = Line(socket.socket(fileno=kept))
+            try:
+                for name, value in self._importer.added.items():
+                    os.environ.setdefault(name, value)
+                _call_itself(self._name)
+                _as_started(request["argv"])
+            except Exception as error:
+                link.send({"fails": f"{type(error).__name__}: {error}"})
+                os._exit(1)
             link.send({"pid": os.getpid()})
             if link.receive()[0] is None:
                 os._exit(1)  # the keeper does not want this worker any more
             link.socket.close()
             self._line.socket.detach()
-            for name, value in self._importer.added.items():
-                os.environ.setdefault(name, value)
-            _call_itself(self._name)
-            _as_started(request["argv"])
             signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         except OSError:
             os._exit(1)  # the keeper is gone
 
 
-def _fork_again(link: Line) -> None:
+def _adopt(is_wanted: bool) -> None:
+    """Whether this process adopts its orphaned descendants."""
+    import ctypes
+
+    ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, int(is_wanted), 0, 0, 0)
+
+
+def _fork_again(link: Line, keeper: int) -> None:
     """Returns in the process that becomes the worker, once the keeper is its parent."""
     here = os.getpid()
     try:
@@ -288,6 +300,9 @@ def _fork_again(link: Line) -> None:
         os._exit(0)
     while os.getppid() == here:
         time.sleep(_ADOPTED_S)
+    if os.getppid() != keeper:
+        link.send({"fails": "another process than the keeper adopts orphans"})
+        os._exit(1)
 
 
 def _as_started(argv: Sequence[str]) -> None:
@@ -297,9 +312,8 @@ def _as_started(argv: Sequence[str]) -> None:
     sys.orig_argv[:] = argv
     count = len(sys.argv) - 1
     sys.argv[1:] = argv[len(argv) - count :] if count else []
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(line_buffering=stream.isatty())
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(line_buffering=sys.stdout.isatty())  # stderr always writes whole lines
     if os.environ.get("PYTHONFAULTHANDLER"):
         import faulthandler
 
@@ -349,7 +363,10 @@ def _is_installed(spec: importlib.machinery.ModuleSpec) -> bool:
 def _stamps(modules: Iterable[Any]) -> dict[str, tuple[int, int]]:
     found = {}
     for module in [*modules]:
-        path = getattr(module, "__file__", None)
+        try:
+            path = attributes(module).get("__file__")
+        except AttributeError:
+            continue  # something else than a module
         if isinstance(path, str) and (stamp := _stamp(path)) != (0, 0):
             found[path] = stamp
     return found

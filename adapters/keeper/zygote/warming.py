@@ -72,8 +72,9 @@ class Warming:
         self._waits = warm.waits or bool(known.modules)
         self._left_out = dict(known.left_out)
         """By module: why."""
-        self._told = {*known.left_out}
-        """What is left out and was named before, in this launch or an earlier one."""
+        self._told: set[str] = set()
+        """What is left out and was named before."""
+        self._token = os.urandom(4).hex()
         self._learner = 0
         """The pid of the worker that tells what it has imported. 0: there is none."""
         self._first: list[str] = []
@@ -96,7 +97,8 @@ class Warming:
             self._be_cold(str(error))
             return
         self._options = parts.options
-        self._folders = (*warm.folders, *folders_of(parts, working_folder()))
+        # Workers with paths of their own look nowhere before these.
+        self._folders = () if warm.paths else (*warm.folders, *folders_of(parts, working_folder()))
         self._start()
 
     # ---- coming and going ----
@@ -180,7 +182,8 @@ class Warming:
             self._told |= new.keys()
             self._say(f"reknit: not imported ahead of the workers: {_listed(new)}")
             if self._warm.memory:
-                learned.note(self._warm.memory, self._warm.program, left_out=self._left_out)
+                lasting = {n: why for n, why in self._left_out.items() if not why.startswith("cannot be imported")}
+                learned.note(self._warm.memory, self._warm.program, left_out=lasting)
 
     def _be_cold(self, why: str) -> None:
         self._why_cold = why
@@ -213,6 +216,9 @@ class Warming:
     def begin(self) -> None:
         """A round begins: end a zygote whose modules are out of date."""
         self.look()
+        if self._learner:
+            self._learner = 0
+            learned.take(self._lesson)  # of a worker that was stopped
         self._may_start_again = True
         if self._zygote is None and not self._why_cold:
             self._start()
@@ -248,7 +254,7 @@ class Warming:
     @property
     def _lesson(self) -> str:
         """The file into which a worker writes what it has imported. Empty: nobody wants to know."""
-        return self._warm.memory and f"{self._warm.memory}.{os.getpid()}.lesson"
+        return self._warm.memory and f"{self._warm.memory}.{self._token}.lesson"
 
     def ended(self, pid: int, exitcode: int) -> None:
         """A worker has ended."""

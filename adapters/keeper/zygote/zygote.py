@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from signal import SIGKILL, Signals
 from typing import Any
 
-from reknit.adapters.host.children import reaped, signal_process
+from reknit.adapters.host.children import descendants, signal_process
 from reknit.adapters.keeper.common.guard import Guard
 from reknit.adapters.keeper.common.spawn import spawn
 from reknit.adapters.keeper.protocol.files import new_file
@@ -91,7 +91,7 @@ class Zygote:
             return None
         except (OSError, ValueError) as error:
             raise ZygoteFailed(_why(error)) from None
-        if message is None:
+        if not isinstance(message, dict):
             raise ZygoteFailed("its process has ended")
         found: dict[str, Any] = message
         return found
@@ -156,10 +156,8 @@ class Zygote:
         found: dict[str, Any] = message
         return found
 
-    def is_alive(self) -> bool:
-        return not reaped(self.pid)
-
     def close(self) -> None:
-        """End it. May be repeated."""
-        signal_process(self.pid, SIGKILL)
+        """End it, and what modules have started at their import. May be repeated."""
+        for pid in (self.pid, *descendants(self.pid)):
+            signal_process(pid, SIGKILL)
         self._line.socket.close()

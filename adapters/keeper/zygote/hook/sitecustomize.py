@@ -80,15 +80,19 @@ def _tell_at_the_end(path: str, known: "list[str] | None" = None) -> None:
             return  # this is a fork of the worker
         names = dict.fromkeys(known or [])
         for name, module in [*sys.modules.items()]:
-            origin = getattr(getattr(module, "__spec__", None), "origin", None)
-            if name in before:
+            if name in before or not isinstance(name, str):
+                continue
+            try:
+                # Not `getattr`: a module may load itself when it is asked for an attribute.
+                origin = object.__getattribute__(module, "__dict__")["__spec__"].origin
+            except (AttributeError, KeyError):
                 continue
             if isinstance(origin, str) and ("-packages" + os.sep in origin or origin.startswith(standard)):
                 names[name] = None
         try:
             with open(path, "w") as file:
                 file.write("\n".join(names))
-        except OSError:
+        except (OSError, UnicodeError):
             pass  # it would only have been faster the next time
 
     atexit.register(tell)

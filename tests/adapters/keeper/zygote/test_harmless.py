@@ -61,6 +61,22 @@ PACKAGES = {
         "import os, time\nif os.fork() == 0:\n  time.sleep(1)  # a zombie is a process as well",
         "starts a process",
     ),
+    "reads_bytes": (
+        "import os; RANK = os.environb.get(b'RANK')",
+        "reads RANK while it is imported (in reads_bytes)",
+    ),
+    "copies_deeply": (
+        "import copy, os; ALL = copy.deepcopy(os.environ)",
+        "keeps a copy of the environment (in copy)",
+    ),
+    "runs_a_process": ("import os; os.system('true')", "runs a process"),
+    "shares_memory": ("import mmap; M = mmap.mmap(-1, 4096)", "shares memory with other processes"),
+    "makes_a_lock": ("import multiprocessing; L = multiprocessing.Lock()", "shares memory with other processes"),
+    "changes_arguments": ("import sys; sys.argv.append('x')", "changes the arguments of the script"),
+    "execs": (
+        "import os, sys; os.execv(sys.executable, [sys.executable, '-c', 'pass'])",
+        "cannot be imported: OSError: a module that is imported ahead of the workers runs another program in its place",
+    ),
     "replaces_environ": (
         "import os; os.environ = dict(os.environ)",
         "puts another object in the place of os.environ",

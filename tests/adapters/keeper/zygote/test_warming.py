@@ -65,11 +65,13 @@ def test_all_workers_of_all_rounds_share_one_import(make: Make) -> None:
     assert warmed.said() == ""
 
 
-def test_arguments_differ_by_local_rank(make: Make) -> None:
-    """As with cold workers."""
+def test_arguments_that_differ_by_local_rank_make_workers_cold(make: Make) -> None:
+    """A module that looks at the arguments would see those of no worker."""
     warmed = make(None, "${local_rank}", "x")
     said = [ended.out.splitlines()[1] for ended in warmed.run(count=2)]
     assert said == ["2 ['train.py', '0', 'x']", "3 ['train.py', '1', 'x']"]
+    why = "its arguments differ from one worker to the next (${local_rank})"
+    assert warmed.said() == f"reknit: the workers start cold: {why}\n"
 
 
 def test_a_zygote_is_marked_guarded_and_no_stray(make: Make) -> None:
@@ -254,7 +256,7 @@ def test_a_program_teaches_what_it_imports(make: Make, tmp_path: Path) -> None:
 
     third = make(warm)
     assert imported_by(third) == {third.zygote}
-    assert third.said() == "", "it is known, and was told once"
+    assert "harmful reads RANK" in third.said(), "it is known, and told at each launch"
 
 
 @pytest.mark.parametrize("how", ["sys.exit(3)", "os._exit(0)", "os.kill(os.getpid(), 9)"])
