@@ -13,6 +13,7 @@ import sys
 _HERE = os.path.dirname(os.path.abspath(__file__))
 _VARIABLE = "REKNIT_ZYGOTE"
 _LEARNS = "learns:"
+_SOCKET = 8
 
 
 def _be_asked() -> None:
@@ -32,8 +33,10 @@ def _be_asked() -> None:
 def _hold(stage: str) -> "tuple[str, list[str]]":
     """Be a zygote. Returns in workers only, what `hold` returns. Whatever goes wrong ends the process: it must not run
     the program by mistake."""
-    is_worker = False
+    is_worker, zygote = False, os.getpid()
     try:
+        if sys.version_info < (3, 11):  # noqa: UP036  # this is the Python of the workers
+            raise RuntimeError("Python 3.11 or newer is needed")
         loaded = set(sys.modules)
         root = _HERE
         for _ in range(5):  # hook, zygote, keeper, adapters, reknit, and the folder that holds the package
@@ -56,15 +59,29 @@ def _hold(stage: str) -> "tuple[str, list[str]]":
         signal.signal(signal.SIGINT, signal.SIG_DFL)  # as Python does when nobody has handled it
         os.kill(os.getpid(), signal.SIGINT)
         raise
-    except BaseException:
-        import traceback
+    except BaseException as error:
+        if os.getpid() == zygote:
+            _say_why(error)
+        else:
+            import traceback
 
-        traceback.print_exc()
-        sys.stderr.flush()
+            traceback.print_exc()
+            sys.stderr.flush()
         raise
     finally:
         if not is_worker:
             os._exit(70)
+
+
+def _say_why(error: BaseException) -> None:
+    """Tell the keeper why there can be no zygote. It says so in one line."""
+    import json
+
+    message = {"fails": f"{type(error).__name__}: {error}"}
+    try:
+        os.write(_SOCKET, json.dumps(message).encode() + b"\n")
+    except OSError:
+        pass  # it is gone
 
 
 def _tell_at_the_end(path: str, known: "list[str] | None" = None) -> None:

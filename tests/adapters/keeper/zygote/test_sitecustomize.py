@@ -80,3 +80,17 @@ def test_a_python_that_does_not_come_here_runs_no_script(tmp_path: Path) -> None
     finally:
         warmed.close()
     assert (tmp_path / "ran").read_text() == "x"
+
+
+def test_what_goes_wrong_in_a_zygote_is_one_line(tmp_path: Path) -> None:
+    """A Python that is too old, for example, or a module that breaks another one."""
+    install(tmp_path, breaks="import importlib.util; importlib.util.find_spec = None", ahead="")
+    (tmp_path / "train.py").write_text("print('ran')")
+    warmed = Warmed(tmp_path, ["train.py"], {"modules": ("breaks", "ahead")})
+    try:
+        (ended,) = warmed.run()
+        assert (ended.exitcode, ended.out) == (0, "ran\n")
+        assert warmed.said().startswith("reknit: the workers start cold: TypeError: ")
+        assert warmed.said().count("\n") == 1
+    finally:
+        warmed.close()
