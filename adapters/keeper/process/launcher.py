@@ -21,7 +21,6 @@ from reknit.adapters.keeper.common.spawn import Leader, spawn, spawn_exitcode
 from reknit.adapters.keeper.output.streams import STDERR, STDIN, STDOUT, Streams, file_with
 from reknit.adapters.keeper.protocol.wire import Configure, Process, StartProcesses, Warm, variables
 from reknit.core.agent.worker_words import StartWorkers
-from reknit.core.job.job import EMPTY
 from reknit.core.job.workers import WorkerFailure, WorkerRanks
 
 if TYPE_CHECKING:
@@ -59,7 +58,7 @@ class Launcher:
         self._warming: Warming | None = None
         """None: workers are started by exec."""
 
-    def warm_up(self, warm: Warm, env: Mapping[str, str] = EMPTY) -> None:
+    def warm_up(self, warm: Warm, env: Mapping[str, str] | None = None) -> None:
         """Make a zygote for the workers, if there is none. `env`: variables of all workers besides those with which the
         environment of every worker begins."""
         if self._warming is not None:
@@ -68,7 +67,7 @@ class Launcher:
 
         self._warming = Warming(
             warm,
-            whole(self._env, env, ""),
+            whole(self._env, env or {}, ""),
             telling=TELLING | ({"CUDA_VISIBLE_DEVICES"} if self._wanted.virtual_local_rank else set()),
             clock=self._clock,
             guard=self._guarded(),

@@ -69,7 +69,7 @@ def test_a_mistake_is_one_line(argv: list[str], said: str, ask: Ask) -> None:
 SCRIPT = """
     import os, sys, counted
     restart = os.environ["TORCHELASTIC_RESTART_COUNT"]
-    print(restart, counted.PID == os.getpid(), sys.argv[1:], flush=True)
+    os.write(1, f"{restart} {counted.PID == os.getpid()} {sys.argv[1:]}\\n".encode())
     if restart == "0" and "--fail" in sys.argv: sys.exit(3)
 """
 
