@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Sequence
 from typing import assert_never
 
@@ -56,6 +57,14 @@ class Reporter:
             self._say(PREFIX + _outside_text(why, names_options=self._names_options))
         for line in decisions(before, after, commands):
             self._say(PREFIX + line)
+
+
+def write(fd: int, text: str) -> None:
+    """Write to a stream of this process. No error if nobody reads it."""
+    try:
+        os.write(fd, text.encode(errors="backslashreplace"))
+    except OSError:
+        pass
 
 
 def _cut(text: str) -> str:

@@ -19,7 +19,7 @@ from attrs import evolve
 from reknit.adapters.runtime.ports import Refused, Stored, Unavailable
 from reknit.app.input import readers
 from reknit.app.input.meeting import kept
-from reknit.app.report import PREFIX, USAGE, exit_status
+from reknit.app.report import PREFIX, USAGE, exit_status, write
 from reknit.core.agent.commands import Result
 from reknit.core.agent.reasons import JournalRefused, StoreLost
 from reknit.core.agent.states import WorkerState
@@ -76,24 +76,24 @@ def prune(
     try:
         parsed = parse(argv, environ, _TABLE)
         if parsed["help"]:
-            _say(1, help_text(_TABLE, shows_all=False))
+            write(1, help_text(_TABLE, shows_all=False))
             return 0
         if parsed.script:
             raise UsageError(f"reknit prune takes options only, and not {parsed.script}")
         shelf = _shelf(kept(parsed, environ), parsed)
         try:
             for line in _pruned(shelf, parsed, wait):
-                _say(1, line + "\n")
+                write(1, line + "\n")
         finally:
             shelf.close()
     except UsageError as e:
-        _say(2, f"{PREFIX}{e}\n")
+        write(2, f"{PREFIX}{e}\n")
         return USAGE
     except Refused as e:
-        _say(2, f"{PREFIX}{e}\n")
+        write(2, f"{PREFIX}{e}\n")
         return exit_status(Result(WorkerState.FAILED, JournalRefused(e.refusal, str(e))))
     except Unavailable as e:
-        _say(2, f"{PREFIX}the store cannot be reached: {e}\n")
+        write(2, f"{PREFIX}the store cannot be reached: {e}\n")
         return exit_status(Result(WorkerState.FAILED, StoreLost(str(e))))
     return 0
 
@@ -168,10 +168,3 @@ def _shelf(meeting: Meeting, parsed: Parsed) -> Shelf:
     from reknit.app.wiring.several_nodes import cluster_of
 
     return EtcdShelf(cluster_of(meeting), parsed["rdzv-id"])
-
-
-def _say(fd: int, text: str) -> None:
-    try:
-        os.write(fd, text.encode(errors="backslashreplace"))
-    except OSError:
-        pass  # nobody reads it

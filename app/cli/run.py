@@ -8,12 +8,12 @@ from collections.abc import Mapping, Sequence
 from reknit.adapters.keeper.output.console import LAST_WORDS_S, ConsoleWriter
 from reknit.adapters.runtime.ports import CannotStart
 from reknit.app.limits import limit_text
-from reknit.app.report import BUG, LIMIT, PREFIX, USAGE, exit_status, origin, own_origin
+from reknit.app.report import BUG, LIMIT, PREFIX, USAGE, exit_status, origin, own_origin, write
 from reknit.app.wiring.surroundings import Prevented
 from reknit.core.agent.commands import Result
 from reknit.core.agent.states import WorkerState
 
-from .arguments import Parsed, help_text, parse
+from .arguments import help_text, parse
 from .options import UsageError
 
 
@@ -55,17 +55,10 @@ def run(argv: Sequence[str]) -> int:
 def _run(argv: Sequence[str], environ: Mapping[str, str], console: ConsoleWriter) -> int:
     parsed = parse(argv, environ)
     if parsed["help"] or parsed["help-all"]:
-        _show_help(parsed)
+        write(1, help_text(shows_all=parsed["help-all"]))
         return 0
     from .parsing import asked
     from .running import run as run_agent
 
     wanted = asked(parsed, environ)
     return run_agent(wanted.settings, environ, console, wanted.notices)
-
-
-def _show_help(parsed: Parsed) -> None:
-    try:
-        os.write(1, help_text(shows_all=parsed["help-all"]).encode())
-    except OSError:
-        pass  # nobody reads stdout

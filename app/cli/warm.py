@@ -10,7 +10,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from reknit.adapters.keeper.common.run_folder import working_folder
 from reknit.adapters.keeper.zygote import learned
 from reknit.adapters.keeper.zygote.commandline import CommandLine
-from reknit.app.report import PREFIX, USAGE
+from reknit.adapters.keeper.zygote.program import is_within
+from reknit.app.report import PREFIX, USAGE, write
 
 from .arguments import Table, help_text, parse
 from .options import Option, UsageError
@@ -35,7 +36,7 @@ def warm(argv: Sequence[str], environ: Mapping[str, str] = os.environ) -> int:
     try:
         parsed = parse(argv, environ, _TABLE)
         if parsed["help"]:
-            _say(1, help_text(_TABLE))
+            write(1, help_text(_TABLE))
             return 0
         if not parsed.script or parsed.args:
             raise UsageError(f"one script is needed; usage: {_USAGE}")
@@ -45,9 +46,9 @@ def warm(argv: Sequence[str], environ: Mapping[str, str] = os.environ) -> int:
         python = environ.get("PYTHON_EXEC") or sys.executable
         file = learned.file_of(parts, python, working_folder(), environ)
         lines = _forgotten(file, parsed.script) if parsed["forget"] else _known(file, parsed.script)
-        _say(1, "".join(f"{line}\n" for line in lines))
+        write(1, "".join(f"{line}\n" for line in lines))
     except UsageError as error:
-        _say(2, f"{PREFIX}{error}\n")
+        write(2, f"{PREFIX}{error}\n")
         return USAGE
     return 0
 
@@ -65,17 +66,10 @@ def _known(file: str, script: str) -> Iterator[str]:
         yield f"{script}: nothing is known yet. `reknit run --warm` learns it when the first worker of a node ends well"
         return
     out = known.left_out
-    modules = [name for name in known.modules if not any(name == o or name.startswith(o + ".") for o in out)]
+    modules = [name for name in known.modules if not is_within(name, out)]
     packages = Counter(name.partition(".")[0] for name in modules)
     yield f"{known.program}: {len(modules)} modules are imported once for all workers"
     yield "  " + ", ".join(f"{name} ({count})" if count > 1 else name for name, count in packages.most_common())
     for name, why in out.items():
         yield f"  left out: {name} {why}"
     yield f"  kept in {file}"
-
-
-def _say(fd: int, text: str) -> None:
-    try:
-        os.write(fd, text.encode(errors="backslashreplace"))
-    except OSError:
-        pass  # nobody reads it

@@ -32,7 +32,8 @@ class Members(tuple[Joined, ...]):
 
     @cached_property
     def counted(self) -> tuple[Sequence[tuple[int, int]], Mapping[str, int]]:
-        """For each member: the rank and the role rank of its first worker. And the number of workers in each role."""
+        """Two values: for each member, the rank and the role rank of its first worker; and by role, the number of
+        workers."""
         world_size, role_sizes, firsts = 0, Counter[str](), []
         for joined in self:
             firsts.append((world_size, role_sizes[joined.role]))

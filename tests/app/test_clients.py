@@ -6,15 +6,15 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import sys
 import textwrap
 from pathlib import Path
 
 import pytest
 
 from tests.support.command import run
+from tests.support.warming import needs_linux
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="a keeper adopts the forks of a zygote on Linux only")
+pytestmark = needs_linux
 
 COMMON = """
 import json, os, signal

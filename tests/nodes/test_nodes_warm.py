@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import os
-import sys
 from pathlib import Path
 
 import pytest
 
 from tests.support.nodes import GOOD, UP, Nodes, at_c10d, ended
-from tests.support.warming import PACKAGES, install
+from tests.support.warming import PACKAGES, install, needs_linux
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="a keeper adopts the forks of a zygote on Linux only")
+pytestmark = needs_linux
 
 SCRIPT = (
     UP

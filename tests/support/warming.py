@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import psutil
+import pytest
 
 from reknit.adapters.keeper.output.streams import StreamSettings
 from reknit.adapters.keeper.protocol.wire import Warm
@@ -18,6 +19,7 @@ from tests.support.keepers import Kept
 from tests.support.processes import start
 from tests.support.waiting import until
 
+needs_linux = pytest.mark.skipif(sys.platform != "linux", reason="a keeper adopts the forks of a zygote on Linux only")
 PACKAGES = "site-packages"
 """The folder, in that of the test, of its installed packages."""
 

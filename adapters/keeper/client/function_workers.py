@@ -23,7 +23,6 @@ from collections import ChainMap
 from collections.abc import Callable, Collection, Mapping
 from multiprocessing import context, forkserver, process, resource_tracker, spawn
 from multiprocessing.reduction import ForkingPickler
-from types import ModuleType
 from typing import Any, ClassVar
 
 from attrs import evolve, frozen
@@ -41,6 +40,7 @@ from reknit.adapters.keeper.functions.together import Together, meet
 from reknit.adapters.keeper.protocol.files import WithFiles, new_file
 from reknit.adapters.keeper.protocol.wire import Process, StartProcesses, Warm
 from reknit.adapters.keeper.zygote.harmless import held
+from reknit.adapters.keeper.zygote.program import is_installed
 from reknit.core.agent.worker_words import WorkerExit, WorkersExited
 from reknit.core.job.workers import WorkerFailure, WorkerRanks
 
@@ -134,9 +134,6 @@ class Calls:
             self._packed[key] = _pack(function)
         return self._packed[key]
 
-    def _warm(self) -> Warm:
-        return warm_of_functions(self._modules)
-
     def fork_keeper(self, ranks: Mapping[int, int], console: tuple[int, int]) -> Keeping:
         """Start a keeper that is a fork of this process, and whose workers call these functions. `ranks`: by local
         rank. `console`: the descriptors that become its stdout and stderr. Raises `OSError`."""
@@ -174,7 +171,8 @@ class Calls:
             sent += [fd for fd in dict.fromkeys(numbers.values()) if fd not in sent]
             descriptors = tuple((number, sent.index(fd)) for number, fd in numbers.items())
             processes.append(evolve(asked, argv=_command_line(tracker), descriptors=descriptors))
-        command = evolve(command, processes=tuple(processes), warm=self._warm() if self._has_zygote else None)
+        warm = warm_of_functions(self._modules) if self._has_zygote else None
+        command = evolve(command, processes=tuple(processes), warm=warm)
         return WithFiles(evolve(command, descriptors=len(sent)), sent)
 
     def release(self) -> None:
@@ -400,17 +398,12 @@ def _packages_of(modules: Collection[str]) -> tuple[str, ...]:
         if name in seen or module is None:
             continue
         seen.add(name)
-        if name != "__main__" and _is_installed(module):
+        spec = getattr(module, "__spec__", None)
+        if name != "__main__" and (spec is None or is_installed(spec)):
             packages.add(name.partition(".")[0])
         else:
             rest += held(name, module)
     return tuple(name for name in [*sys.modules] if name.partition(".")[0] in packages)
-
-
-def _is_installed(module: ModuleType) -> bool:
-    origin = getattr(getattr(module, "__spec__", None), "origin", None) or "built-in"
-    standard = os.path.dirname(os.path.abspath(os.__file__)) + os.sep
-    return origin in ("built-in", "frozen") or "-packages" + os.sep in origin or origin.startswith(standard)
 
 
 def _command_line(tracker: int) -> tuple[str, ...]:

@@ -36,8 +36,8 @@ TELLING = frozenset(
         "REKNIT_ROUND",
     }
 )
-"""The variables that a worker gets when its round begins: those of `given_by`, and its error file. A process that is
-made before does not know them."""
+"""The variables that a worker gets when its round begins: those of `given_by`, and its error file. A zygote starts
+earlier, and does not have them."""
 
 
 def handed_down(

@@ -72,8 +72,6 @@ class Warm:
     """The name of the program in this file."""
     paths: tuple[str, ...] = ()
     """`sys.path` while they are imported. Empty: as Python makes it."""
-    folders: tuple[str, ...] = ()
-    """Folders whose modules hide installed ones from a worker, besides those that the command line tells."""
     waits: bool = False
     """A round that begins before everything is imported waits for that. It waits also if `memory` knows the program.
     """

@@ -5,8 +5,8 @@ same in each of them. It has not if it has
 
 1. read a variable that tells workers apart, for example RANK, or kept a copy of the whole environment,
 2. changed a variable or removed one,
-3. left a thread that a fork does not carry over, a child process or an open file,
-4. changed what a process handles, blocks or is limited by, its working folder or its mask of new files,
+3. left a thread that a fork does not carry over, an open file or memory that processes share, or run a process,
+4. changed what a process handles, blocks or is limited by, its working folder, its mask of new files or `sys.argv`,
 5. drawn from a generator of random numbers or seeded it, or
 6. raised an error.
 
@@ -117,7 +117,7 @@ def _reader() -> str:
 
 
 class Importer:
-    """Imports modules in this process. `added` grows."""
+    """Imports modules in this process."""
 
     def __init__(self, telling: Collection[str]) -> None:
         """`telling`: names of variables that tell workers apart."""

@@ -13,7 +13,7 @@ of its start is done by Python itself: `__main__`, `sys.argv`, `sys.path[0]`, tr
    it ends.
 5. A zygote never runs an operation of torch: forks of a process with threads of libgomp hang.
 
-The standard library alone is imported here, besides the modules of reknit that do the same.
+This module, and each module of reknit that it imports, uses the standard library alone.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ import sys
 import sysconfig
 import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from functools import cache
 from typing import Any, NoReturn
 
 from reknit.adapters.keeper.common.settling import descriptors, settle
@@ -122,7 +123,7 @@ class _Zygote:
         first: list[str] = []
         missing: dict[str, str] = {}
         for name in self._names():
-            if any(name == other or name.startswith(other + ".") for other in (*harms, *missing)):
+            if is_within(name, (*harms, *missing)):
                 continue
             if why := self._not_to_be_imported(name):
                 missing[name] = why
@@ -163,7 +164,7 @@ class _Zygote:
         return [
             name
             for name in dict.fromkeys(part for name in names for part in _packages_and(name))
-            if not any(name == out or name.startswith(out + ".") for out in self._plan["left_out"])
+            if not is_within(name, self._plan["left_out"])
         ]
 
     def _not_to_be_imported(self, name: str) -> str:
@@ -176,13 +177,10 @@ class _Zygote:
             return str(error)
         if spec is None:
             return "is not installed"
-        if not self._is_named(name) and name not in ("random", "numpy.random") and not _is_installed(spec):
+        is_named = any(is_within(other, [name]) for other in self._plan["modules"])
+        if not is_named and name not in ("random", "numpy.random") and not is_installed(spec):
             return "is not among the installed packages"
         return ""
-
-    def _is_named(self, name: str) -> bool:
-        """Somebody has asked for this module, or for one of this package."""
-        return any(other == name or other.startswith(name + ".") for other in self._plan["modules"])
 
     # ---- forking ----
 
@@ -218,13 +216,9 @@ class _Zygote:
         for folder in self._plan["folders"]:
             for name in sorted(names & {entry.partition(".")[0] for entry in _entries(folder)}):
                 spec = importlib.machinery.PathFinder.find_spec(name, [folder])
-                if spec is not None and spec.loader is not None and not self._is_its_own(name, spec):
+                if spec is not None and spec.loader is not None and _path_of(sys.modules.get(name)) != spec.origin:
                     return f"{spec.origin} hides the module {name} that an installed package has imported"
         return ""
-
-    @staticmethod
-    def _is_its_own(name: str, spec: importlib.machinery.ModuleSpec) -> bool:
-        return getattr(sys.modules.get(name), "__file__", None) == spec.origin
 
     def _differs(self, request: Mapping[str, Any]) -> str:
         """Why this worker would have imported something else. Empty: it would not."""
@@ -234,8 +228,7 @@ class _Zygote:
                 continue
             if name in self._importer.read or name.startswith(_ALWAYS_READ):
                 return f"the variable {name} has another value than when the modules were imported"
-        head = len(sys.orig_argv) - (len(sys.argv) - 1)
-        if request["argv"][:head] != sys.orig_argv[:head]:
+        if request["argv"] != self._plan["argv"]:
             return "its command line begins in another way"
         return ""
 
@@ -251,7 +244,7 @@ class _Zygote:
                 return True
             os.waitpid(between, 0)  # from now on the worker is a child of the keeper
         except OSError as error:
-            link.send({"fails": error.strerror or str(error), "errno": error.errno})
+            link.send({"fails": error.strerror or str(error)})
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         return False
 
@@ -268,7 +261,7 @@ class _Zygote:
                 for name, value in self._importer.added.items():
                     os.environ.setdefault(name, value)
                 _call_itself(self._name)
-                _as_started(request["argv"])
+                _as_started()
             except Exception as error:
                 link.send({"fails": f"{type(error).__name__}: {error}"})
                 os._exit(1)
@@ -296,7 +289,7 @@ def _fork_again(link: Line, keeper: int) -> None:
         if os.fork():
             os._exit(0)
     except OSError as error:
-        link.send({"fails": error.strerror or str(error), "errno": error.errno})
+        link.send({"fails": error.strerror or str(error)})
         os._exit(0)
     while os.getppid() == here:
         time.sleep(_ADOPTED_S)
@@ -305,13 +298,10 @@ def _fork_again(link: Line, keeper: int) -> None:
         os._exit(1)
 
 
-def _as_started(argv: Sequence[str]) -> None:
+def _as_started() -> None:
     """What a Python does when it starts, as far as it depends on the one worker."""
     # At its end Python collects what is left of the modules. What is frozen would not be finalised.
     atexit.register(gc.unfreeze)
-    sys.orig_argv[:] = argv
-    count = len(sys.argv) - 1
-    sys.argv[1:] = argv[len(argv) - count :] if count else []
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(line_buffering=sys.stdout.isatty())  # stderr always writes whole lines
     if os.environ.get("PYTHONFAULTHANDLER"):
@@ -347,27 +337,42 @@ def _packages_and(name: str) -> list[str]:
     return [".".join(parts[:end]) for end in range(1, len(parts) + 1)]
 
 
-def _is_installed(spec: importlib.machinery.ModuleSpec) -> bool:
+def is_within(name: str, packages: Iterable[str]) -> bool:
+    """Whether this is one of these modules, or a module of one of them."""
+    return any(name == package or name.startswith(package + ".") for package in packages)
+
+
+def is_installed(spec: importlib.machinery.ModuleSpec) -> bool:
     """Whether this is a module of Python, or of a package that is installed as a copy."""
     if spec.origin in ("built-in", "frozen"):
         return True
     places = [spec.origin] if spec.origin else [*(spec.submodule_search_locations or ())]
-    standard = {os.path.realpath(sysconfig.get_path(name)) for name in ("stdlib", "platstdlib")}
     return bool(places) and all(
         {"site-packages", "dist-packages"} & {*place.split(os.sep)}
-        or any(os.path.realpath(place).startswith(folder + os.sep) for folder in standard)
+        or any(os.path.realpath(place).startswith(folder + os.sep) for folder in _standard())
         for place in places
     )
 
 
+@cache
+def _standard() -> frozenset[str]:
+    """The folders of Python's own modules."""
+    return frozenset(os.path.realpath(sysconfig.get_path(name)) for name in ("stdlib", "platstdlib"))
+
+
+def _path_of(module: object) -> str | None:
+    """The file of a loaded module. None: it has none, or is something else than a module."""
+    try:
+        path = attributes(module).get("__file__")
+    except AttributeError:
+        return None
+    return path if isinstance(path, str) else None
+
+
 def _stamps(modules: Iterable[Any]) -> dict[str, tuple[int, int]]:
     found = {}
-    for module in [*modules]:
-        try:
-            path = attributes(module).get("__file__")
-        except AttributeError:
-            continue  # something else than a module
-        if isinstance(path, str) and (stamp := _stamp(path)) != (0, 0):
+    for path in map(_path_of, [*modules]):
+        if path is not None and (stamp := _stamp(path)) != (0, 0):
             found[path] = stamp
     return found
 

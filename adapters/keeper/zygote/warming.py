@@ -1,7 +1,7 @@
 """The zygote of one keeper, from one to the next: when one is started, and what is said about it.
 
-1. A zygote is started when the keeper is, so it imports while the nodes meet. When it has ended, or what it has
-   imported is out of date, another one takes its place.
+1. The agent asks for a zygote when it begins, so the zygote imports while the nodes meet. Another one takes its place
+   if it has ended, or if a file that it has imported has changed.
 2. Workers that it cannot fork start cold. Nothing fails because there is no zygote.
 3. A zygote that ends because of something harmful is followed by one that leaves this out. After `_MOST_PASSES` of
    them, and after `_TRIES` that have ended in another way before they were ready, the workers stay cold.
@@ -98,7 +98,7 @@ class Warming:
             return
         self._options = parts.options
         # Workers with paths of their own look nowhere before these.
-        self._folders = () if warm.paths else (*warm.folders, *folders_of(parts, working_folder()))
+        self._folders = () if warm.paths else folders_of(parts, working_folder())
         self._start()
 
     # ---- coming and going ----

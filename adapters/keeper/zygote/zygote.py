@@ -41,6 +41,14 @@ def _why(error: Exception) -> str:
     return (isinstance(error, OSError) and error.strerror) or str(error)
 
 
+def _message(line: Line) -> dict[str, Any]:
+    """Raises what `Line.receive` raises, and `ZygoteFailed` at the end of the line."""
+    message, _ = line.receive()
+    if not isinstance(message, dict):
+        raise ZygoteFailed("its process has ended")
+    return message
+
+
 class Zygote:
     """A zygote that was started."""
 
@@ -86,15 +94,11 @@ class Zygote:
         """What it has said since the last call. None: nothing. Raises `ZygoteFailed` if it has ended."""
         self._line.socket.settimeout(0.0)
         try:
-            message, _ = self._line.receive()
+            return _message(self._line)
         except BlockingIOError:
             return None
         except (OSError, ValueError) as error:
             raise ZygoteFailed(_why(error)) from None
-        if not isinstance(message, dict):
-            raise ZygoteFailed("its process has ended")
-        found: dict[str, Any] = message
-        return found
 
     def stale(self) -> str:
         """Why what it has imported cannot be used any more. Empty: it can. Raises `ZygoteFailed`."""
@@ -150,11 +154,7 @@ class Zygote:
         while not poll.poll(_LOOK_S * 1000):
             if self._is_abandoned() or time.monotonic() > give_up:
                 raise ZygoteFailed(f"it has not answered within {_ANSWER_S:g} s")
-        message, _ = line.receive()
-        if message is None:
-            raise ZygoteFailed("its process has ended")
-        found: dict[str, Any] = message
-        return found
+        return _message(line)
 
     def close(self) -> None:
         """End it, and what modules have started at their import. May be repeated."""

@@ -12,9 +12,8 @@ from reknit.adapters.keeper.zygote import learned
 from reknit.adapters.keeper.zygote.commandline import CommandLine
 from reknit.app.cli.warm import warm
 from tests.support.command import Run, refusal, run
-from tests.support.warming import PACKAGES, install
+from tests.support.warming import PACKAGES, install, needs_linux
 
-needs_linux = pytest.mark.skipif(sys.platform != "linux", reason="a keeper adopts the forks of a zygote on Linux only")
 Ask = Callable[..., tuple[int, str]]
 
 

@@ -28,6 +28,7 @@ from tests.support import called
 from tests.support.alone import ENV, ROOT, run_alone
 from tests.support.leaks import children, nothing_left
 from tests.support.waiting import PATIENCE_S, read_pids, until
+from tests.support.warming import needs_linux
 
 START_METHODS = ("spawn", "fork", "forkserver")
 
@@ -134,7 +135,7 @@ def test_a_script_runs_under_this_python(tmp_path: Path) -> None:
     assert [(tmp_path / f"told{rank}").read_text() for rank in range(2)] == [f"{sys.executable}0.5"] * 2
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="a keeper adopts the forks of a zygote on Linux only")
+@needs_linux
 @pytest.mark.parametrize("warm", [True, ("decimal",)])
 def test_a_script_may_be_warm(warm: bool | tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """By name, or as it is learned."""

@@ -46,7 +46,7 @@ def _hold(stage: str) -> "tuple[str, list[str]]":
         from reknit.adapters.keeper.zygote import program
 
         sys.path[:] = before
-        # The program of a worker finds another reknit, perhaps, and none that it has not asked for.
+        # The script may import reknit from another place, in another version.
         for name in set(sys.modules) - loaded:
             if name.partition(".")[0] == "reknit":
                 del sys.modules[name]

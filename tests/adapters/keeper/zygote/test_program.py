@@ -10,7 +10,6 @@ import os
 import re
 import shutil
 import signal
-import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,9 +17,9 @@ from typing import Any
 import pytest
 
 from tests.support import probes
-from tests.support.warming import Ended, Warmed, install
+from tests.support.warming import Ended, Warmed, install, needs_linux
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="a keeper adopts the forks of a zygote on Linux only")
+pytestmark = needs_linux
 
 PROBES = [
     name

@@ -10,9 +10,9 @@ import pytest
 
 from reknit.adapters.keeper.zygote.program import environment
 from reknit.adapters.keeper.zygote.zygote_line import HOOK
-from tests.support.warming import PACKAGES, Warmed, install
+from tests.support.warming import PACKAGES, Warmed, install, needs_linux
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="a keeper adopts the forks of a zygote on Linux only")
+pytestmark = needs_linux
 
 SHOW = """if True:
     import os, sys

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -16,9 +15,9 @@ from reknit.adapters.keeper.zygote import warming
 from reknit.adapters.keeper.zygote import zygote as zygotes
 from tests.support.keepers import wait_gone
 from tests.support.leaks import nothing_left
-from tests.support.warming import Warmed, environ_of, install, wait_dead
+from tests.support.warming import Warmed, environ_of, install, needs_linux, wait_dead
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="a keeper adopts the forks of a zygote on Linux only")
+pytestmark = needs_linux
 
 SCRIPT = """if True:
     import counted, os, sys

@@ -14,8 +14,9 @@ import pytest
 
 from tests.support.alone import ENV
 from tests.support.keepers import wait_gone
+from tests.support.warming import needs_linux
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="a keeper adopts the forks of a zygote on Linux only")
+pytestmark = needs_linux
 
 DRIVER = """
     import json, os, select, signal, sys, time
@@ -44,8 +45,8 @@ DRIVER = """
 """
 
 
-def drive(folder: Path, script: str) -> list[object]:
-    """Run this script after the driver. Returns what it shows."""
+def drive(folder: Path, script: str, status: int = 0) -> list[object]:
+    """Run this script after the driver, until it ends with this status. Returns what it shows."""
     (folder / "train.py").write_text("import os, sys; sys.exit(int(os.environ['RANK']))")
     (folder / "reads.py").write_text("import os; A = os.environ['A']")
     text = textwrap.dedent(DRIVER) + textwrap.dedent(script)
@@ -53,7 +54,7 @@ def drive(folder: Path, script: str) -> list[object]:
     done = subprocess.run(
         [sys.executable, "-c", text], capture_output=True, text=True, cwd=folder, env=env, timeout=100
     )
-    assert done.returncode == 0, done.stderr
+    assert done.returncode == status, done.stderr
     return [json.loads(line) for line in done.stdout.splitlines()]
 
 
@@ -136,9 +137,5 @@ def test_it_ends_with_its_keeper(tmp_path: Path) -> None:
         show(zygote.pid)
         os.kill(os.getpid(), signal.SIGKILL)
     """
-    text = textwrap.dedent(DRIVER) + textwrap.dedent(script)
-    (tmp_path / "reads.py").write_text("")
-    env = {**ENV, "PYTHONPATH": os.pathsep.join([ENV["PYTHONPATH"], str(tmp_path)])}
-    done = subprocess.run([sys.executable, "-c", text], capture_output=True, cwd=tmp_path, env=env, timeout=100)
-    (pid,) = json.loads(done.stdout)
+    ((pid,),) = drive(tmp_path, script, -signal.SIGKILL)  # type: ignore[misc]  # objects to mypy
     wait_gone([pid])
