@@ -340,7 +340,7 @@ class Settings:
         if not isinstance(value, bool | tuple) or not is_named:
             _refuse(self, "warm", value, "True, False or names of modules")
         if value and self.function is not None and self.start_method != "forkserver":
-            _refuse(self, "warm", value, f"False with start method {self.start_method}; forkserver can be warm")
+            _refuse(self, "warm", value, "False for a function, unless start_method is 'forkserver'")
         if value and self.function is None:
             from reknit.adapters.keeper.zygote.commandline import NotWarm, parts_of  # needed by few jobs
 

@@ -99,7 +99,9 @@ def _split(argv: Sequence[str], table: Table) -> tuple[list[tuple[Option, str]],
             break
         option, text = _recognised(argv[at], table)
         at += 1
-        if text is None and option.bare:
+        if option.bare and text == "":
+            raise UsageError(f"--{option.name}= names nothing: --{option.name}={option.metavar}, or --{option.name} alone")
+        if option.bare and text is None:
             text = option.bare
         elif text is None and option.metavar:
             if at == len(argv) or argv[at].startswith("--"):
@@ -187,7 +189,7 @@ def _add(group: Any, option: Option, *, shows_all: bool) -> None:
         group.add_argument(
             *names,
             dest=option.name,
-            metavar="" if option.bare else option.metavar,
+            metavar=f"[={option.metavar}]" if option.bare else option.metavar,
             default=option.default,
             type=_typed(option.read),
             help=help_,
@@ -216,11 +218,13 @@ def _from_environment(environ: Mapping[str, str], table: Table) -> Iterator[tupl
         text = environ.get(option.variable)
         if text is None or option.name.startswith("help"):
             continue
-        if not option.metavar:
+        if not option.metavar or option.bare:
             # torchrun reads the value as a number. Any number but 0 is true.
             if text.lower() in _FALSE or (text.isdecimal() and not text.strip("0")):
                 continue
-            if text.lower() not in _TRUE and not text.isdecimal():
+            if text.lower() in _TRUE or text.isdecimal():
+                text = option.bare or text
+            elif not option.bare:
                 raise UsageError(f"{option.variable}={text}: 0 or 1 expected")
         yield option, text
 

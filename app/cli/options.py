@@ -45,7 +45,7 @@ class Option:
     no_effect: str = ""
     """Why this option of torchrun has no effect here. Empty: it has an effect."""
     bare: str = ""
-    """The text of the value if the option is given without one. Empty: it needs a value."""
+    """The text of the value if the option is given without one: `--warm`, `PET_WARM=1`. Empty: it needs a value."""
 
     @property
     def variable(self) -> str:

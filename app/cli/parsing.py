@@ -254,14 +254,18 @@ def _command(parsed: Parsed, environ: Mapping[str, str]) -> tuple[str, ...]:
     if parsed["module"] and not parsed["run-path"]:
         return (python, "-u", "-m", script, *parsed.args)
     if script != _STDIN:
-        _readable(script)
+        _readable(script, is_after_warm=parsed["warm"] is True and bool(parsed.args))
     return (python, "-u", script, *parsed.args)
 
 
-def _readable(script: str) -> None:
-    """Raises `UsageError` if the script cannot be read. Otherwise the Python of every worker would say so."""
+def _readable(script: str, *, is_after_warm: bool) -> None:
+    """Raises `UsageError` if the script cannot be read. Otherwise the Python of every worker would say so.
+
+    `is_after_warm`: these may be the modules of `--warm`, written without an equals sign."""
     if not os.path.exists(script):
-        raise UsageError(f"script {script} does not exist")
+        are_modules = is_after_warm and all(map(str.isidentifier, script.replace(",", ".").split(".")))
+        advice = f"; did you mean --warm={script}?" if are_modules else ""
+        raise UsageError(f"script {script} does not exist{advice}")
     if os.path.isdir(script) and not os.path.exists(os.path.join(script, "__main__.py")):
         raise UsageError(f"script {script} is a folder without __main__.py")
     if not os.access(script, os.R_OK):

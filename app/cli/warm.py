@@ -39,7 +39,7 @@ def warm(argv: Sequence[str], environ: Mapping[str, str] = os.environ) -> int:
             write(1, help_text(_TABLE))
             return 0
         if not parsed.script or parsed.args:
-            raise UsageError(f"one script is needed; usage: {_USAGE}")
+            raise UsageError(f"one script is needed, after the options; usage: {_USAGE}")
         if not parsed["module"] and not os.path.exists(parsed.script):
             raise UsageError(f"script {parsed.script} does not exist")
         parts = CommandLine((), *((parsed.script, "") if parsed["module"] else ("", parsed.script)))
@@ -66,10 +66,15 @@ def _known(file: str, script: str) -> Iterator[str]:
         yield f"{script}: nothing is known yet. `reknit run --warm` learns it when the first worker of a node ends well"
         return
     out = known.left_out
-    modules = [name for name in known.modules if not is_within(name, out)]
-    packages = Counter(name.partition(".")[0] for name in modules)
-    yield f"{known.program}: {len(modules)} modules are imported once for all workers"
-    yield "  " + ", ".join(f"{name} ({count})" if count > 1 else name for name, count in packages.most_common())
+    packages = Counter(_package_of(name) for name in known.modules if not is_within(name, out))
+    yield f"{known.program}: imported once for all workers, each with all that it imports:"
+    shown = (f"{name} ({count} modules)" if count > 1 else name for name, count in packages.most_common())
+    yield "  " + ", ".join(shown)
     for name, why in out.items():
         yield f"  left out: {name} {why}"
     yield f"  kept in {file}"
+
+
+def _package_of(name: str) -> str:
+    root = name.partition(".")[0]
+    return "Python itself" if root in sys.stdlib_module_names else root

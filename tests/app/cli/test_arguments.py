@@ -99,7 +99,8 @@ def test_a_default_comes_from_the_environment(option: Option) -> None:
     name, variable, text = option.name, option.variable, some_text(option)
     default = option.read(option.default)
     assert ask("s", **{variable: text})[name] == option.read(text)
-    assert ask(f"--{name}={option.default}", "s", **{variable: text})[name] == default
+    if not option.bare:  # its default cannot be typed
+        assert ask(f"--{name}={option.default}", "s", **{variable: text})[name] == default
     assert ask("s")[name] == default
 
 
@@ -129,6 +130,14 @@ def test_a_flag_variable_that_means_nothing_is_named() -> None:
     assert refused("s", PET_NO_PYTHON="maybe") == "PET_NO_PYTHON=maybe: 0 or 1 expected"
 
 
+@pytest.mark.parametrize(
+    ("value", "warm"), [("1", True), ("true", True), ("0", False), ("", False), ("torch,numpy", ("torch", "numpy"))]
+)
+def test_an_option_with_and_without_a_value_is_both_in_the_environment(value: str, warm: object) -> None:
+    """A flag, or what it names."""
+    assert ask("s", PET_WARM=value)["warm"] == warm
+
+
 def test_help_is_asked_for_by_hand() -> None:
     """A stray PET_HELP must not keep jobs from running."""
     assert ask("s", PET_HELP="1")["help"] is False
@@ -156,6 +165,7 @@ def test_variables_of_no_option_are_named() -> None:
         (["-mv", "s"], "unknown option -mv"),
         (["--role"], "--role needs a value: --role=NAME"),
         (["-t"], "--tee needs a value: --tee=N"),
+        (["--warm=", "s"], "--warm= names nothing: --warm=MODULE,…, or --warm alone"),
         (["--=x"], "unknown option --"),
     ],
 )

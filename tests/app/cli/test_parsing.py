@@ -269,6 +269,8 @@ def test_a_wrong_value_is_named(argv: str, message: str) -> None:
 def test_a_script_that_is_not_there() -> None:
     """Python would say so, but once per worker and round."""
     assert refused("none.py", "s.py") == "script none.py does not exist"
+    hint = "; did you mean --warm=torch,torch.nn?"
+    assert refused("--warm", "torch,torch.nn", "s.py") == f"script torch,torch.nn does not exist{hint}"
     assert refused(".", "s.py") == "script . is a folder without __main__.py"
     with pytest.raises(UsageError, match=r"^no script; usage: reknit run"):
         asked(parse([], {}), {})

@@ -34,11 +34,11 @@ def test_what_is_known_is_shown_and_forgotten(ask: Ask, tmp_path: Path) -> None:
     """With the reason for each module that is left out, and without what it holds."""
     file = learned.file_of(CommandLine((), "", "train.py"), sys.executable, str(tmp_path), {"HOME": str(tmp_path)})
     assert learned.open_folder(file)
-    modules = ["torch", "torch.nn", "numpy", "bad", "bad.inner", "badly"]
+    modules = ["torch", "torch.nn", "numpy", "bad", "bad.inner", "badly", "json", "json.decoder"]
     learned.note(file, "/w/train.py", modules=modules, left_out={"bad": "starts a thread"})
     assert ask("train.py")[1].splitlines() == [
-        "/w/train.py: 4 modules are imported once for all workers",
-        "  torch (2), numpy, badly",
+        "/w/train.py: imported once for all workers, each with all that it imports:",
+        "  torch (2 modules), Python itself (2 modules), numpy, badly",
         "  left out: bad starts a thread",
         f"  kept in {file}",
     ]
@@ -52,6 +52,7 @@ def test_what_is_known_is_shown_and_forgotten(ask: Ask, tmp_path: Path) -> None:
     [
         ([], "one script is needed"),
         (["a.py", "b.py"], "one script is needed"),
+        (["train.py", "--forget"], "one script is needed, after the options"),
         (["missing.py"], "script missing.py does not exist"),
         (["--forgot", "train.py"], "unknown option --forgot; did you mean --forget?"),
     ],
