@@ -100,7 +100,9 @@ def _split(argv: Sequence[str], table: Table) -> tuple[list[tuple[Option, str]],
         option, text = _recognised(argv[at], table)
         at += 1
         if option.bare and text == "":
-            raise UsageError(f"--{option.name}= names nothing: --{option.name}={option.metavar}, or --{option.name} alone")
+            raise UsageError(
+                f"--{option.name}= names nothing: --{option.name}={option.metavar}, or --{option.name} alone"
+            )
         if option.bare and text is None:
             text = option.bare
         elif text is None and option.metavar:

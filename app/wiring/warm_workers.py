@@ -38,7 +38,7 @@ def _warm(settings: Settings, environ: Mapping[str, str]) -> Warm | None:
         from reknit.adapters.keeper.client.function_workers import warm_of_functions
 
         warm = warm_of_functions({str(getattr(settings.function, "__module__", ""))})
-        return evolve(warm, modules=(*names, *warm.modules))
+        return evolve(warm, modules=(*names, *warm.modules), is_verbose=settings.verbose)
     if not settings.warm:
         return None
     if names:

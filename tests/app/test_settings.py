@@ -63,7 +63,10 @@ def test_a_function_in_the_place_of_a_command() -> None:
         ({"function": print, "args": 3}, "Settings.args must be a tuple, not 3"),
         ({"command": ("true",), "args": (1,)}, "Settings.args must be empty, because no function is given"),
         ({"function": print, "start_method": "exec"}, "Settings.start_method must be one of spawn, fork, forkserver"),
-        ({"function": print, "warm": True}, "Settings.warm must be False for a function, unless start_method is 'forkserver'"),
+        (
+            {"function": print, "warm": True},
+            "Settings.warm must be False for a function, unless start_method is 'forkserver'",
+        ),
     ):
         with pytest.raises(ValueError, match=said):
             Settings(**fields)  # type: ignore[arg-type]  # some of them are of wrong types

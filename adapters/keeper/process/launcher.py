@@ -65,12 +65,17 @@ class Launcher:
             return
         from reknit.adapters.keeper.zygote.warming import Warming
 
+        try:
+            guard = self._guarded()
+        except OSError as error:  # no descriptors are left
+            self._streams.say(f"reknit: the workers start cold: {error.strerror}")
+            return
         self._warming = Warming(
             warm,
             whole(self._env, env or {}, ""),
             telling=TELLING | ({"CUDA_VISIBLE_DEVICES"} if self._wanted.virtual_local_rank else set()),
             clock=self._clock,
-            guard=self._guarded(),
+            guard=guard,
             given_back=self._given_back,
             is_abandoned=self._is_abandoned,
             say=self._streams.say,

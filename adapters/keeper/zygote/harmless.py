@@ -159,7 +159,7 @@ class Importer:
             os.environ = variables  # noqa: B003  # it is the one that was there
         self.read |= _reads.keys()
         return (
-            error or self._read() or self._kept(references) or self._changed(environ) or _difference(before, _state())
+            self._read() or error or self._kept(references) or self._changed(environ) or _difference(before, _state())
         )
 
     def _read(self) -> str:

@@ -52,13 +52,14 @@ def program_of(parts: CommandLine, cwd: str) -> str:
     return os.path.realpath(os.path.join(cwd, parts.script)) if parts.script else ""
 
 
-def open_folder(path: str) -> bool:
-    """Make the folder of this file. False: that is not possible, so nothing can be kept."""
+def open_folder(path: str) -> str:
+    """Make the folder of this file. Returns why nothing can be kept there. Empty: it can."""
+    folder = os.path.dirname(path)
     try:
-        os.makedirs(os.path.dirname(path), exist_ok=True)
-    except OSError:
-        return False
-    return True
+        os.makedirs(folder, exist_ok=True)
+    except OSError as error:
+        return f"{folder}: {error.strerror}"
+    return "" if os.access(folder, os.W_OK) else f"{folder} cannot be written"
 
 
 def read(path: str) -> Known | None:

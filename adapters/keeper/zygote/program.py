@@ -152,7 +152,7 @@ class _Zygote:
             self._give_up(why)
         gc.collect()
         gc.freeze()  # the collector of a worker does not write to what all workers share
-        self._line.send({"ready": missing})
+        self._line.send({"ready": missing, "modules": len(sys.modules)})
 
     def _names(self) -> list[str]:
         names = [*self._plan["first"], *self._plan["modules"], *self._plan["likely"]]
@@ -197,6 +197,8 @@ class _Zygote:
             link, others = Line(socket.socket(fileno=files[0])), files[1:]
             if why := self._differs(request):
                 link.send({"fails": why})
+            elif len(others) != request["files"]:
+                link.send({"fails": "its open files did not all arrive"})  # this process may have no more of them
             elif self._fork(request, link, others):
                 return str(request["lesson"])
             for fd in others:
@@ -217,7 +219,7 @@ class _Zygote:
             for name in sorted(names & {entry.partition(".")[0] for entry in _entries(folder)}):
                 spec = importlib.machinery.PathFinder.find_spec(name, [folder])
                 if spec is not None and spec.loader is not None and _path_of(sys.modules.get(name)) != spec.origin:
-                    return f"{spec.origin} hides the module {name} that an installed package has imported"
+                    return f"{spec.origin} has the name of the module {name}, which was imported ahead of the workers"
         return ""
 
     def _differs(self, request: Mapping[str, Any]) -> str:
@@ -252,7 +254,7 @@ class _Zygote:
         """In the worker: be as a process that was started by exec with this request."""
         try:
             numbers = request["numbers"]
-            ends = dict(zip(numbers, files, strict=False))
+            ends = dict(zip(numbers, files, strict=False))  # the guard's ticket has no number
             ticket = files[len(numbers)] if len(files) > len(numbers) else -1
             kept = fcntl.fcntl(link.socket, fcntl.F_DUPFD_CLOEXEC, max(numbers, default=2) + 1)
             settle(request["env"], ends, ticket, {*self._own, link.socket.detach(), *files})

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from reknit.adapters.runtime.ports import Clock
 
 READY_S = 120.0
-"""Time for a zygote to import everything. Seconds."""
+"""Time until everything is imported, with all zygotes that it takes. Seconds."""
 _PATIENCE_S = 10.0
 """A round that waits for longer says so. Seconds."""
 _MOST_PASSES = 6
@@ -64,7 +64,8 @@ class Warming:
         self._is_abandoned = is_abandoned
         self._say = say
         self._zygote: Zygote | None = None
-        if warm.memory and not learned.open_folder(warm.memory):
+        if warm.memory and (why := learned.open_folder(warm.memory)):
+            say(f"reknit: what the workers import is not learned: {why}")
             warm = evolve(warm, memory="")
         self._warm = warm
         known = (learned.read(warm.memory) if warm.memory else None) or learned.Known(warm.program)
@@ -81,7 +82,8 @@ class Warming:
         """Modules that are imported before all others."""
         self._passes = 0
         self._failures = 0
-        self._give_up_at = 0.0
+        self._began_at = 0.0
+        """When the first zygote was started since the last one that was ready, on the clock's time."""
         self._tell_at: float | None = None
         """When it is said that a round waits, on the clock's time. None: it was said, or no round waits."""
         self._may_start_again = True
@@ -99,9 +101,13 @@ class Warming:
         self._options = parts.options
         # Workers with paths of their own look nowhere before these.
         self._folders = () if warm.paths else folders_of(parts, working_folder())
-        self._start()
+        self._begin()
 
     # ---- coming and going ----
+
+    def _begin(self) -> None:
+        self._began_at = self._clock.now()
+        self._start()
 
     def _start(self) -> None:
         plan: dict[str, Any] = {
@@ -127,7 +133,6 @@ class Warming:
             self._be_cold(str(error))
             return
         self._clock.watch(self._zygote.fd)
-        self._give_up_at = self._clock.now() + READY_S
 
     def look(self) -> None:
         """Hear what the zygote says. To be called whenever the clock has woken up, and at `wakes_at`."""
@@ -143,7 +148,7 @@ class Warming:
             self._failed(zygote)
             return
         if message is None:
-            if not zygote.is_ready and self._clock.now() >= self._give_up_at:
+            if not zygote.is_ready and self._clock.now() >= self._began_at + READY_S:
                 self._end()
                 self._be_cold(f"the modules were not imported within {READY_S:g} s")
         elif "harms" in message:
@@ -163,12 +168,15 @@ class Warming:
             self._failures = 0
             missing = {name: why for name, why in message["ready"].items() if name in self._warm.modules}
             self._tell(self._left_out | missing)
+            took = self._clock.now() - self._began_at
+            self._say_if_verbose(f"workers are now forks of a zygote: {message['modules']} modules, in {took:.1f} s")
 
     def _failed(self, zygote: Zygote) -> None:
         if zygote.is_ready:
             if self._may_start_again:
                 self._may_start_again = False
-                self._start()
+                self._say_if_verbose("the zygote has ended, and another one is started")
+                self._begin()
             return
         self._failures += 1
         if self._failures < _TRIES:
@@ -180,6 +188,8 @@ class Warming:
         new = {name: why for name, why in left_out.items() if name not in self._told}
         if new:
             self._told |= new.keys()
+            # First those that the user has named.
+            new = dict(sorted(new.items(), key=lambda each: each[0] not in self._warm.modules))
             self._say(f"reknit: not imported ahead of the workers: {_listed(new)}")
             if self._warm.memory:
                 lasting = {n: why for n, why in self._left_out.items() if not why.startswith("cannot be imported")}
@@ -188,6 +198,10 @@ class Warming:
     def _be_cold(self, why: str) -> None:
         self._why_cold = why
         self._say(f"reknit: the workers start cold: {why}")
+
+    def _say_if_verbose(self, text: str) -> None:
+        if self._warm.is_verbose:
+            self._say(f"reknit: {text}")
 
     def _end(self) -> None:
         if self._zygote is not None:
@@ -207,7 +221,8 @@ class Warming:
         """When `look` must be called at the latest, on the clock's time. None: there is no such time."""
         if self._zygote is None or self._zygote.is_ready:
             return None
-        return self._give_up_at if self._tell_at is None else min(self._tell_at, self._give_up_at)
+        give_up_at = self._began_at + READY_S
+        return give_up_at if self._tell_at is None else min(self._tell_at, give_up_at)
 
     @property
     def children(self) -> Collection[int]:
@@ -221,14 +236,14 @@ class Warming:
             learned.take(self._lesson)  # of a worker that was stopped
         self._may_start_again = True
         if self._zygote is None and not self._why_cold:
-            self._start()
+            self._begin()
         elif self._zygote is not None and self._zygote.is_ready and (why := self._stale(self._zygote)):
             self._end()
             self._say(f"reknit: the zygote is replaced: {why}")
-            self._start()
+            self._begin()
         self._tell_at = self._clock.now() + _PATIENCE_S if self.delays else None
-        if self._zygote is not None and not self._zygote.is_ready and not self._waits and self._warm.is_verbose:
-            self._say("reknit: this round starts cold: the modules are still being imported")
+        if self._zygote is not None and not self._zygote.is_ready and not self._waits:
+            self._say_if_verbose("this round starts cold: the modules are still being imported")
 
     @staticmethod
     def _stale(zygote: Zygote) -> str:

@@ -124,10 +124,16 @@ class Zygote:
         link = Line(ours)
         ticket = guard.ticket(above=max(ends, default=2))
         try:
-            request = {"argv": [*argv], "env": dict(env), "numbers": [*ends], "lesson": lesson}
-            files = [theirs.fileno(), *ends.values(), *([ticket] if ticket >= 0 else [])]
+            of_the_worker = [*ends.values(), *([ticket] if ticket >= 0 else [])]
+            request = {
+                "argv": [*argv],
+                "env": dict(env),
+                "numbers": [*ends],
+                "files": len(of_the_worker),
+                "lesson": lesson,
+            }
             self._line.socket.settimeout(_ANSWER_S)
-            self._line.send({"fork": request}, files)
+            self._line.send({"fork": request}, [theirs.fileno(), *of_the_worker])
             theirs.close()
             answer = self._answer(link)
             if "fails" in answer:

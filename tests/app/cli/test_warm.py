@@ -33,7 +33,7 @@ def ask(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFi
 def test_what_is_known_is_shown_and_forgotten(ask: Ask, tmp_path: Path) -> None:
     """With the reason for each module that is left out, and without what it holds."""
     file = learned.file_of(CommandLine((), "", "train.py"), sys.executable, str(tmp_path), {"HOME": str(tmp_path)})
-    assert learned.open_folder(file)
+    assert learned.open_folder(file) == ""
     modules = ["torch", "torch.nn", "numpy", "bad", "bad.inner", "badly", "json", "json.decoder"]
     learned.note(file, "/w/train.py", modules=modules, left_out={"bad": "starts a thread"})
     assert ask("train.py")[1].splitlines() == [

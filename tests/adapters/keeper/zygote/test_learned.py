@@ -34,7 +34,7 @@ def test_a_program_without_a_name_is_not_remembered() -> None:
 def test_what_is_noted_is_read_until_it_is_forgotten(tmp_path: Path) -> None:
     """What is not given stays: workers and zygotes write at different times."""
     path = str(tmp_path / "a" / "known.json")
-    assert open_folder(path)
+    assert open_folder(path) == ""
     note(path, "train.py", modules=["torch", "numpy"])
     note(path, "train.py", left_out={"x": "starts a thread"})
     assert read(path) == Known("train.py", ("torch", "numpy"), {"x": "starts a thread"})
@@ -49,7 +49,7 @@ def test_a_broken_file_is_no_error(tmp_path: Path) -> None:
         path.write_text(text)
         assert read(str(path)) is None
     note(str(tmp_path / "no" / "known.json"), "train.py", modules=["torch"])
-    assert not open_folder(str(path / "under" / "a.json"))
+    assert open_folder(str(path / "under" / "a.json")) == f"{path / 'under'}: Not a directory"
 
 
 def test_a_lesson_is_taken_once(tmp_path: Path) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
+import re
 import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -11,6 +13,8 @@ from typing import Any
 
 import pytest
 
+from reknit.adapters.keeper.common.guard import Guard
+from reknit.adapters.keeper.process import launcher
 from reknit.adapters.keeper.zygote import warming
 from reknit.adapters.keeper.zygote import zygote as zygotes
 from tests.support.keepers import wait_gone
@@ -141,7 +145,7 @@ def test_a_module_beside_the_script_hides_an_installed_one(make: Make, tmp_path:
     (ended,) = warmed.run()
     assert ended.out.split()[1] == str(tmp_path / "counted.py")
     assert "the workers start cold" in warmed.said()
-    assert "counted.py hides the module counted" in warmed.said()
+    assert "counted.py has the name of the module counted" in warmed.said()
 
 
 def test_a_folder_of_data_hides_nothing(make: Make, tmp_path: Path) -> None:
@@ -175,6 +179,37 @@ def test_a_variable_that_differs_after_all_makes_a_worker_cold(make: Make, tmp_p
     warmed = make(virtual_local_rank=True)
     assert warmed.zygote not in imported_by(warmed, count=2)
     assert "counted reads CUDA_VISIBLE_DEVICES while it is imported" in warmed.said()
+
+
+def test_what_the_user_has_named_is_named_first(make: Make, tmp_path: Path) -> None:
+    """A line is short, and the user asks about these."""
+    bad = {f"bad{number}": "import os; os.environ['RANK']" for number in range(5)}
+    install(tmp_path, **bad, worse="import os; os.environ['RANK']")
+    warmed = make({"modules": ("worse", "unwritten"), "likely": tuple(bad)})
+    warmed.run()
+    line = warmed.said()
+    assert "workers: worse reads RANK while it is imported (in worse); unwritten is not installed; bad0" in line
+    assert line.endswith("; and 4 more\n")
+
+
+def test_with_v_it_is_said_what_the_workers_are(make: Make, tmp_path: Path) -> None:
+    """And when a zygote was lost."""
+    warmed = make({"is_verbose": True})
+    (first,) = imported_by(warmed)
+    (tmp_path / "train.py").write_text(WAITS)
+    warmed.begin(1)
+    warmed.kept.drive_until(lambda: warmed.kept.keeper.pids(1))
+    os.kill(first, signal.SIGKILL)
+    warmed.kept.drive_until(lambda: warmed.zygote not in (0, first))
+    (tmp_path / "go").touch()
+    warmed.end(1)
+    (tmp_path / "train.py").write_text(SCRIPT)
+    imported_by(warmed, 2)
+    assert [re.sub("[0-9.]+ ", "", line) for line in warmed.said().splitlines()] == [
+        ready := "reknit: workers are now forks of a zygote: modules, in s",
+        "reknit: the zygote has ended, and another one is started",
+        ready,
+    ]
 
 
 def test_an_unknown_program_does_not_wait(make: Make, tmp_path: Path) -> None:
@@ -271,13 +306,30 @@ def test_only_a_clean_exit_teaches(how: str, make: Make, tmp_path: Path) -> None
 
 
 def test_a_cache_that_cannot_be_written_or_read_is_none(make: Make, tmp_path: Path) -> None:
-    """A full disk, or a home that is read-only."""
+    """A full disk, or a home that is read-only. One line says so."""
     (tmp_path / "file").write_text("{")
-    for memory in (tmp_path / "file" / "known.json", tmp_path / "file"):
+    unlearned = f"reknit: what the workers import is not learned: {tmp_path / 'file'}: File exists\n"
+    for memory, said in ((tmp_path / "file" / "known.json", unlearned), (tmp_path / "file", "")):
         warmed = make({"modules": (), "memory": str(memory), "program": "train.py", "waits": False})
         warmed.run()
         warmed.close()
-        assert warmed.kept.console.read_text() == ""
+        assert warmed.kept.console.read_text() == said
+
+
+def test_a_keeper_without_descriptors_starts_its_workers_cold(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It does not fail because of a zygote."""
+    left = [OSError(errno.EMFILE, os.strerror(errno.EMFILE))]
+
+    def guard() -> Guard:
+        if left:
+            raise left.pop()
+        return Guard()
+
+    monkeypatch.setattr(launcher, "Guard", guard)
+    warmed = make(how="fork")
+    imported_by(warmed)
+    assert warmed.zygote == 0
+    assert warmed.said() == "reknit: the workers start cold: Too many open files\n"
 
 
 def test_nothing_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
