@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import sys
+import zipimport
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -62,11 +63,20 @@ def parts_of(argv: Sequence[str]) -> CommandLine:
     raise NotWarm("the command line of the workers names no program")
 
 
+def _is_archive(path: str) -> bool:
+    """Whether Python imports modules from this file, as from a zip file with a program."""
+    try:
+        zipimport.zipimporter(path)
+    except zipimport.ZipImportError:
+        return False
+    return True
+
+
 def folders_of(parts: CommandLine, cwd: str) -> tuple[str, ...]:
-    """The folders in which Python looks for modules before it looks among those that are installed."""
+    """The folders and zip files in which Python looks for modules before it looks among those that are installed."""
     if not parts.script:
         return (cwd,)
     path = os.path.join(cwd, parts.script)
-    if os.path.isdir(path):
+    if os.path.isdir(path) or _is_archive(path):
         return (path,)
     return tuple(dict.fromkeys((os.path.dirname(path), os.path.dirname(os.path.realpath(path)))))

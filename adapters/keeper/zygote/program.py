@@ -216,7 +216,7 @@ class _Zygote:
         """Which module a worker would have found elsewhere. Empty: none."""
         names = {name.partition(".")[0] for name in sys.modules} - self._loaded - set(sys.builtin_module_names)
         for folder in self._plan["folders"]:
-            for name in sorted(names & {entry.partition(".")[0] for entry in _entries(folder)}):
+            for name in sorted(_perhaps_in(folder, names)):
                 spec = importlib.machinery.PathFinder.find_spec(name, [folder])
                 if spec is not None and spec.loader is not None and _path_of(sys.modules.get(name)) != spec.origin:
                     return f"{spec.origin} has the name of the module {name}, which was imported ahead of the workers"
@@ -387,8 +387,11 @@ def _stamp(path: str) -> tuple[int, int]:
     return status.st_mtime_ns, status.st_size
 
 
-def _entries(folder: str) -> list[str]:
+def _perhaps_in(folder: str, names: set[str]) -> set[str]:
+    """Which modules this folder may hold. All of them, if it is a zip file."""
     try:
-        return os.listdir(folder)
+        return names & {entry.partition(".")[0] for entry in os.listdir(folder)}
+    except NotADirectoryError:
+        return names
     except OSError:
-        return []
+        return set()

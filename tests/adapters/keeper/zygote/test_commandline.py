@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -53,7 +54,7 @@ def test_what_no_zygote_can_hold(line: str, why: str) -> None:
     assert str(caught.value) == why
 
 
-@pytest.mark.parametrize("how", ["script", "link", "module", "folder"])
+@pytest.mark.parametrize("how", ["script", "link", "module", "folder", "zip"])
 def test_the_folders_are_those_that_python_puts_first(how: str, tmp_path: Path) -> None:
     """As Python itself says."""
     inside = tmp_path / "inside"
@@ -61,11 +62,14 @@ def test_the_folders_are_those_that_python_puts_first(how: str, tmp_path: Path) 
     for name in ("train.py", "__main__.py"):
         (inside / name).write_text("import sys; print(sys.path[0])")
     (tmp_path / "link.py").symlink_to(inside / "train.py")
+    with zipfile.ZipFile(tmp_path / "packed", "w") as packed:
+        packed.write(inside / "__main__.py", "__main__.py")
     program = {
         "script": ["inside/train.py"],
         "link": ["link.py"],
         "module": ["-m", "inside.train"],
         "folder": ["inside"],
+        "zip": ["packed"],
     }[how]
     argv = [sys.executable, *program]
     first = subprocess.check_output(argv, cwd=tmp_path, text=True).strip()

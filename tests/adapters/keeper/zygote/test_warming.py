@@ -7,6 +7,7 @@ import json
 import os
 import re
 import signal
+import zipfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -146,6 +147,19 @@ def test_a_module_beside_the_script_hides_an_installed_one(make: Make, tmp_path:
     assert ended.out.split()[1] == str(tmp_path / "counted.py")
     assert "the workers start cold" in warmed.said()
     assert "counted.py has the name of the module counted" in warmed.said()
+
+
+def test_a_module_in_the_zip_file_of_the_program_hides_one_too(tmp_path: Path) -> None:
+    """Python looks there first."""
+    install(tmp_path, counted="")
+    with zipfile.ZipFile(tmp_path / "app.pyz", "w") as packed:
+        packed.writestr("__main__.py", "import counted; print(counted.__file__)")
+        packed.writestr("counted.py", "")
+    warmed = Warmed(tmp_path, ["app.pyz"], {"modules": ("counted",)})
+    (ended,) = warmed.run()
+    assert ended.out == f"{tmp_path / 'app.pyz' / 'counted.py'}\n"
+    assert f"{tmp_path / 'app.pyz' / 'counted.py'} has the name of the module counted" in warmed.said()
+    warmed.close()
 
 
 def test_a_folder_of_data_hides_nothing(make: Make, tmp_path: Path) -> None:
