@@ -14,12 +14,13 @@ from typing import Any, NoReturn
 
 from attrs import frozen
 
+from reknit.app.input.readers import FALSE, TRUE
+
 from .options import OPTIONS, PREFIX, Option, UsageError
 
 USAGE_LINE = "reknit run [options] SCRIPT [script arguments]"
 _NOT_HERE = ("print-completion",)
 """Options of torchrun that run no job. reknit does not have them."""
-_TRUE, _FALSE = ("1", "true", "yes", "on"), ("0", "false", "no", "off", "")
 
 
 @frozen
@@ -220,13 +221,11 @@ def _from_environment(environ: Mapping[str, str], table: Table) -> Iterator[tupl
         text = environ.get(option.variable)
         if text is None or option.name.startswith("help"):
             continue
-        if not option.metavar or option.bare:
+        if not option.metavar:
             # torchrun reads the value as a number. Any number but 0 is true.
-            if text.lower() in _FALSE or (text.isdecimal() and not text.strip("0")):
+            if text.lower() in FALSE or (text.isdecimal() and not text.strip("0")):
                 continue
-            if text.lower() in _TRUE or text.isdecimal():
-                text = option.bare or text
-            elif not option.bare:
+            if text.lower() not in TRUE and not text.isdecimal():
                 raise UsageError(f"{option.variable}={text}: 0 or 1 expected")
         yield option, text
 

@@ -45,7 +45,7 @@ class Option:
     no_effect: str = ""
     """Why this option of torchrun has no effect here. Empty: it has an effect."""
     bare: str = ""
-    """The text of the value if the option is given without one: `--warm`, `PET_WARM=1`. Empty: it needs a value."""
+    """The text of the value if the option is given without one: `--warm`. Empty: it needs a value."""
 
     @property
     def variable(self) -> str:
@@ -77,7 +77,7 @@ OPTIONS = (
         "MODULE,…",
         "",
         readers.modules,
-        bare="known",
+        bare="1",
     ),
     _rare("role", "role of the workers", "NAME", "default"),
     _rare("virtual-local-rank", "give each worker one GPU, as its device 0: LOCAL_RANK is 0 for all"),

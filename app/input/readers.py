@@ -14,6 +14,8 @@ MOST_PORTS = 65535
 MOST_GROUPS = 2**32 - 2
 MOST_NODES = 1_000_000
 """A larger number is a typing error."""
+TRUE, FALSE = ("1", "true", "yes", "on"), ("0", "false", "no", "off", "")
+"""Words for yes and no, in lower case."""
 DEVICES = ("cpu", "gpu", "xpu", "auto")
 """Words that stand for a number of workers. See `devices`."""
 
@@ -51,9 +53,9 @@ def restarts(value: str) -> dict[str, Any]:
 
 
 def modules(value: str) -> bool | tuple[str, ...]:
-    """Names of modules: `torch,transformers`. `known`: True. Empty: False."""
-    if value in ("", "known"):
-        return bool(value)
+    """Names of modules: `torch,transformers`. `1` or `true`: True. Empty, `0` or `false`: False."""
+    if value.lower() in TRUE or value.lower() in FALSE:
+        return value.lower() in TRUE
     names = tuple(name.strip() for name in value.split(","))
     if not all(all(map(str.isidentifier, name.split("."))) for name in names):
         raise ValueError("names of modules expected, for example torch,transformers")

@@ -13,7 +13,7 @@ import os
 import stat
 from collections.abc import Mapping, Sequence
 
-from attrs import evolve, frozen
+from attrs import asdict, evolve, frozen
 
 from .commandline import CommandLine
 
@@ -32,6 +32,8 @@ class Known:
     """What its workers had imported, in that order."""
     left_out: Mapping[str, str] = {}  # frozen, and nobody writes to it
     """By module that is not imported ahead of the workers: why."""
+    is_checked: bool = False
+    """It was found out which of the modules must be left out."""
 
 
 def file_of(parts: CommandLine, python: str, cwd: str, environ: Mapping[str, str]) -> str:
@@ -66,8 +68,9 @@ def read(path: str) -> Known | None:
     """None: nothing is known. A file that cannot be read counts as none: it is only a cache."""
     try:
         found = json.loads(_text_of(path))
-        return Known(found["program"], tuple(map(str, found["modules"])), dict(found["left_out"]))
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        left_out = {str(name): str(why) for name, why in found["left_out"].items()}
+        return Known(str(found["program"]), tuple(map(str, found["modules"])), left_out, bool(found["is_checked"]))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return None
 
 
@@ -84,11 +87,11 @@ def note(path: str, program: str, *, modules: Sequence[str] = (), left_out: Mapp
     """Write down what was learned. What is not given stays. A full disk, for example, is no error: it is only a
     cache."""
     known = read(path) or Known(program)
-    if modules:
-        known = evolve(known, modules=tuple(modules))
+    if modules and tuple(modules) != known.modules:
+        known = evolve(known, modules=tuple(modules), is_checked=False)
     if left_out is not None:
-        known = evolve(known, left_out=dict(left_out))
-    data = {"program": known.program, "modules": known.modules, "left_out": dict(known.left_out)}
+        known = evolve(known, left_out=dict(left_out), is_checked=True)
+    data = asdict(known)
     new = f"{path}.{os.getpid()}"
     try:
         with open(new, "w") as file:

@@ -8,6 +8,7 @@ of its start is done by Python itself: `__main__`, `sys.argv`, `sys.path[0]`, tr
    it execs the command line of the workers (`holds`). So a Python that never comes here cannot run the workers' program
    in the place of a worker.
 2. A zygote that has imported something harmful says so and ends. Its keeper starts another one, which leaves that out.
+   Which module it was is found out by a zygote that looks closely.
 3. A worker is forked twice. The process between ends at once, so the keeper adopts the worker, as a subreaper.
 4. A worker runs nothing before its keeper has said so, and has put it under its guard. If the keeper does not say so,
    it ends.
@@ -28,6 +29,7 @@ import io
 import json
 import os
 import signal
+import site
 import socket
 import sys
 import sysconfig
@@ -38,7 +40,7 @@ from typing import Any, NoReturn
 
 from reknit.adapters.keeper.common.settling import descriptors, settle
 
-from .harmless import Importer, attributes, importers, threads_after_a_fork
+from .harmless import Importer, attributes, children, threads_after_a_fork
 from .zygote_line import HOOK, PLAN, SOCKET, VARIABLE, Line
 
 _ADOPTED_S = 0.0005
@@ -66,6 +68,10 @@ def hold(stage: str, loaded: Collection[str]) -> tuple[str, list[str]]:
     `stage`: the value of `VARIABLE`. `loaded`: the modules that every Python has loaded when it comes here."""
     plan = json.loads(os.pread(PLAN, os.fstat(PLAN).st_size, 0))
     if stage == "checks":
+        if harms := _harms_of_a_start(plan["telling"], loaded):
+            name, what = next(iter(harms.items()))
+            Line(socket.socket(fileno=SOCKET)).send({"fails": f"when Python starts, {name} {what}"})
+            os._exit(0)
         os.execvpe(plan["argv"][0], plan["argv"], environment(os.environ, "holds"))
     os.close(PLAN)
     os.set_inheritable(SOCKET, False)  # a module may run another program in the place of this one
@@ -84,13 +90,30 @@ def environment(environ: Mapping[str, str], what: str) -> dict[str, str]:
     return {**environ, "PYTHONPATH": os.pathsep.join(paths), VARIABLE: what}
 
 
+def _harms_of_a_start(telling: Collection[str], loaded: Collection[str]) -> Mapping[str, str]:
+    """What files `.pth` have run when this Python started was not watched, so it is run once more, in a process that
+    does not go on. Returns what was not harmless about it, by module."""
+    importer = Importer(telling)
+    own = {name for name in loaded if name.partition(".")[0] not in sys.stdlib_module_names}
+    for name in own - {"__main__", "sitecustomize"}:
+        sys.modules.pop(name, None)
+    folders = [*site.getsitepackages(), *([site.getusersitepackages()] if site.ENABLE_USER_SITE else [])]
+
+    def start() -> None:
+        for folder in folders:
+            site.addsitedir(folder, set())
+
+    importer.watch("a file .pth", start)
+    return importer.harms
+
+
 class _Zygote:
     def __init__(self, line: Line, plan: Mapping[str, Any], loaded: Collection[str]) -> None:
         self._line = line
         self._plan = plan
         self._loaded = frozenset(name.partition(".")[0] for name in loaded)
         self._environ: dict[str, str] = plan["environ"]
-        self._importer = Importer(plan["telling"])
+        self._importer = Importer(plan["telling"], closely=plan["closely"])
         self._files: dict[str, tuple[int, int]] = {}
         self._own = descriptors() - {0, 1, 2}
         self._keeper = os.getppid()
@@ -101,8 +124,10 @@ class _Zygote:
     def import_the_other(self) -> None:
         """Import the module `sitecustomize` that Python would have found without ours. It must be harmless as well."""
         del sys.modules["sitecustomize"]
-        if importlib.util.find_spec("sitecustomize") is not None and (harm := self._importer.import_("sitecustomize")):
-            self._give_up(f"the module sitecustomize of this Python {harm}")
+        if importlib.util.find_spec("sitecustomize") is not None:
+            self._importer.import_("sitecustomize")
+            for name, what in self._importer.harms.items():
+                self._give_up(f"when Python starts, {name} {what}")
 
     def check_python(self) -> None:
         """Tell the keeper, and end this process, if something looks at everything that this Python does. Each worker
@@ -119,29 +144,32 @@ class _Zygote:
         if self._plan["paths"]:
             sys.path[:] = self._plan["paths"]
         _adopt(True)  # so a daemon that a module starts is seen among the children of this process
-        harms: dict[str, str] = {}
+        harms = self._importer.harms
+        programs = {self._plan["program"], f"{self._plan['program']}.__main__"}
         first: list[str] = []
         missing: dict[str, str] = {}
         for name in self._names():
-            if is_within(name, (*harms, *missing)):
+            if is_within(name, (*harms, *missing)) or name in programs:
                 continue
             if why := self._not_to_be_imported(name):
                 missing[name] = why
                 continue
             unloaded = [generator for generator in _GENERATORS if generator not in sys.modules]
-            if harm := self._importer.import_(name):
-                harms[name] = harm
-                if self._importer.culprit in sys.modules:
-                    harms.setdefault(self._importer.culprit, harm)
+            self._importer.import_(name)
             first += [generator for generator in unloaded if generator in sys.modules and generator != name]
         for stream in (sys.stdout, sys.stderr):
             if stream is not None:
                 stream.flush()  # otherwise each worker would write once more what is in the buffer
+        for name in programs & sys.modules.keys():
+            if "__path__" not in attributes(sys.modules[name]):
+                harms[name] = "is the program of the workers"
         if harms or first:
             # Whether a module seeds one of these generators can be seen only if that was imported before it.
             wanted = {*self._plan["modules"], *self._plan["likely"]}
-            also = {name: why for name, why in importers(harms).items() if name in wanted}
-            self._line.send({"harms": harms | also, "first": first})
+            also = {name: why for name, why in self._importer.importers().items() if name in wanted}
+            _end_children()
+            found = harms | also if self._plan["closely"] else {}
+            self._line.send({"harms": found, "first": first})
             os._exit(0)
         _adopt(False)  # the keeper adopts the workers
         tasks = len(os.listdir("/proc/self/task"))
@@ -156,10 +184,13 @@ class _Zygote:
 
     def _names(self) -> list[str]:
         names = [*self._plan["first"], *self._plan["modules"], *self._plan["likely"]]
-        if {"torch", "numpy"} & {name.partition(".")[0] for name in names} and importlib.util.find_spec("numpy"):
+        roots = {name.partition(".")[0] for name in names}
+        if "torch" in roots:
+            names = ["torch", *names]
+        if {"torch", "numpy"} & roots and importlib.util.find_spec("numpy"):
             names = ["numpy.random", *names]  # both import it
         if names:
-            names = ["random", *names]
+            names = ["random", "tempfile", *names]  # what is made by the second one is seen
         # A package comes before its modules, because it is imported with each of them.
         return [
             name
@@ -176,10 +207,10 @@ class _Zygote:
         except (ImportError, ValueError) as error:
             return str(error)
         if spec is None:
-            return "is not installed"
+            return "was not found among the installed packages"
         is_named = any(is_within(other, [name]) for other in self._plan["modules"])
-        if not is_named and name not in ("random", "numpy.random") and not is_installed(spec):
-            return "is not among the installed packages"
+        if not is_named and name not in ("random", "tempfile", "numpy.random") and not is_installed(spec):
+            return "was not found among the installed packages"
         return ""
 
     # ---- forking ----
@@ -218,8 +249,11 @@ class _Zygote:
         for folder in self._plan["folders"]:
             for name in sorted(_perhaps_in(folder, names)):
                 spec = importlib.machinery.PathFinder.find_spec(name, [folder])
-                if spec is not None and spec.loader is not None and _path_of(sys.modules.get(name)) != spec.origin:
-                    return f"{spec.origin} has the name of the module {name}, which was imported ahead of the workers"
+                if spec is None or (spec.loader is None and not _is_spread(name)):
+                    continue  # Python looks further for a module that is no folder of data
+                if spec.loader is None or _path_of(sys.modules.get(name)) != spec.origin:
+                    where = spec.origin or os.path.join(folder, name)
+                    return f"{where} has the name of the module {name}, which was imported ahead of the workers"
         return ""
 
     def _differs(self, request: Mapping[str, Any]) -> str:
@@ -275,6 +309,14 @@ class _Zygote:
             signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         except OSError:
             os._exit(1)  # the keeper is gone
+
+
+def _end_children() -> None:
+    """Kill what modules have started at their import, which is all below this process. It adopts what they leave."""
+    while pids := children().split():
+        for pid in map(int, pids):
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
 
 
 def _adopt(is_wanted: bool) -> None:
@@ -369,6 +411,12 @@ def _path_of(module: object) -> str | None:
     except AttributeError:
         return None
     return path if isinstance(path, str) else None
+
+
+def _is_spread(name: str) -> bool:
+    """Whether this loaded module is a package without a file, which Python puts together from several folders."""
+    module = sys.modules[name]
+    return _path_of(module) is None and "__path__" in attributes(module)
 
 
 def _stamps(modules: Iterable[Any]) -> dict[str, tuple[int, int]]:

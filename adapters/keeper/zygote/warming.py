@@ -3,7 +3,8 @@
 1. The agent asks for a zygote when it begins, so the zygote imports while the nodes meet. Another one takes its place
    if it has ended, or if a file that it has imported has changed.
 2. Workers that it cannot fork start cold. Nothing fails because there is no zygote.
-3. A zygote that ends because of something harmful is followed by one that leaves this out. After `_MOST_PASSES` of
+3. A zygote that ends because of something harmful is followed by one that finds out what it was, and this one by one
+   that leaves it out. After `_MOST_PASSES` of
    them, and after `_TRIES` that have ended in another way before they were ready, the workers stay cold.
 """
 
@@ -23,7 +24,7 @@ from reknit.adapters.keeper.protocol.wire import Warm
 
 from . import learned
 from .commandline import NotWarm, folders_of, parts_of
-from .program import environment
+from .program import environment, is_within
 from .zygote import NotForked, Zygote, ZygoteFailed
 
 if TYPE_CHECKING:
@@ -70,6 +71,7 @@ class Warming:
         self._warm = warm
         known = (learned.read(warm.memory) if warm.memory else None) or learned.Known(warm.program)
         self._likely = known.modules or warm.likely
+        self._closely = bool(known.modules) and not known.is_checked
         self._waits = warm.waits or bool(known.modules)
         self._left_out = dict(known.left_out)
         """By module: why."""
@@ -95,10 +97,10 @@ class Warming:
         try:
             parts = parts_of(warm.argv)
         except NotWarm as error:
-            self._options: tuple[str, ...] = ()
+            self._options, self._module = tuple[str, ...](), ""
             self._be_cold(str(error))
             return
-        self._options = parts.options
+        self._options, self._module = parts.options, parts.module
         # Workers with paths of their own look nowhere before these.
         self._folders = () if warm.paths else folders_of(parts, working_folder())
         self._begin()
@@ -115,9 +117,11 @@ class Warming:
             "environ": self._env,
             "modules": self._warm.modules,
             "likely": self._likely,
+            "program": self._module,
             "paths": self._warm.paths,
             "folders": self._folders,
             "telling": self._telling,
+            "closely": self._closely,
             "first": self._first,
             "left_out": sorted(self._left_out),
         }
@@ -140,7 +144,10 @@ class Warming:
             return
         if self.delays and self._tell_at is not None and self._clock.now() >= self._tell_at:
             self._tell_at = None
-            self._say(f"reknit: the workers wait until their modules are imported, {READY_S:g} s at most")
+            once = ", once" if self._warm.memory else ""
+            found = f"it is found out which modules they can share{once}"
+            what = found if self._closely else "their modules are imported"
+            self._say(f"reknit: the workers wait until {what} ({READY_S:g} s at most)")
         try:
             message = zygote.hear()
         except ZygoteFailed:
@@ -155,19 +162,27 @@ class Warming:
             self._end()
             self._left_out |= message["harms"]
             self._first += message["first"]
+            if self._closely:
+                self._note()
+            self._closely = not self._closely
             self._passes += 1
             if self._passes < _MOST_PASSES:
                 self._start()
             else:
-                self._be_cold(_listed(self._left_out))
+                self._be_cold(_listed(self._left_out, self._warm.modules))
         elif "fails" in message:
             self._end()
             self._be_cold(message["fails"])
         elif "ready" in message:
             zygote.is_ready = True
             self._failures = 0
-            missing = {name: why for name, why in message["ready"].items() if name in self._warm.modules}
+            missing = {
+                n: why for n, why in message["ready"].items() if any(is_within(m, [n]) for m in self._warm.modules)
+            }
             self._tell(self._left_out | missing)
+            if self._closely:
+                self._note()
+                self._closely = False
             took = self._clock.now() - self._began_at
             self._say_if_verbose(f"workers are now forks of a zygote: {message['modules']} modules, in {took:.1f} s")
 
@@ -188,12 +203,13 @@ class Warming:
         new = {name: why for name, why in left_out.items() if name not in self._told}
         if new:
             self._told |= new.keys()
-            # First those that the user has named.
-            new = dict(sorted(new.items(), key=lambda each: each[0] not in self._warm.modules))
-            self._say(f"reknit: not imported ahead of the workers: {_listed(new)}")
-            if self._warm.memory:
-                lasting = {n: why for n, why in self._left_out.items() if not why.startswith("cannot be imported")}
-                learned.note(self._warm.memory, self._warm.program, left_out=lasting)
+            self._say(f"reknit: not imported ahead of the workers: {_listed(new, self._warm.modules)}")
+
+    def _note(self) -> None:
+        """Keep what is left out for the next launch."""
+        if self._warm.memory:
+            lasting = {n: why for n, why in self._left_out.items() if not why.startswith("cannot be imported")}
+            learned.note(self._warm.memory, self._warm.program, left_out=lasting)
 
     def _be_cold(self, why: str) -> None:
         self._why_cold = why
@@ -241,7 +257,7 @@ class Warming:
             self._end()
             self._say(f"reknit: the zygote is replaced: {why}")
             self._begin()
-        self._tell_at = self._clock.now() + _PATIENCE_S if self.delays else None
+        self._tell_at = self._clock.now() + (0.0 if self._closely else _PATIENCE_S) if self.delays else None
         if self._zygote is not None and not self._zygote.is_ready and not self._waits:
             self._say_if_verbose("this round starts cold: the modules are still being imported")
 
@@ -302,7 +318,14 @@ class Warming:
             learned.take(self._lesson)
 
 
-def _listed(left_out: Mapping[str, str]) -> str:
-    shown = [f"{name} {why}" for name, why in [*left_out.items()][:_SHOWN]]
-    rest = len(left_out) - len(shown)
-    return "; ".join(shown) + (f"; and {rest} more" if rest > 0 else "")
+def _listed(left_out: Mapping[str, str], named: Collection[str]) -> str:
+    """First those that the user has named, and then those that do harm by themselves."""
+    own = [name for name, why in left_out.items() if name in named or not why.startswith("imports ")]
+    own.sort(key=lambda name: name not in named)
+    words = [f"{name} {left_out[name]}" for name in own[:_SHOWN]]
+    others = len(left_out) - len(words)
+    if len(own) > _SHOWN:
+        words.append(f"and {others} more")
+    elif others:
+        words.append(f"and {others} that import {'these' if len(own) > 1 else 'it'}")
+    return "; ".join(words)

@@ -33,7 +33,7 @@ class NotForked(Exception):
     """The zygote does not fork this worker, or cannot now. The text says why."""
 
 
-_UNUSABLE = (OSError, ValueError, TypeError, KeyError)
+_UNUSABLE = (OSError, ValueError, TypeError, KeyError, RecursionError)
 """What its answer raises if it does not come, or if it is none."""
 
 
@@ -94,11 +94,18 @@ class Zygote:
         """What it has said since the last call. None: nothing. Raises `ZygoteFailed` if it has ended."""
         self._line.socket.settimeout(0.0)
         try:
-            return _message(self._line)
+            message = _message(self._line)
         except BlockingIOError:
             return None
-        except (OSError, ValueError) as error:
+        except _UNUSABLE as error:
             raise ZygoteFailed(_why(error)) from None
+        match message:
+            case {"fails": str()} | {"ready": dict(), "modules": int()} | {"harms": dict(), "first": list()}:
+                texts = [*message.get("harms", ()), *message.get("harms", {}).values(), *message.get("first", ())]
+                texts += message.get("ready", {}).values()
+                if all(isinstance(text, str) for text in texts):
+                    return message
+        raise ZygoteFailed("a module has written to its socket")
 
     def stale(self) -> str:
         """Why what it has imported cannot be used any more. Empty: it can. Raises `ZygoteFailed`."""
@@ -122,6 +129,7 @@ class Zygote:
         except OSError as error:
             raise NotForked(_why(error)) from None
         link = Line(ours)
+        ours.settimeout(_ANSWER_S)
         ticket = guard.ticket(above=max(ends, default=2))
         try:
             of_the_worker = [*ends.values(), *([ticket] if ticket >= 0 else [])]

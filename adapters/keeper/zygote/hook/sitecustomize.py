@@ -18,6 +18,7 @@ _SOCKET = 8
 
 def _be_asked() -> None:
     sys.path[:] = [path for path in sys.path if os.path.abspath(path) != _HERE]
+    sys.path_importer_cache.pop(_HERE, None)
     what = os.environ.pop(_VARIABLE, "")
     paths = os.environ.get("PYTHONPATH", "").split(os.pathsep)[1:]
     if paths:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from attrs import evolve
+
 from reknit.adapters.keeper.zygote.commandline import CommandLine
 from reknit.adapters.keeper.zygote.learned import Known, file_of, forget, note, open_folder, program_of, read, take
 
@@ -37,7 +39,12 @@ def test_what_is_noted_is_read_until_it_is_forgotten(tmp_path: Path) -> None:
     assert open_folder(path) == ""
     note(path, "train.py", modules=["torch", "numpy"])
     note(path, "train.py", left_out={"x": "starts a thread"})
-    assert read(path) == Known("train.py", ("torch", "numpy"), {"x": "starts a thread"})
+    known = Known("train.py", ("torch", "numpy"), {"x": "starts a thread"}, is_checked=True)
+    assert read(path) == known
+    note(path, "train.py", modules=["torch", "numpy"])
+    assert read(path) == known
+    note(path, "train.py", modules=["torch"])
+    assert read(path) == evolve(known, modules=("torch",), is_checked=False), "the new ones are not checked yet"
     assert os.listdir(tmp_path / "a") == ["known.json"]
     assert (forget(path), forget(path), read(path)) == (True, False, None)
 
@@ -45,7 +52,13 @@ def test_what_is_noted_is_read_until_it_is_forgotten(tmp_path: Path) -> None:
 def test_a_broken_file_is_no_error(tmp_path: Path) -> None:
     """It is only a cache."""
     path = tmp_path / "known.json"
-    for text in ("", "[]", "{}", '{"program": 1, "modules": 2, "left_out": 3}'):
+    for text in (
+        "",
+        "[]",
+        "{}",
+        '{"program": 1, "modules": 2, "left_out": 3}',
+        '{"program": "", "modules": [], "left_out": []}',
+    ):
         path.write_text(text)
         assert read(str(path)) is None
     note(str(tmp_path / "no" / "known.json"), "train.py", modules=["torch"])

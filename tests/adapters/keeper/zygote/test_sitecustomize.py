@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import venv
 from pathlib import Path
 
 import pytest
@@ -61,7 +62,7 @@ def test_a_customisation_that_fails_makes_workers_cold(tmp_path: Path) -> None:
     try:
         (ended,) = warmed.run()
         assert ended.out == "ran\n"
-        assert "the module sitecustomize of this Python cannot be imported: ZeroDivisionError" in warmed.said()
+        assert "when Python starts, sitecustomize cannot be imported: ZeroDivisionError" in warmed.said()
     finally:
         warmed.close()
 
@@ -93,4 +94,21 @@ def test_what_goes_wrong_in_a_zygote_is_one_line(tmp_path: Path) -> None:
         assert warmed.said().startswith("reknit: the workers start cold: TypeError: ")
         assert warmed.said().count("\n") == 1
     finally:
+        warmed.close()
+
+
+def test_what_a_pth_file_runs_is_looked_at(tmp_path: Path) -> None:
+    """Python runs it before it comes to the zygote's module, so it is run once more, in a process that ends."""
+    venv.create(tmp_path / "venv", symlinks=True, with_pip=False)
+    (packages,) = (tmp_path / "venv").glob("lib/python*/site-packages")
+    (tmp_path / "train.py").write_text("import sys; print(sys.modules['ahead'].RANK)")
+    (packages / "ahead.pth").write_text("import ahead\n")
+    for read, said in (("os.environ.get('RANK')", True), ("'no'", False)):
+        (packages / "ahead.py").write_text(f"import os; RANK = {read}")
+        warmed = Warmed(tmp_path, ["train.py"], {"modules": ()}, python=str(tmp_path / "venv" / "bin" / "python"))
+        (ended,) = warmed.run()
+        assert ended.out == ("1\n" if said else "no\n")
+        line = "reknit: the workers start cold: when Python starts, ahead reads RANK while it is imported\n"
+        assert warmed.said() == (line if said else "")
+        assert bool(warmed.zygote) != said
         warmed.close()

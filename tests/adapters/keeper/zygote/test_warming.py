@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from reknit.adapters.keeper.common.guard import Guard
@@ -20,7 +21,7 @@ from reknit.adapters.keeper.zygote import warming
 from reknit.adapters.keeper.zygote import zygote as zygotes
 from tests.support.keepers import wait_gone
 from tests.support.leaks import nothing_left
-from tests.support.warming import Warmed, environ_of, install, needs_linux, wait_dead
+from tests.support.warming import PACKAGES, Warmed, environ_of, install, needs_linux, wait_dead
 
 pytestmark = needs_linux
 
@@ -162,6 +163,38 @@ def test_a_module_in_the_zip_file_of_the_program_hides_one_too(tmp_path: Path) -
     warmed.close()
 
 
+def test_a_package_that_is_spread_over_folders_has_a_part_beside_the_script(make: Make, tmp_path: Path) -> None:
+    """Python looks for its modules in both."""
+    for folder, where in ((tmp_path, "beside"), (tmp_path / PACKAGES, "installed")):
+        (folder / "spread").mkdir(parents=True)
+        (folder / "spread" / "part.py").write_text(f"WHERE = '{where}'")
+    (tmp_path / "train.py").write_text("from spread.part import WHERE; print(WHERE)")
+    warmed = make({"modules": ("spread.part", "counted")})
+    (ended,) = warmed.run()
+    assert ended.out == "beside\n"
+    assert f"{tmp_path / 'spread'} has the name of the module spread" in warmed.said()
+
+
+@pytest.mark.parametrize("how", ["by itself", "by another module", "by its package"])
+def test_the_program_of_m_is_not_imported_ahead(how: str, tmp_path: Path) -> None:
+    """Python would warn of it, and run it twice."""
+    install(tmp_path, counted="", imports_it="import own.train")
+    own = tmp_path / PACKAGES / "own"
+    own.mkdir()
+    (own / "__init__.py").write_text("")
+    for name in ("train", "__main__"):
+        (own / f"{name}.py").write_text("import counted; print(__name__)")
+    argv, module = (["-m", "own"], "own.__main__") if how == "by its package" else (["-m", "own.train"], "own.train")
+    modules = ("counted", "imports_it") if how == "by another module" else ("counted", module)
+    warmed = Warmed(tmp_path, ["-W", "error", *argv], {"modules": modules})
+    (ended,) = warmed.run()
+    assert (ended.exitcode, ended.out) == (0, "__main__\n"), ended.err
+    assert warmed.zygote
+    imported = "imports_it imports own.train" in warmed.said()
+    assert imported == (how == "by another module")
+    warmed.close()
+
+
 def test_a_folder_of_data_hides_nothing(make: Make, tmp_path: Path) -> None:
     """For example `wandb` or `datasets` beside the script."""
     (tmp_path / "counted").mkdir()
@@ -181,10 +214,73 @@ def test_what_is_harmful_is_left_out_and_named(make: Make, tmp_path: Path) -> No
     ended = warmed.run(count=2)
     assert [each.out for each in ended] == [f"{warmed.zygote} 2\n", f"{warmed.zygote} 3\n"]
     line = (
-        "reknit: not imported ahead of the workers: harmful reads RANK while it is imported (in harmful); "
-        "innocent imports harmful; nowhere is not installed\n"
+        "reknit: not imported ahead of the workers: harmful reads RANK while it is imported; "
+        "innocent imports harmful; nowhere was not found among the installed packages\n"
     )
     assert warmed.said() == line
+
+
+def test_a_long_chain_of_imports_is_left_out_at_once(make: Make, tmp_path: Path) -> None:
+    """One zygote finds all that import something harmful, and the next one is ready. The next launch knows it."""
+    memory = tmp_path / "known.json"
+    install(
+        tmp_path,
+        link0="import os; V = os.environ.get('RANK')",
+        **{f"link{number}": f"from link{number - 1} import V" for number in range(1, 8)},
+    )
+    (tmp_path / "train.py").write_text("import counted, link7; print(counted.PID, link7.V)")
+    warm = {"modules": (), "memory": str(memory), "program": "train.py", "waits": False}
+    first = make(warm)
+    first.run()
+    first.close()
+    assert not json.loads(memory.read_text())["is_checked"]
+    second = make(warm)
+    (ended,) = second.run()
+    assert ended.out == f"{second.zygote} 1\n"
+    waiting, told = second.said().splitlines()
+    assert (
+        waiting == "reknit: the workers wait until it is found out which modules they can share, once (120 s at most)"
+    )
+    assert told.endswith("link0 reads RANK while it is imported; and 7 that import it")
+    second.close()
+    known = json.loads(memory.read_text())
+    assert known["is_checked"]
+    assert known["left_out"].keys() == {f"link{number}" for number in range(8)}
+    third = make(warm)
+    assert imported_by(third) == {third.zygote}
+    assert third.said() == f"{told}\n"
+
+
+def test_what_a_harmful_module_has_started_ends(make: Make, tmp_path: Path) -> None:
+    """It would hold the port of the one that the worker starts."""
+    started = tmp_path / "started"
+    install(
+        tmp_path,
+        server=f"""if True:
+        import subprocess
+        for _ in range(2):
+            with open({str(started)!r}, "a") as file:
+                print(subprocess.Popen(["sh", "-c", "sleep 1000 & sleep 1000"]).pid, file=file)
+        """,
+    )
+    warmed = make({"modules": ("server", "counted")})
+    assert imported_by(warmed) == {warmed.zygote}
+    assert "server starts a process" in warmed.said()
+    for pid in map(int, started.read_text().split()):
+        wait_dead(pid)
+    assert not [child for child in psutil.Process(warmed.kept.pid).children() if child.pid != warmed.zygote]
+
+
+@pytest.mark.parametrize(
+    "word", ['{"ready": 1}', '{"ready": {}}', '{"harms": {}}', "[]", '{"fails": 7}', "[" * 200_000]
+)
+def test_a_module_that_writes_to_the_socket_costs_no_round(word: str, make: Make, tmp_path: Path) -> None:
+    """Also if it writes what a zygote might say."""
+    (tmp_path / "word").write_text(word + "\n")
+    install(tmp_path, writes="import os; os.write(8, open('word', 'rb').read())")
+    warmed = make({"modules": ("writes",)})
+    imported_by(warmed)
+    assert warmed.said() == "reknit: the workers start cold: the zygote has ended 3 times before it was ready\n"
 
 
 def test_a_variable_that_differs_after_all_makes_a_worker_cold(make: Make, tmp_path: Path) -> None:
@@ -202,7 +298,10 @@ def test_what_the_user_has_named_is_named_first(make: Make, tmp_path: Path) -> N
     warmed = make({"modules": ("worse", "unwritten"), "likely": tuple(bad)})
     warmed.run()
     line = warmed.said()
-    assert "workers: worse reads RANK while it is imported (in worse); unwritten is not installed; bad0" in line
+    assert (
+        "workers: worse reads RANK while it is imported; unwritten was not found among the installed packages; bad0"
+        in line
+    )
     assert line.endswith("; and 4 more\n")
 
 
@@ -242,7 +341,7 @@ def test_a_round_that_waits_for_long_says_so(make: Make, tmp_path: Path, monkeyp
     install(tmp_path, slow="import os, time\nwhile not os.path.exists('go'): time.sleep(0.01)")
     warmed = make({"modules": ("slow", "counted")}, how="fork")
     warmed.begin()
-    line = "reknit: the workers wait until their modules are imported, 120 s at most\n"
+    line = "reknit: the workers wait until their modules are imported (120 s at most)\n"
     warmed.kept.drive_until(lambda: warmed.kept.console.read_text() == line)
     (tmp_path / "go").touch()
     (ended,) = warmed.end()
@@ -299,7 +398,7 @@ def test_a_program_teaches_what_it_imports(make: Make, tmp_path: Path) -> None:
     assert "harmful reads RANK while it is imported" in second.said()
     second.close()
     known = json.loads(memory.read_text())
-    assert known["left_out"] == {"harmful": "reads RANK while it is imported (in harmful)"}
+    assert known["left_out"] == {"harmful": "reads RANK while it is imported"}
     assert known["modules"] == found["modules"], "a warm worker teaches the same"
 
     third = make(warm)

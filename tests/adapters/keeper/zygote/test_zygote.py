@@ -28,7 +28,8 @@ DRIVER = """
     zygotes._ANSWER_S = 0.5
     argv = [sys.executable, "train.py"]
     plan = {"argv": argv, "environ": {**os.environ, "A": "1", "OMP_NUM_THREADS": "1"}, "modules": ["reads"],
-            "likely": [], "first": [], "paths": [], "folders": [os.getcwd()], "telling": ["RANK"], "left_out": []}
+            "likely": [], "program": "", "closely": False, "first": [],
+            "paths": [], "folders": [os.getcwd()], "telling": ["RANK"], "left_out": []}
     guard = Guard()
     def begin(plan=plan):
         zygote = Zygote(plan, [], guard=guard, given_back=(), is_abandoned=lambda: False)
