@@ -70,8 +70,14 @@ def _known(file: str, script: str) -> Iterator[str]:
     yield f"{known.program}: imported once for all workers, each with all that it imports:"
     shown = (f"{name} ({count} modules)" if count > 1 else name for name, count in packages.most_common())
     yield "  " + ", ".join(shown)
-    for name, why in out.items():
-        yield f"  left out: {name} {why}"
+    importers = [name for name, why in out.items() if why.startswith("imports ")]
+    for name in [*out]:
+        if name not in importers:
+            yield f"  left out: {name} {out[name]}"
+    if importers:
+        yield f"  left out, because they import what is left out: {', '.join(importers)}"
+    if not known.is_checked:
+        yield "  the next launch with --warm finds out which of them workers can share"
     yield f"  kept in {file}"
 
 

@@ -35,11 +35,16 @@ def test_what_is_known_is_shown_and_forgotten(ask: Ask, tmp_path: Path) -> None:
     file = learned.file_of(CommandLine((), "", "train.py"), sys.executable, str(tmp_path), {"HOME": str(tmp_path)})
     assert learned.open_folder(file) == ""
     modules = ["torch", "torch.nn", "numpy", "bad", "bad.inner", "badly", "json", "json.decoder"]
-    learned.note(file, "/w/train.py", modules=modules, left_out={"bad": "starts a thread"})
+    learned.note(file, "/w/train.py", modules=modules)
+    assert (
+        ask("train.py")[1].splitlines()[2] == "  the next launch with --warm finds out which of them workers can share"
+    )
+    learned.note(file, "/w/train.py", left_out={"numpy.a": "imports bad", "bad": "starts a thread", "b": "imports bad"})
     assert ask("train.py")[1].splitlines() == [
         "/w/train.py: imported once for all workers, each with all that it imports:",
         "  torch (2 modules), Python itself (2 modules), numpy, badly",
         "  left out: bad starts a thread",
+        "  left out, because they import what is left out: numpy.a, b",
         f"  kept in {file}",
     ]
     assert ask("--forget", "train.py") == (0, "train.py: forgotten\n")
