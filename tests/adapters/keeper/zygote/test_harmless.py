@@ -227,3 +227,22 @@ def test_a_module_is_found_and_loaded_as_ever(tmp_path: Path) -> None:
         "1 {} True",
         "SourceFileLoader ModuleSpec",
     ]
+
+
+def test_what_a_module_holds_is_found_without_loading_it(tmp_path: Path) -> None:
+    """A lazy module loads itself when it is asked for any attribute, and may fail."""
+    (tmp_path / "fails.py").write_text("raise ImportError('optional')")
+    script = f"""
+        import importlib.util, sys, types
+        from reknit.adapters.keeper.zygote.harmless import held
+        sys.path.append({str(tmp_path)!r})
+        spec = importlib.util.find_spec("fails")
+        spec.loader = importlib.util.LazyLoader(spec.loader)
+        lazy = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(lazy)
+        holder = types.ModuleType("holder")
+        holder.lazy, holder.function, holder.cls = lazy, held, importlib.util.LazyLoader
+        print(sorted(held("holder", holder)))
+    """
+    names = ["fails", "importlib.util", "reknit.adapters.keeper.zygote.harmless"]
+    assert run_alone(script) == f"{names}\n"
