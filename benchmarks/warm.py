@@ -132,9 +132,10 @@ def lost_node_s(name: str, workers: int) -> float:
         sock.bind(("127.0.0.1", 0))
         port = sock.getsockname()[1]
     place = [f"--rdzv-endpoint=127.0.0.1:{port}", "--rdzv-backend=c10d", "--rdzv-id=job", "--nnodes=1:2"]
-    limits = ["--rdzv-conf=heartbeat=0.5,last_call_timeout=1", "--max-restarts=3", f"--nproc-per-node={workers}"]
-    node = [*LAUNCHERS[name], *place, *limits]
-    with job([[*node, f"--node-id=n{i}"] for i in range(2)], stays=True) as running:  # type: ignore[list-item]
+    conf = "--rdzv-conf=heartbeat=0.5,last_call_timeout=1,is_host="
+    node = [*LAUNCHERS[name], *place, "--max-restarts=3", f"--nproc-per-node={workers}"]
+    nodes = [[*node, f"{conf}{'01'[i == 0]}", f"--node-id=n{i}"] for i in range(2)]
+    with job(nodes, stays=True) as running:  # type: ignore[arg-type]
         running.wait("step", 0, 2 * workers)
         time.sleep(3)  # the zygotes of both nodes are ready, and the group has settled
         host = running.processes[0].pid

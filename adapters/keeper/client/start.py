@@ -172,5 +172,5 @@ def paths() -> list[str]:
         here = os.path.dirname(here)
     found = [here, os.path.dirname(os.path.dirname(os.path.abspath(attr.__file__)))]
     return list(
-        dict.fromkeys([*found, *(path for path in sys.path if isinstance(path, str) and path.endswith("-packages"))])
+        dict.fromkeys([*found, *(path for path in map(str, sys.path) if path.endswith("-packages"))])
     )
