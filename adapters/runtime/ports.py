@@ -48,6 +48,8 @@ class CannotStart(Exception):
     The text is one line for the operator of this node.
     """
 
+    __module__ = "reknit"  # as people import it, and as a traceback shows it
+
     def __init__(self, why: str, *, is_usage: bool = False) -> None:
         super().__init__(why)
         self.is_usage = is_usage

@@ -38,6 +38,8 @@ Entry = Callable[..., object] | str | os.PathLike[str]
 class JobFailed(Exception):
     """The job has not succeeded. The text is the report that `reknit run` prints. `result`: the same as a value."""
 
+    __module__ = "reknit"  # as people import it, and as a traceback shows it
+
     def __init__(self, report: str, result: Result) -> None:
         super().__init__(report, result)
         self.result = result

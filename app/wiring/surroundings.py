@@ -26,6 +26,8 @@ SECRETS = ("PET_RDZV_SECRET", "REKNIT_RDZV_SECRET", "REKNIT_RDZV_PASSWORD")
 class Prevented(Exception):
     """This agent cannot begin. The text is one line for the operator. `why`: the reason as a value."""
 
+    __module__ = "reknit"  # as people import it, and as a traceback shows it
+
     def __init__(self, line: str, why: RunEnd) -> None:
         super().__init__(line)
         self.why = why

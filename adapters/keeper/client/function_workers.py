@@ -60,6 +60,8 @@ _LIMITS = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOSPC)
 class FunctionError(ValueError):
     """This function cannot be a worker, or what it has returned cannot be read. The text is one line for the caller."""
 
+    __module__ = "reknit"  # as people import it, and as a traceback shows it
+
 
 @frozen(eq=False)
 class Function:

@@ -171,6 +171,4 @@ def paths() -> list[str]:
     for _ in range(5):  # process, keeper, adapters, reknit, and the folder that holds the package
         here = os.path.dirname(here)
     found = [here, os.path.dirname(os.path.dirname(os.path.abspath(attr.__file__)))]
-    return list(
-        dict.fromkeys([*found, *(path for path in map(str, sys.path) if path.endswith("-packages"))])
-    )
+    return list(dict.fromkeys([*found, *(path for path in map(str, sys.path) if path.endswith("-packages"))]))

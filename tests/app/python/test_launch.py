@@ -20,7 +20,17 @@ from typing import Any
 
 import pytest
 
-from reknit import FunctionError, JobFailed, Meeting, Settings, launch, launch_async, report_lines
+from reknit import (
+    CannotStart,
+    FunctionError,
+    JobFailed,
+    Meeting,
+    Prevented,
+    Settings,
+    launch,
+    launch_async,
+    report_lines,
+)
 from reknit.core.agent.states import WorkerState
 from reknit.core.job.reasons import BudgetSpent
 from reknit.runtime import run, start
@@ -91,6 +101,12 @@ def test_a_job_that_fails_raises_its_report() -> None:
     assert report.splitlines() == report_lines(result)
     again = pickle.loads(pickle.dumps(caught.value))
     assert (str(again), again.result) == (report, result), "a pool of processes pickles what is raised"
+
+
+@pytest.mark.parametrize("kind", [CannotStart, FunctionError, JobFailed, Prevented])
+def test_a_traceback_shows_an_error_by_the_name_that_people_import(kind: type) -> None:
+    """And not by the place where it is defined."""
+    assert f"{kind.__module__}.{kind.__qualname__}" == f"reknit.{kind.__name__}"
 
 
 @pytest.mark.parametrize(
