@@ -47,7 +47,7 @@ def pytest_collectstart() -> None:
 def pytest_runtest_setup() -> None:
     settings.load_profile(PROFILE)
     if PROFILE not in ("quick", "mutation"):
-        faulthandler.cancel_dump_traceback_later()  # a search may take hours, and `pyproject.toml` grants fifteen minutes
+        faulthandler.cancel_dump_traceback_later()  # a search may take hours, and `pyproject.toml` grants 900 s
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:

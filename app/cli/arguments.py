@@ -250,7 +250,7 @@ _DESCRIPTION = "Start the workers of a PyTorch job on this node, watch them, and
 _EPILOG = "Every option may be given as a variable, for example PET_NPROC_PER_NODE=2."
 _EPILOG_ALL = (
     "Every option can be given as a variable: PET_NPROC_PER_NODE=2 stands for --nproc-per-node=2."
-    " --warm=torch,numpy names the modules to import once; without names they are learned. A mask of --redirects"
+    " --warm=torch,numpy names the modules to import once; without names they are those of torch. A mask of --redirects"
     " and --tee may be given by local rank: 0:1,1:3. SCRIPT may be -, which is the standard input. Some variables have"
     " no option: TORCHELASTIC_HEALTH_CHECK_PORT=PORT serves health checks and metrics,"
     " TORCHELASTIC_ENABLE_FILE_TIMER=1 watches timers that workers set, and docs/options.md lists the others."

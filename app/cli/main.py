@@ -11,13 +11,11 @@ usage: reknit run [options] SCRIPT [script arguments]
        reknit run --help
        reknit prune [options]
        reknit prune --help
-       reknit warm [--forget] SCRIPT
        reknit --version
 
 reknit starts the worker processes of a PyTorch job, watches them, and starts all of them again when one fails.
 It takes torchrun's options. If it is called by the name torchrun, it does what `reknit run` does.
 `reknit prune` removes what jobs with several nodes have left in etcd or in a shared folder.
-`reknit warm` shows which modules `reknit run --warm` imports once for all workers.
 """
 _KEEPER_HELP = """\
 usage: reknit keeper
@@ -38,7 +36,7 @@ def main() -> int:
         _show(_HELP, 2)
         return 2
     verb = argv[0]
-    if verb in ("run", "prune", "warm"):
+    if verb in ("run", "prune"):
         _run(verb, argv[1:])
     elif verb == "keeper":  # not for users: adapters/keeper/remote/command.py calls it on another host
         if len(argv) > 1:
@@ -111,10 +109,6 @@ def _status(verb: str, argv: list[str]) -> int:
         from .prune import prune
 
         return prune(argv)
-    if verb == "warm":
-        from .warm import warm
-
-        return warm(argv)
     from .run import run
 
     return run(argv)

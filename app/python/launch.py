@@ -94,8 +94,8 @@ def launch(
     `run_id`: name of the job. Empty: a random name, which is possible with one node only.
     `start_method`: how a worker that calls a function is started: spawn, fork or forkserver
     (docs/embedding.md#start-methods). Without a meaning for a program.
-    `warm`: the modules of a script are imported once for all workers and restarts (docs/warm.md). True: those that
-    earlier launches have shown to be needed. Names of modules: these. For a function, names are imported in addition to
+    `warm`: the modules of a script are imported once for all workers and restarts (docs/warm.md). True: what most
+    scripts with torch import. Names of modules: these. For a function, names are imported in addition to
     what start method forkserver imports anyway.
     `env`: variables for the workers besides those of this process. With more than one worker, OMP_NUM_THREADS is 1
     unless it is set, as with `reknit run`.

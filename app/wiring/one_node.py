@@ -25,7 +25,7 @@ def wire_one(settings: Settings, world: Surroundings, nonce: str) -> Wired:
         if settings.warm or settings.start_method == "forkserver":
             from .warm_workers import warm_up
 
-            warm_up(workers, settings, world.environ)
+            warm_up(workers, settings)
     except BaseException:  # for example an import that finds no free descriptor
         try:
             workers.close()

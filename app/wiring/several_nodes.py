@@ -63,7 +63,7 @@ def wire_several(settings: Settings, meeting: Meeting, world: Surroundings, nonc
             if settings.warm or settings.start_method == "forkserver":
                 from .warm_workers import warm_up
 
-                warm_up(workers, settings, world.environ)
+                warm_up(workers, settings)
             # The store's server carries a mark as well. An old server that is still ending would be taken for a store
             # that serves.
             host = _hosted(meeting, {**world.environ, MARK: f"{lock.mark}/store"})

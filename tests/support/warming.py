@@ -55,7 +55,7 @@ class Warmed:
         )
         self.kept.ready()
         if warm is not None:
-            self.kept.keeper.warm_up(Warm(self.argv, **{"waits": True, **warm}))
+            self.kept.keeper.warm_up(Warm(self.argv, **warm))
 
     def begin(self, round_: int = 0, count: int = 1) -> None:
         start(self.kept.keeper, count, round_)

@@ -40,7 +40,7 @@ from reknit.adapters.keeper.functions.together import Together, meet
 from reknit.adapters.keeper.protocol.files import WithFiles, new_file
 from reknit.adapters.keeper.protocol.wire import Process, StartProcesses, Warm
 from reknit.adapters.keeper.zygote.harmless import held
-from reknit.adapters.keeper.zygote.program import is_installed
+from reknit.adapters.keeper.zygote.program import USUAL, is_installed
 from reknit.core.agent.worker_words import WorkerExit, WorkersExited
 from reknit.core.job.workers import WorkerFailure, WorkerRanks
 
@@ -379,20 +379,18 @@ def warm_of_functions(modules: Collection[str]) -> Warm:
     """What the workers of start method forkserver are forked from. `modules`: those of the functions.
 
     It imports what `multiprocessing.set_forkserver_preload` was given, and what a worker probably imports: the
-    installed packages that this program's script and the modules of its functions have imported."""
+    installed packages that this program's script and the modules of its functions have imported, and with torch what
+    most scripts with torch import."""
     named = getattr(getattr(forkserver, "_forkserver", None), "_preload_modules", None) or ()
     return Warm(
         _command_line(_tracker()),
-        modules=tuple(name for name in named if name != "__main__"),
-        likely=_packages_of({"__main__", *modules}),
+        modules=(*(name for name in named if name != "__main__"), *_packages_of({"__main__", *modules})),
         paths=tuple(sys.path),
-        waits=True,
     )
 
 
 def _packages_of(modules: Collection[str]) -> tuple[str, ...]:
-    """The loaded modules of installed packages that these modules have imported, also by other modules that are not
-    installed."""
+    """The installed packages that these modules have imported, also by other modules that are not installed."""
     packages, seen, rest = set(), set[str](), [*modules]
     while rest:
         name = rest.pop()
@@ -405,7 +403,8 @@ def _packages_of(modules: Collection[str]) -> tuple[str, ...]:
             packages.add(name.partition(".")[0])
         else:
             rest += held(name, module)
-    return tuple(name for name in [*sys.modules] if name.partition(".")[0] in packages)
+    found = tuple(name for name in [*sys.modules] if name in packages)
+    return (*found, *USUAL) if "torch" in packages else found
 
 
 def _command_line(tracker: int) -> tuple[str, ...]:

@@ -94,11 +94,6 @@ class Launcher:
         if self._warming is not None:
             self._warming.look()
 
-    def ended(self, leader: Leader) -> None:
-        """This worker has ended."""
-        if self._warming is not None and leader.exitcode is not None:
-            self._warming.ended(leader.pid, leader.exitcode)
-
     @property
     def delays(self) -> bool:
         """The start of workers should wait."""
@@ -140,7 +135,7 @@ class Launcher:
             ends = {**streams.ends, **_files(process, descriptors)}
             if process.argv:
                 if self._warming is not None:
-                    pid = self._warming.start(process.argv, env, ends, learns=process.local_rank == 0)
+                    pid = self._warming.start(process.argv, env, ends)
                 else:
                     pid = spawn([*process.argv], env, ends, guard=guard, given_back=self._given_back)
             elif self._forks is not None:

@@ -318,8 +318,6 @@ class Processes:
 
     def _look(self, round_: _Round, now: float, *, is_last: bool = False) -> None:
         ended = [leader for leader in round_.leaders if leader.look()]
-        for leader in ended:
-            self._launcher.ended(leader)
         if self._watchdog is not None:
             if not is_last:
                 self._watchdog.look(now)

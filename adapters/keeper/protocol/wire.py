@@ -61,22 +61,11 @@ class Warm:
     argv: tuple[str, ...]
     """The command line of the workers."""
     modules: tuple[str, ...] = ()
-    """Modules that somebody has named."""
-    likely: tuple[str, ...] = ()
-    """Modules that workers probably import. Only those of installed packages are imported, and a missing one is not
-    named. What is known by `memory` takes their place."""
-    memory: str = ""
-    """The file with what is known of the program's imports (`learned.py`), on the keeper's host. It is brought up to
-    date. Empty: there is none."""
-    program: str = ""
-    """The name of the program in this file."""
+    """What the zygote imports."""
     paths: tuple[str, ...] = ()
     """`sys.path` while they are imported. Empty: as Python makes it."""
-    waits: bool = False
-    """A round that begins before everything is imported waits for that. It waits also if `memory` knows the program.
-    """
     is_verbose: bool = False
-    """Say it if a round did not wait."""
+    """Say when a zygote is ready, or was lost."""
 
 
 @frozen

@@ -8,7 +8,6 @@ of its start is done by Python itself: `__main__`, `sys.argv`, `sys.path[0]`, tr
    it execs the command line of the workers (`holds`). So a Python that never comes here cannot run the workers' program
    in the place of a worker.
 2. A zygote that has imported something harmful says so and ends. Its keeper starts another one, which leaves that out.
-   Which module it was is found out by a zygote that looks closely.
 3. A worker is forked twice. The process between ends at once, so the keeper adopts the worker, as a subreaper.
 4. A worker runs nothing before its keeper has said so, and has put it under its guard. If the keeper does not say so,
    it ends.
@@ -20,6 +19,7 @@ This module, and each module of reknit that it imports, uses the standard librar
 from __future__ import annotations
 
 import atexit
+import contextlib
 import fcntl
 import gc
 import importlib
@@ -29,7 +29,6 @@ import io
 import json
 import os
 import signal
-import site
 import socket
 import sys
 import sysconfig
@@ -43,6 +42,8 @@ from reknit.adapters.keeper.common.settling import descriptors, settle
 from .harmless import Importer, attributes, children, threads_after_a_fork
 from .zygote_line import HOOK, PLAN, SOCKET, VARIABLE, Line
 
+USUAL = ("torch", "torch.distributed", "torch.nn.parallel", "torch._dynamo")
+"""What most scripts with torch import. The first optimizer of a process imports the last one."""
 _ADOPTED_S = 0.0005
 """The pause between two looks of a worker whether its keeper is its parent. Seconds."""
 _NO_HOOK = 78
@@ -61,27 +62,19 @@ def checking(options: Sequence[str], python: str) -> list[str]:
     return [python, *options, "-c", f"raise SystemExit({_NO_HOOK})"]
 
 
-def hold(stage: str, loaded: Collection[str]) -> tuple[str, list[str]]:
-    """Be a zygote. Returns in each worker, and nowhere else: the file into which the worker writes what it has imported
-    (empty: it is to write none), and what was imported for it.
+def hold(stage: str, loaded: Collection[str]) -> None:
+    """Be a zygote. Returns in each worker, and nowhere else.
 
     `stage`: the value of `VARIABLE`. `loaded`: the modules that every Python has loaded when it comes here."""
     plan = json.loads(os.pread(PLAN, os.fstat(PLAN).st_size, 0))
     if stage == "checks":
-        if harms := _harms_of_a_start(plan["telling"], loaded):
-            name, what = next(iter(harms.items()))
-            Line(socket.socket(fileno=SOCKET)).send({"fails": f"when Python starts, {name} {what}"})
-            os._exit(0)
         os.execvpe(plan["argv"][0], plan["argv"], environment(os.environ, "holds"))
     os.close(PLAN)
     os.set_inheritable(SOCKET, False)  # a module may run another program in the place of this one
-    os.environ.clear()
-    os.environ.update(plan["environ"])
     zygote = _Zygote(Line(socket.socket(fileno=SOCKET)), plan, loaded)
-    zygote.import_the_other()
-    zygote.check_python()
+    zygote.check_start()
     zygote.import_all()
-    return zygote.serve(), plan["likely"]
+    zygote.serve()
 
 
 def environment(environ: Mapping[str, str], what: str) -> dict[str, str]:
@@ -90,30 +83,13 @@ def environment(environ: Mapping[str, str], what: str) -> dict[str, str]:
     return {**environ, "PYTHONPATH": os.pathsep.join(paths), VARIABLE: what}
 
 
-def _harms_of_a_start(telling: Collection[str], loaded: Collection[str]) -> Mapping[str, str]:
-    """What files `.pth` have run when this Python started was not watched, so it is run once more, in a process that
-    does not go on. Returns what was not harmless about it, by module."""
-    importer = Importer(telling)
-    own = {name for name in loaded if name.partition(".")[0] not in sys.stdlib_module_names}
-    for name in own - {"__main__", "sitecustomize"}:
-        sys.modules.pop(name, None)
-    folders = [*site.getsitepackages(), *([site.getusersitepackages()] if site.ENABLE_USER_SITE else [])]
-
-    def start() -> None:
-        for folder in folders:
-            site.addsitedir(folder, set())
-
-    importer.watch("a file .pth", start)
-    return importer.harms
-
-
 class _Zygote:
     def __init__(self, line: Line, plan: Mapping[str, Any], loaded: Collection[str]) -> None:
         self._line = line
         self._plan = plan
         self._loaded = frozenset(name.partition(".")[0] for name in loaded)
         self._environ: dict[str, str] = plan["environ"]
-        self._importer = Importer(plan["telling"], closely=plan["closely"])
+        self._importer = Importer(plan["telling"])
         self._files: dict[str, tuple[int, int]] = {}
         self._own = descriptors() - {0, 1, 2}
         self._keeper = os.getppid()
@@ -121,17 +97,21 @@ class _Zygote:
 
     # ---- importing ----
 
-    def import_the_other(self) -> None:
-        """Import the module `sitecustomize` that Python would have found without ours. It must be harmless as well."""
+    def check_start(self) -> None:
+        """Tell the keeper, and end this process, if the start of this Python was not harmless. Import the module
+        `sitecustomize` that Python would have found without ours."""
+        # A file `.pth` may have made variables. What else it may have done is not seen (docs/warm.md).
+        for name in self._environ.keys() | os.environ.keys() - {"PYTHONPATH"}:
+            was, now = self._environ.get(name), os.environ.get(name)
+            if was is None and now is not None:
+                self._importer.added[name] = now
+            elif was != now:
+                self._give_up(f"Python changes the variable {name} when it starts, for example by a file .pth")
         del sys.modules["sitecustomize"]
-        if importlib.util.find_spec("sitecustomize") is not None:
-            self._importer.import_("sitecustomize")
-            for name, what in self._importer.harms.items():
-                self._give_up(f"when Python starts, {name} {what}")
-
-    def check_python(self) -> None:
-        """Tell the keeper, and end this process, if something looks at everything that this Python does. Each worker
-        needs a looker of its own."""
+        is_there = importlib.util.find_spec("sitecustomize") is not None
+        if is_there and (harm := self._importer.import_("sitecustomize")):
+            self._give_up(f"the module sitecustomize of this Python {harm}")
+        # Each worker needs such a module of its own.
         if sys.gettrace() is not None or sys.getprofile() is not None or _LOOKERS & sys.modules.keys():
             self._give_up("a debugger, a profiler or a measurement of coverage has begun with Python")
 
@@ -144,32 +124,30 @@ class _Zygote:
         if self._plan["paths"]:
             sys.path[:] = self._plan["paths"]
         _adopt(True)  # so a daemon that a module starts is seen among the children of this process
-        harms = self._importer.harms
         programs = {self._plan["program"], f"{self._plan['program']}.__main__"}
+        harms: dict[str, str] = {}
         first: list[str] = []
         missing: dict[str, str] = {}
         for name in self._names():
             if is_within(name, (*harms, *missing)) or name in programs:
                 continue
-            if why := self._not_to_be_imported(name):
-                missing[name] = why
+            if name not in sys.modules and importlib.util.find_spec(name.partition(".")[0]) is None:
+                missing[name] = "was not found among the installed packages"
                 continue
+            not_yet = programs - sys.modules.keys()
             unloaded = [generator for generator in _GENERATORS if generator not in sys.modules]
-            self._importer.import_(name)
+            if harm := self._importer.import_(name):
+                harms[name] = harm
+            elif any("__path__" not in attributes(sys.modules[other]) for other in not_yet & sys.modules.keys()):
+                harms[name] = "imports the program of the workers"
             first += [generator for generator in unloaded if generator in sys.modules and generator != name]
         for stream in (sys.stdout, sys.stderr):
             if stream is not None:
                 stream.flush()  # otherwise each worker would write once more what is in the buffer
-        for name in programs & sys.modules.keys():
-            if "__path__" not in attributes(sys.modules[name]):
-                harms[name] = "is the program of the workers"
         if harms or first:
             # Whether a module seeds one of these generators can be seen only if that was imported before it.
-            wanted = {*self._plan["modules"], *self._plan["likely"]}
-            also = {name: why for name, why in self._importer.importers().items() if name in wanted}
             _end_children()
-            found = harms | also if self._plan["closely"] else {}
-            self._line.send({"harms": found, "first": first})
+            self._line.send({"harms": harms, "first": first})
             os._exit(0)
         _adopt(False)  # the keeper adopts the workers
         tasks = len(os.listdir("/proc/self/task"))
@@ -183,10 +161,8 @@ class _Zygote:
         self._line.send({"ready": missing, "modules": len(sys.modules)})
 
     def _names(self) -> list[str]:
-        names = [*self._plan["first"], *self._plan["modules"], *self._plan["likely"]]
+        names = [*self._plan["first"], *self._plan["modules"]]
         roots = {name.partition(".")[0] for name in names}
-        if "torch" in roots:
-            names = ["torch", *names]
         if {"torch", "numpy"} & roots and importlib.util.find_spec("numpy"):
             names = ["numpy.random", *names]  # both import it
         if names:
@@ -198,25 +174,10 @@ class _Zygote:
             if not is_within(name, self._plan["left_out"])
         ]
 
-    def _not_to_be_imported(self, name: str) -> str:
-        if name in sys.modules:
-            return ""
-        root = name.partition(".")[0]
-        try:
-            spec = importlib.util.find_spec(root)
-        except (ImportError, ValueError) as error:
-            return str(error)
-        if spec is None:
-            return "was not found among the installed packages"
-        is_named = any(is_within(other, [name]) for other in self._plan["modules"])
-        if not is_named and name not in ("random", "tempfile", "numpy.random") and not is_installed(spec):
-            return "was not found among the installed packages"
-        return ""
-
     # ---- forking ----
 
-    def serve(self) -> str:
-        """Returns in each worker: the file into which it writes what it has imported."""
+    def serve(self) -> None:
+        """Returns in each worker."""
         while True:
             message, files = self._line.receive()
             if message is None:
@@ -231,7 +192,7 @@ class _Zygote:
             elif len(others) != request["files"]:
                 link.send({"fails": "its open files did not all arrive"})  # this process may have no more of them
             elif self._fork(request, link, others):
-                return str(request["lesson"])
+                return
             for fd in others:
                 os.close(fd)
             link.socket.close()
@@ -315,8 +276,9 @@ def _end_children() -> None:
     """Kill what modules have started at their import, which is all below this process. It adopts what they leave."""
     while pids := children().split():
         for pid in map(int, pids):
-            os.kill(pid, signal.SIGKILL)
-            os.waitpid(pid, 0)
+            with contextlib.suppress(ProcessLookupError, ChildProcessError):  # a thread of a module awaits it as well
+                os.kill(pid, signal.SIGKILL)
+                os.waitpid(pid, 0)
 
 
 def _adopt(is_wanted: bool) -> None:

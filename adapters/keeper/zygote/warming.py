@@ -3,28 +3,22 @@
 1. The agent asks for a zygote when it begins, so the zygote imports while the nodes meet. Another one takes its place
    if it has ended, or if a file that it has imported has changed.
 2. Workers that it cannot fork start cold. Nothing fails because there is no zygote.
-3. A zygote that ends because of something harmful is followed by one that finds out what it was, and this one by one
-   that leaves it out. After `_MOST_PASSES` of
+3. A zygote that ends because of something harmful is followed by one that leaves this out. After `_MOST_PASSES` of
    them, and after `_TRIES` that have ended in another way before they were ready, the workers stay cold.
 """
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Collection, Mapping, Sequence
 from signal import Signals
 from typing import TYPE_CHECKING, Any
-
-from attrs import evolve
 
 from reknit.adapters.keeper.common.guard import Guard
 from reknit.adapters.keeper.common.run_folder import working_folder
 from reknit.adapters.keeper.common.spawn import spawn
 from reknit.adapters.keeper.protocol.wire import Warm
 
-from . import learned
 from .commandline import NotWarm, folders_of, parts_of
-from .program import environment, is_within
 from .zygote import NotForked, Zygote, ZygoteFailed
 
 if TYPE_CHECKING:
@@ -37,7 +31,7 @@ _PATIENCE_S = 10.0
 _MOST_PASSES = 6
 _TRIES = 3
 _SHOWN = 3
-"""So many modules that are left out are named. `reknit warm` names all."""
+"""So many modules that are left out are named."""
 
 
 class Warming:
@@ -65,21 +59,11 @@ class Warming:
         self._is_abandoned = is_abandoned
         self._say = say
         self._zygote: Zygote | None = None
-        if warm.memory and (why := learned.open_folder(warm.memory)):
-            say(f"reknit: what the workers import is not learned: {why}")
-            warm = evolve(warm, memory="")
         self._warm = warm
-        known = (learned.read(warm.memory) if warm.memory else None) or learned.Known(warm.program)
-        self._likely = known.modules or warm.likely
-        self._closely = bool(known.modules) and not known.is_checked
-        self._waits = warm.waits or bool(known.modules)
-        self._left_out = dict(known.left_out)
+        self._left_out: dict[str, str] = {}
         """By module: why."""
         self._told: set[str] = set()
         """What is left out and was named before."""
-        self._token = os.urandom(4).hex()
-        self._learner = 0
-        """The pid of the worker that tells what it has imported. 0: there is none."""
         self._first: list[str] = []
         """Modules that are imported before all others."""
         self._passes = 0
@@ -116,12 +100,10 @@ class Warming:
             "argv": self._warm.argv,
             "environ": self._env,
             "modules": self._warm.modules,
-            "likely": self._likely,
             "program": self._module,
             "paths": self._warm.paths,
             "folders": self._folders,
             "telling": self._telling,
-            "closely": self._closely,
             "first": self._first,
             "left_out": sorted(self._left_out),
         }
@@ -144,10 +126,7 @@ class Warming:
             return
         if self.delays and self._tell_at is not None and self._clock.now() >= self._tell_at:
             self._tell_at = None
-            once = ", once" if self._warm.memory else ""
-            found = f"it is found out which modules they can share{once}"
-            what = found if self._closely else "their modules are imported"
-            self._say(f"reknit: the workers wait until {what} ({READY_S:g} s at most)")
+            self._say(f"reknit: the workers wait until their modules are imported ({READY_S:g} s at most)")
         try:
             message = zygote.hear()
         except ZygoteFailed:
@@ -162,27 +141,18 @@ class Warming:
             self._end()
             self._left_out |= message["harms"]
             self._first += message["first"]
-            if self._closely:
-                self._note()
-            self._closely = not self._closely
             self._passes += 1
             if self._passes < _MOST_PASSES:
                 self._start()
             else:
-                self._be_cold(_listed(self._left_out, self._warm.modules))
+                self._be_cold(_listed(self._left_out))
         elif "fails" in message:
             self._end()
             self._be_cold(message["fails"])
         elif "ready" in message:
             zygote.is_ready = True
             self._failures = 0
-            missing = {
-                n: why for n, why in message["ready"].items() if any(is_within(m, [n]) for m in self._warm.modules)
-            }
-            self._tell(self._left_out | missing)
-            if self._closely:
-                self._note()
-                self._closely = False
+            self._tell(self._left_out | message["ready"])
             took = self._clock.now() - self._began_at
             self._say_if_verbose(f"workers are now forks of a zygote: {message['modules']} modules, in {took:.1f} s")
 
@@ -203,13 +173,7 @@ class Warming:
         new = {name: why for name, why in left_out.items() if name not in self._told}
         if new:
             self._told |= new.keys()
-            self._say(f"reknit: not imported ahead of the workers: {_listed(new, self._warm.modules)}")
-
-    def _note(self) -> None:
-        """Keep what is left out for the next launch."""
-        if self._warm.memory:
-            lasting = {n: why for n, why in self._left_out.items() if not why.startswith("cannot be imported")}
-            learned.note(self._warm.memory, self._warm.program, left_out=lasting)
+            self._say(f"reknit: not imported ahead of the workers: {_listed(new)}")
 
     def _be_cold(self, why: str) -> None:
         self._why_cold = why
@@ -230,7 +194,7 @@ class Warming:
     @property
     def delays(self) -> bool:
         """Whether the start of a round should wait: the zygote will be ready sooner than workers that start cold."""
-        return self._waits and self._zygote is not None and not self._zygote.is_ready
+        return self._zygote is not None and not self._zygote.is_ready
 
     @property
     def wakes_at(self) -> float | None:
@@ -247,9 +211,6 @@ class Warming:
     def begin(self) -> None:
         """A round begins: end a zygote whose modules are out of date."""
         self.look()
-        if self._learner:
-            self._learner = 0
-            learned.take(self._lesson)  # of a worker that was stopped
         self._may_start_again = True
         if self._zygote is None and not self._why_cold:
             self._begin()
@@ -257,9 +218,7 @@ class Warming:
             self._end()
             self._say(f"reknit: the zygote is replaced: {why}")
             self._begin()
-        self._tell_at = self._clock.now() + (0.0 if self._closely else _PATIENCE_S) if self.delays else None
-        if self._zygote is not None and not self._zygote.is_ready and not self._waits:
-            self._say_if_verbose("this round starts cold: the modules are still being imported")
+        self._tell_at = self._clock.now() + _PATIENCE_S if self.delays else None
 
     @staticmethod
     def _stale(zygote: Zygote) -> str:
@@ -268,64 +227,27 @@ class Warming:
         except ZygoteFailed as error:
             return str(error)
 
-    def start(self, argv: Sequence[str], env: Mapping[str, str], ends: Mapping[int, int], *, learns: bool) -> int:
-        """Start a worker, warm if that is possible. Returns its pid. Raises what `spawn` raises.
-
-        `learns`: it is to tell what it has imported. The other arguments are those of `spawn`."""
-        lesson = self._lesson if learns else ""
-        pid = self._fork(argv, env, ends, lesson)
-        if pid is None:
-            if lesson and not self._why_cold:
-                env = environment(env, f"learns:{lesson}")
-            pid = spawn([*argv], env, ends, guard=self._guard, given_back=self._given_back)
-        if lesson:
-            self._learner = pid
-        return pid
-
-    @property
-    def _lesson(self) -> str:
-        """The file into which a worker writes what it has imported. Empty: nobody wants to know."""
-        return self._warm.memory and f"{self._warm.memory}.{self._token}.lesson"
-
-    def ended(self, pid: int, exitcode: int) -> None:
-        """A worker has ended."""
-        if pid == self._learner:
-            self._learner = 0
-            names = learned.take(self._lesson)
-            if names and exitcode == 0:
-                learned.note(self._warm.memory, self._warm.program, modules=names)
-
-    def _fork(self, argv: Sequence[str], env: Mapping[str, str], ends: Mapping[int, int], lesson: str) -> int | None:
-        """None: the worker must be started cold."""
+    def start(self, argv: Sequence[str], env: Mapping[str, str], ends: Mapping[int, int]) -> int:
+        """Start a worker, warm if that is possible. Returns its pid. Takes and raises what `spawn` does."""
         zygote = self._zygote
-        if zygote is None or not zygote.is_ready:
-            return None
-        try:
-            return zygote.fork(argv, env, ends, guard=self._guard, lesson=lesson)
-        except (NotForked, ZygoteFailed) as error:
-            if str(error) != self._said:
-                self._said = str(error)
-                self._say(f"reknit: workers start cold: {error}")
-            if isinstance(error, ZygoteFailed):
-                self._end()
-                self._failed(zygote)
-            return None
+        if zygote is not None and zygote.is_ready:
+            try:
+                return zygote.fork(argv, env, ends, guard=self._guard)
+            except (NotForked, ZygoteFailed) as error:
+                if str(error) != self._said:
+                    self._said = str(error)
+                    self._say(f"reknit: workers start cold: {error}")
+                if isinstance(error, ZygoteFailed):
+                    self._end()
+                    self._failed(zygote)
+        return spawn([*argv], env, ends, guard=self._guard, given_back=self._given_back)
 
     def close(self) -> None:
-        """End the zygote, and drop what a worker has told. May be repeated."""
+        """End the zygote. May be repeated."""
         self._end()
-        if self._learner:
-            learned.take(self._lesson)
 
 
-def _listed(left_out: Mapping[str, str], named: Collection[str]) -> str:
-    """First those that the user has named, and then those that do harm by themselves."""
-    own = [name for name, why in left_out.items() if name in named or not why.startswith("imports ")]
-    own.sort(key=lambda name: name not in named)
-    words = [f"{name} {left_out[name]}" for name in own[:_SHOWN]]
-    others = len(left_out) - len(words)
-    if len(own) > _SHOWN:
-        words.append(f"and {others} more")
-    elif others:
-        words.append(f"and {others} that import {'these' if len(own) > 1 else 'it'}")
-    return "; ".join(words)
+def _listed(left_out: Mapping[str, str]) -> str:
+    shown = [f"{name} {why}" for name, why in [*left_out.items()][:_SHOWN]]
+    rest = len(left_out) - len(shown)
+    return "; ".join(shown) + (f"; and {rest} more" if rest > 0 else "")

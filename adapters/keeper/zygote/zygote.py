@@ -116,14 +116,11 @@ class Zygote:
         except _UNUSABLE as error:
             raise ZygoteFailed(_why(error)) from None
 
-    def fork(
-        self, argv: Sequence[str], env: Mapping[str, str], ends: Mapping[int, int], *, guard: Guard, lesson: str = ""
-    ) -> int:
+    def fork(self, argv: Sequence[str], env: Mapping[str, str], ends: Mapping[int, int], *, guard: Guard) -> int:
         """Have a worker forked, as leader of a new process group. Returns its pid. Raises `NotForked` and
         `ZygoteFailed`: then there is no such worker.
 
-        `argv`: its command line. `lesson`: the file into which it writes what it has imported, when it ends. Empty: it
-        writes none. The other arguments are those of `spawn`."""
+        `argv`: its command line. The other arguments are those of `spawn`."""
         try:
             ours, theirs = socket.socketpair()
         except OSError as error:
@@ -138,7 +135,6 @@ class Zygote:
                 "env": dict(env),
                 "numbers": [*ends],
                 "files": len(of_the_worker),
-                "lesson": lesson,
             }
             self._line.socket.settimeout(_ANSWER_S)
             self._line.send({"fork": request}, [theirs.fileno(), *of_the_worker])

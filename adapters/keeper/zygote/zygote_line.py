@@ -17,9 +17,8 @@ SOCKET = 8
 PLAN = 9
 """The descriptor, in the zygote, of the file with its plan (`program.py`)."""
 VARIABLE = "REKNIT_ZYGOTE"
-"""Tells a starting Python what to be: a zygote (`checks` or `holds`, see `program.py`), or a worker that tells what it
-has imported (`learns:` and a file). `hook/sitecustomize.py` removes it before the program runs. It also has copies of
-these constants, because it may import nothing."""
+"""Tells a starting Python to be a zygote: `checks` or `holds`, see `program.py`. `hook/sitecustomize.py` removes it
+before the program runs. It also has copies of these constants, because it may import nothing."""
 HOOK = os.path.join(os.path.dirname(os.path.abspath(__file__)), "hook")
 """The folder of the module that makes a Python a zygote."""
 _MOST_FILES = 253

@@ -1,18 +1,14 @@
-"""Python imports this module in every zygote and in every worker that tells what it has imported, just before it runs
-the program of its command line (`program.py`).
+"""Python imports this module in every zygote, just before it runs the program of its command line (`program.py`).
 
 Python calls the module `sitecustomize` and finds it by PYTHONPATH. It stands alone in its folder, so that this variable
-makes nothing else importable. A worker that starts cold imports nothing here that Python has not imported by itself: a
-module beside its script may have the same name.
+makes nothing else importable.
 """
 
-import atexit
 import os
 import sys
 
 _HERE = os.path.dirname(os.path.abspath(__file__))
 _VARIABLE = "REKNIT_ZYGOTE"
-_LEARNS = "learns:"
 _SOCKET = 8
 
 
@@ -25,14 +21,12 @@ def _be_asked() -> None:
         os.environ["PYTHONPATH"] = os.pathsep.join(paths)
     else:
         os.environ.pop("PYTHONPATH", None)
-    if what.startswith(_LEARNS):
-        _tell_at_the_end(what[len(_LEARNS) :])
-    elif what:
-        _tell_at_the_end(*_hold(what))
+    if what:
+        _hold(what)
 
 
-def _hold(stage: str) -> "tuple[str, list[str]]":
-    """Be a zygote. Returns in workers only, what `hold` returns. Whatever goes wrong ends the process: it must not run
+def _hold(stage: str) -> None:
+    """Be a zygote. Returns in workers only. Whatever goes wrong ends the process: it must not run
     the program by mistake."""
     is_worker, zygote = False, os.getpid()
     try:
@@ -51,9 +45,8 @@ def _hold(stage: str) -> "tuple[str, list[str]]":
         for name in set(sys.modules) - loaded:
             if name.partition(".")[0] == "reknit":
                 del sys.modules[name]
-        found = program.hold(stage, loaded)
+        program.hold(stage, loaded)
         is_worker = True
-        return found
     except KeyboardInterrupt:
         import signal
 
@@ -83,37 +76,6 @@ def _say_why(error: BaseException) -> None:
         os.write(_SOCKET, json.dumps(message).encode() + b"\n")
     except OSError:
         pass  # it is gone
-
-
-def _tell_at_the_end(path: str, known: "list[str] | None" = None) -> None:
-    """When this process ends, write the names of the modules of Python and of installed packages that it has imported
-    into this file. Empty: write nothing. `known`: modules that were imported for it. None: there are none."""
-    if not path:
-        return
-    before = set(sys.modules) if known else set()
-    own, standard = os.getpid(), os.path.dirname(os.path.abspath(os.__file__)) + os.sep
-
-    def tell() -> None:
-        if os.getpid() != own:
-            return  # this is a fork of the worker
-        names = dict.fromkeys(known or [])
-        for name, module in [*sys.modules.items()]:
-            if name in before or not isinstance(name, str):
-                continue
-            try:
-                # Not `getattr`: a module may load itself when it is asked for an attribute.
-                origin = object.__getattribute__(module, "__dict__")["__spec__"].origin
-            except (AttributeError, KeyError):
-                continue
-            if isinstance(origin, str) and ("-packages" + os.sep in origin or origin.startswith(standard)):
-                names[name] = None
-        try:
-            with open(path, "w") as file:
-                file.write("\n".join(names))
-        except (OSError, UnicodeError):
-            pass  # it would only have been faster the next time
-
-    atexit.register(tell)
 
 
 _be_asked()

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from reknit.adapters.keeper.zygote.program import environment
 from reknit.adapters.keeper.zygote.zygote_line import HOOK
 from tests.support.warming import PACKAGES, Warmed, install, needs_linux
 
@@ -23,16 +22,6 @@ SHOW = """if True:
 
 def told(folder: Path, environ: dict[str, str], *options: str) -> str:
     return subprocess.check_output([sys.executable, *options, "-c", SHOW], text=True, env=environ, cwd=folder)
-
-
-@pytest.mark.parametrize("path", ["", "packages", "packages:more"])
-def test_a_cold_worker_that_teaches_sees_nothing_of_it(path: str, tmp_path: Path) -> None:
-    """Neither in its paths nor in its environment. What it has imported is in the file in the end."""
-    environ = {"PYTHONPATH": path} if path else {}
-    lesson = tmp_path / "lesson"
-    assert told(tmp_path, environment(environ, f"learns:{lesson}")) == told(tmp_path, environ)
-    assert "encodings.utf_8" in lesson.read_text().split()
-    assert "sitecustomize" not in lesson.read_text().split()
 
 
 def test_a_python_that_is_not_asked_does_nothing(tmp_path: Path) -> None:
@@ -62,7 +51,7 @@ def test_a_customisation_that_fails_makes_workers_cold(tmp_path: Path) -> None:
     try:
         (ended,) = warmed.run()
         assert ended.out == "ran\n"
-        assert "when Python starts, sitecustomize cannot be imported: ZeroDivisionError" in warmed.said()
+        assert "the module sitecustomize of this Python cannot be imported: ZeroDivisionError" in warmed.said()
     finally:
         warmed.close()
 
@@ -97,18 +86,16 @@ def test_what_goes_wrong_in_a_zygote_is_one_line(tmp_path: Path) -> None:
         warmed.close()
 
 
-def test_what_a_pth_file_runs_is_looked_at(tmp_path: Path) -> None:
-    """Python runs it before it comes to the zygote's module, so it is run once more, in a process that ends."""
+@pytest.mark.parametrize("changes", [False, True])
+def test_variables_of_a_pth_file(changes: bool, tmp_path: Path) -> None:
+    """Those that it makes are there. If it changes one, each worker needs a start of its own."""
     venv.create(tmp_path / "venv", symlinks=True, with_pip=False)
     (packages,) = (tmp_path / "venv").glob("lib/python*/site-packages")
-    (tmp_path / "train.py").write_text("import sys; print(sys.modules['ahead'].RANK)")
-    (packages / "ahead.pth").write_text("import ahead\n")
-    for read, said in (("os.environ.get('RANK')", True), ("'no'", False)):
-        (packages / "ahead.py").write_text(f"import os; RANK = {read}")
-        warmed = Warmed(tmp_path, ["train.py"], {"modules": ()}, python=str(tmp_path / "venv" / "bin" / "python"))
-        (ended,) = warmed.run()
-        assert ended.out == ("1\n" if said else "no\n")
-        line = "reknit: the workers start cold: when Python starts, ahead reads RANK while it is imported\n"
-        assert warmed.said() == (line if said else "")
-        assert bool(warmed.zygote) != said
-        warmed.close()
+    (packages / "made.pth").write_text(f"import os; os.environ['{'PATH' if changes else 'MADE'}'] = 'by pth'\n")
+    (tmp_path / "train.py").write_text("import os; print(os.environ.get('MADE'), os.environ['PATH'] == 'by pth')")
+    warmed = Warmed(tmp_path, ["train.py"], {"modules": ("json",)}, python=str(tmp_path / "venv" / "bin" / "python"))
+    (ended,) = warmed.run()
+    assert ended.out == ("None True\n" if changes else "by pth False\n")
+    assert bool(warmed.zygote) != changes
+    assert ("Python changes the variable PATH when it starts" in warmed.said()) == changes
+    warmed.close()

@@ -28,7 +28,7 @@ DRIVER = """
     zygotes._ANSWER_S = 0.5
     argv = [sys.executable, "train.py"]
     plan = {"argv": argv, "environ": {**os.environ, "A": "1", "OMP_NUM_THREADS": "1"}, "modules": ["reads"],
-            "likely": [], "program": "", "closely": False, "first": [],
+            "program": "", "first": [],
             "paths": [], "folders": [os.getcwd()], "telling": ["RANK"], "left_out": []}
     guard = Guard()
     def begin(plan=plan):
