@@ -230,8 +230,9 @@ class Settings:
     packages that the function's module has imported."""
     warm: bool | tuple[str, ...] = field(default=False, converter=_words)
     """The workers are forks of a process that has imported modules for them, so a restart does not import them again
-    (docs/warm.md). True: what most scripts with torch import. Names: these modules. False: every worker imports for itself. For a function it needs start method
-    forkserver, which always has such a process: names are then imported besides."""
+    (docs/warm.md). True: what most scripts with torch import. Names: these modules. False: every worker imports for
+    itself. For a function it needs start method forkserver, which always has such a process: names are then imported
+    besides."""
     stdin: bytes | None = field(default=None, repr=False)
     """What each worker reads from its standard input. None: the worker inherits the agent's standard input."""
     env: Mapping[str, str] = field(default=Factory(dict))

@@ -113,7 +113,7 @@ class Processes:
         """
         self._clock = clock
         stdout, stderr = console
-        self._streams = Streams(wanted.streams, env=env, stdout=stdout, stderr=stderr)
+        self._streams = Streams(wanted.streams, env=env, stdout=stdout, stderr=stderr, relays=wanted.relays)
         self._launcher = Launcher(
             clock,
             self._streams,
