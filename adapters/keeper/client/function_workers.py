@@ -23,6 +23,7 @@ from collections import ChainMap
 from collections.abc import Callable, Collection, Mapping
 from multiprocessing import context, forkserver, process, resource_tracker, spawn
 from multiprocessing.reduction import ForkingPickler
+from types import FunctionType, ModuleType
 from typing import Any, ClassVar
 
 from attrs import evolve, frozen
@@ -39,8 +40,7 @@ from reknit.adapters.keeper.functions.function_main import (
 from reknit.adapters.keeper.functions.together import Together, meet
 from reknit.adapters.keeper.protocol.files import WithFiles, new_file
 from reknit.adapters.keeper.protocol.wire import Process, StartProcesses, Warm
-from reknit.adapters.keeper.zygote.harmless import held
-from reknit.adapters.keeper.zygote.program import USUAL, is_installed
+from reknit.adapters.keeper.zygote.program import USUAL, attributes, is_installed
 from reknit.core.agent.worker_words import WorkerExit, WorkersExited
 from reknit.core.job.workers import WorkerFailure, WorkerRanks
 
@@ -402,9 +402,24 @@ def _packages_of(modules: Collection[str]) -> tuple[str, ...]:
         if name != "__main__" and (spec is None or is_installed(spec)):
             packages.add(name.partition(".")[0])
         else:
-            rest += held(name, module)
+            rest += _held(name, module)
     found = tuple(name for name in [*sys.modules] if name in packages)
     return (*found, *USUAL) if "torch" in packages else found
+
+
+def _held(name: str, module: ModuleType) -> set[str]:
+    """The modules of which this one holds something: themselves, functions or classes."""
+    found = set()
+    for value in [*attributes(module).values()]:
+        # Its type, because some objects make another one when they are asked for their class.
+        if issubclass(type(value), ModuleType):
+            found.add(attributes(value).get("__name__"))
+        elif issubclass(type(value), FunctionType):
+            found.add(value.__module__)
+        elif issubclass(type(value), type):
+            found.add(type.__getattribute__(value, "__dict__").get("__module__"))
+    # A package holds each of its modules that anybody has imported.
+    return {other for other in found if isinstance(other, str) and not other.startswith(name + ".")}
 
 
 def _command_line(tracker: int) -> tuple[str, ...]:

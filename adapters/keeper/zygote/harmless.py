@@ -30,7 +30,6 @@ import sys
 import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import wraps
-from types import FunctionType, ModuleType
 from typing import Any
 
 LOOKERS = frozenset({"tqdm.utils", "fsspec.config", "dask.config"})
@@ -163,27 +162,6 @@ def _refusing(run: Callable[..., Any]) -> Callable[..., Any]:
         return run(*args)
 
     return refuse
-
-
-def attributes(module: object) -> dict[str, Any]:
-    """The attributes of a module, without loading one that loads itself when it is asked for any."""
-    found: dict[str, Any] = object.__getattribute__(module, "__dict__")
-    return found
-
-
-def held(name: str, module: ModuleType) -> set[str]:
-    """The modules of which this one holds something: themselves, functions or classes."""
-    found = set()
-    for value in [*attributes(module).values()]:
-        # Its type, because some objects make another one when they are asked for their class.
-        if issubclass(type(value), ModuleType):
-            found.add(attributes(value).get("__name__"))
-        elif issubclass(type(value), FunctionType):
-            found.add(value.__module__)
-        elif issubclass(type(value), type):
-            found.add(type.__getattribute__(value, "__dict__").get("__module__"))
-    # A package holds each of its modules that anybody has imported.
-    return {other for other in found if isinstance(other, str) and not other.startswith(name + ".")}
 
 
 # ---- what an import must leave as it was ----

@@ -39,7 +39,7 @@ from typing import Any, NoReturn
 
 from reknit.adapters.keeper.common.settling import descriptors, settle
 
-from .harmless import Importer, attributes, children, threads_after_a_fork
+from .harmless import Importer, children, threads_after_a_fork
 from .zygote_line import HOOK, PLAN, SOCKET, VARIABLE, Line
 
 USUAL = ("torch", "torch.distributed", "torch.nn.parallel", "torch._dynamo")
@@ -50,7 +50,7 @@ _NO_HOOK = 78
 _PR_SET_CHILD_SUBREAPER = 36
 _GENERATORS = ("numpy.random", "torch")
 """Modules with a generator of random numbers, besides `random`, which is always imported first."""
-_LOOKERS = {"coverage", "debugpy", "pydevd", "viztracer"}
+_TRACERS = {"coverage", "debugpy", "pydevd", "viztracer"}
 _ALWAYS_READ = ("PYTHON", "LD_", "MALLOC_", "GLIBC_", "OMP_", "MKL_", "OPENBLAS_", "KMP_")
 """What the names of variables begin with that C code reads when a process starts, or when a library is loaded."""
 _NOT_READ = frozenset({"PYTHONFAULTHANDLER"})
@@ -112,7 +112,7 @@ class _Zygote:
         if is_there and (harm := self._importer.import_("sitecustomize")):
             self._give_up(f"the module sitecustomize of this Python {harm}")
         # Each worker needs such a module of its own.
-        if sys.gettrace() is not None or sys.getprofile() is not None or _LOOKERS & sys.modules.keys():
+        if sys.gettrace() is not None or sys.getprofile() is not None or _TRACERS & sys.modules.keys():
             self._give_up("a debugger, a profiler or a measurement of coverage has begun with Python")
 
     def _give_up(self, why: str) -> NoReturn:
@@ -364,6 +364,12 @@ def is_installed(spec: importlib.machinery.ModuleSpec) -> bool:
 def _standard() -> frozenset[str]:
     """The folders of Python's own modules."""
     return frozenset(os.path.realpath(sysconfig.get_path(name)) for name in ("stdlib", "platstdlib"))
+
+
+def attributes(module: object) -> dict[str, Any]:
+    """The attributes of a module, without loading one that loads itself when it is asked for any."""
+    found: dict[str, Any] = object.__getattribute__(module, "__dict__")
+    return found
 
 
 def _path_of(module: object) -> str | None:

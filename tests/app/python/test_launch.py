@@ -430,6 +430,26 @@ def test_a_function_below_the_guard(tmp_path: Path, start_method: str) -> None:
     assert 'nothing that stands below `if __name__ == "__main__":`. Define functions and classes above' in report
 
 
+@needs_linux
+def test_a_lazy_module_is_not_loaded_to_see_what_a_function_needs(tmp_path: Path) -> None:
+    """It loads itself when it is asked for any attribute, and may fail."""
+    (tmp_path / "optional.py").write_text("raise ImportError('a dependency is missing')")
+    script = tmp_path / "script.py"
+    script.write_text("""if True:
+        import importlib.util
+        from reknit import launch
+        spec = importlib.util.find_spec("optional")
+        spec.loader = importlib.util.LazyLoader(spec.loader)
+        optional = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(optional)
+        def train(): return 3
+        if __name__ == "__main__":
+            print(launch(train, start_method="forkserver"))
+    """)
+    ran = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, env=ENV, timeout=240)
+    assert ran.stdout == "{0: 3}\n", ran.stderr
+
+
 def test_the_example() -> None:
     """As its first lines say. It survives the failure of a worker."""
     done = subprocess.run(
