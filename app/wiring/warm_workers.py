@@ -35,4 +35,5 @@ def _warm(settings: Settings) -> Warm | None:
         return evolve(warm, modules=(*names, *warm.modules), is_verbose=settings.verbose)
     if not settings.warm:
         return None
-    return Warm(settings.command, modules=names or USUAL, is_verbose=settings.verbose)
+    has_torch = not names or any(name.partition(".")[0] == "torch" for name in names)
+    return Warm(settings.command, modules=(*USUAL * has_torch, *names), is_verbose=settings.verbose)

@@ -6,13 +6,15 @@ import os
 import re
 import sys
 import zipimport
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 _PYTHON = re.compile(r"python[0-9.]*t?")
 _ISOLATED = "EIS"
 """Options with which Python does not import what makes it a zygote."""
 _WITH_VALUE = "WX"
+_SAFE = re.compile(r"-(?![WX])[a-zA-Z]*P[a-zA-Z]*")
+"""Options with which Python does not look beside the script."""
 _LONG_WITH_VALUE = "--check-hash-based-pycs"
 
 
@@ -36,7 +38,7 @@ def parts_of(argv: Sequence[str]) -> CommandLine:
     if not argv or not (argv[0] == sys.executable or _PYTHON.fullmatch(os.path.basename(argv[0]))):
         raise NotWarm(f"{argv[0] if argv else 'the command'} is no Python")
     if any("local_rank" in word and "$" in word for word in argv[1:]):
-        raise NotWarm("its arguments differ from one worker to the next (${local_rank})")
+        raise NotWarm("the arguments of the script differ from one worker to the next (${local_rank})")
     options: list[str] = []
     words = iter(argv[1:])
     for word in words:
@@ -72,8 +74,11 @@ def _is_archive(path: str) -> bool:
     return True
 
 
-def folders_of(parts: CommandLine, cwd: str) -> tuple[str, ...]:
-    """The folders and zip files in which Python looks for modules before it looks among those that are installed."""
+def folders_of(parts: CommandLine, cwd: str, environ: Mapping[str, str]) -> tuple[str, ...]:
+    """The folders and zip files in which Python looks for modules before it looks among those that are installed.
+    `environ`: the environment of this Python."""
+    if environ.get("PYTHONSAFEPATH") or any(_SAFE.fullmatch(option) for option in parts.options):
+        return ()
     if not parts.script:
         return (cwd,)
     path = os.path.join(cwd, parts.script)

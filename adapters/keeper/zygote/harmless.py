@@ -32,7 +32,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import wraps
 from typing import Any
 
-LOOKERS = frozenset({"tqdm.utils", "fsspec.config", "dask.config"})
+LOOKERS = frozenset({"tqdm.utils", "fsspec.config", "dask.config", "networkx.utils.backends"})
 """Modules with a function that looks through all variables, and keeps only those whose names begin with a word of its
 own, for example `TQDM_`."""
 _BETWEEN = ("os", "collections.abc", "collections", __name__)
@@ -88,6 +88,8 @@ class Importer:
         try:
             with self._watching():
                 importlib.import_module(name)
+        except KeyboardInterrupt:
+            raise  # somebody wants this process to end
         except BaseException as raised:
             text = " ".join(str(raised).split())
             error = f"cannot be imported: {type(raised).__name__}: {text:.200}"
@@ -174,6 +176,8 @@ _THREADS, _FILES, _PATHS, _CUDA = (
     "changes where modules are looked for first",
     "initialises CUDA",
 )
+SPREADING = (_THREADS, "starts a process")
+"""What goes on while the next module is imported, so that this one could not be judged."""
 _made: list[str] = []
 """Temporary files and folders that were made while a module was imported."""
 
@@ -230,7 +234,7 @@ def _remembering(maker: Callable[..., Any]) -> Callable[..., Any]:
     def make(*args: Any, **kwargs: Any) -> Any:
         made = maker(*args, **kwargs)
         path = made[1] if isinstance(made, tuple) else getattr(made, "name", made)
-        if isinstance(path, str | bytes):  # and no descriptor
+        if _Recording.importer is not None and isinstance(path, str | bytes):  # and no descriptor
             _made.append(os.fsdecode(path))
         return made
 

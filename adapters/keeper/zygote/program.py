@@ -39,7 +39,7 @@ from typing import Any, NoReturn
 
 from reknit.adapters.keeper.common.settling import descriptors, settle
 
-from .harmless import Importer, children, threads_after_a_fork
+from .harmless import SPREADING, Importer, children, threads_after_a_fork
 from .zygote_line import HOOK, PLAN, SOCKET, VARIABLE, Line
 
 USUAL = ("torch", "torch.distributed", "torch.nn.parallel", "torch._dynamo")
@@ -101,7 +101,7 @@ class _Zygote:
         """Tell the keeper, and end this process, if the start of this Python was not harmless. Import the module
         `sitecustomize` that Python would have found without ours."""
         # A file `.pth` may have made variables. What else it may have done is not seen (docs/warm.md).
-        for name in self._environ.keys() | os.environ.keys() - {"PYTHONPATH"}:
+        for name in (self._environ.keys() | os.environ.keys()) - {"PYTHONPATH"}:
             was, now = self._environ.get(name), os.environ.get(name)
             if was is None and now is not None:
                 self._importer.added[name] = now
@@ -111,7 +111,7 @@ class _Zygote:
         is_there = importlib.util.find_spec("sitecustomize") is not None
         if is_there and (harm := self._importer.import_("sitecustomize")):
             self._give_up(f"the module sitecustomize of this Python {harm}")
-        # Each worker needs such a module of its own.
+        # What looks at a whole Python must be started in each worker.
         if sys.gettrace() is not None or sys.getprofile() is not None or _TRACERS & sys.modules.keys():
             self._give_up("a debugger, a profiler or a measurement of coverage has begun with Python")
 
@@ -124,23 +124,7 @@ class _Zygote:
         if self._plan["paths"]:
             sys.path[:] = self._plan["paths"]
         _adopt(True)  # so a daemon that a module starts is seen among the children of this process
-        programs = {self._plan["program"], f"{self._plan['program']}.__main__"}
-        harms: dict[str, str] = {}
-        first: list[str] = []
-        missing: dict[str, str] = {}
-        for name in self._names():
-            if is_within(name, (*harms, *missing)) or name in programs:
-                continue
-            if name not in sys.modules and importlib.util.find_spec(name.partition(".")[0]) is None:
-                missing[name] = "was not found among the installed packages"
-                continue
-            not_yet = programs - sys.modules.keys()
-            unloaded = [generator for generator in _GENERATORS if generator not in sys.modules]
-            if harm := self._importer.import_(name):
-                harms[name] = harm
-            elif any("__path__" not in attributes(sys.modules[other]) for other in not_yet & sys.modules.keys()):
-                harms[name] = "imports the program of the workers"
-            first += [generator for generator in unloaded if generator in sys.modules and generator != name]
+        harms, first, missing = self._import_each()
         for stream in (sys.stdout, sys.stderr):
             if stream is not None:
                 stream.flush()  # otherwise each worker would write once more what is in the buffer
@@ -159,6 +143,30 @@ class _Zygote:
         gc.collect()
         gc.freeze()  # the collector of a worker does not write to what all workers share
         self._line.send({"ready": missing, "modules": len(sys.modules)})
+
+    def _import_each(self) -> tuple[dict[str, str], list[str], dict[str, str]]:
+        """By module that did harm or is missing: why. Between them: generators that must be imported before all
+        others."""
+        programs = {self._plan["program"], f"{self._plan['program']}.__main__"}
+        harms: dict[str, str] = {}
+        first: list[str] = []
+        missing: dict[str, str] = {}
+        for name in self._names():
+            if is_within(name, (*harms, *missing)) or name in programs:
+                continue
+            if name not in sys.modules and importlib.util.find_spec(name.partition(".")[0]) is None:
+                missing[name] = "was not found among the installed packages"
+                continue
+            not_yet = programs - sys.modules.keys()
+            unloaded = [generator for generator in _GENERATORS if generator not in sys.modules]
+            if harm := self._importer.import_(name):
+                harms[name] = harm
+                if harm in SPREADING:
+                    break
+            elif any("__path__" not in attributes(sys.modules[other]) for other in not_yet & sys.modules.keys()):
+                harms[name] = "imports the program of the workers"
+            first += [generator for generator in unloaded if generator in sys.modules and generator != name]
+        return harms, first, missing
 
     def _names(self) -> list[str]:
         names = [*self._plan["first"], *self._plan["modules"]]
@@ -214,7 +222,9 @@ class _Zygote:
                     continue  # Python looks further for a module that is no folder of data
                 if spec.loader is None or _path_of(sys.modules.get(name)) != spec.origin:
                     where = spec.origin or os.path.join(folder, name)
-                    return f"{where} has the name of the module {name}, which was imported ahead of the workers"
+                    return (
+                        f"{where} has the name of the module {name}, which was imported ahead of the workers; rename it"
+                    )
         return ""
 
     def _differs(self, request: Mapping[str, Any]) -> str:
@@ -310,6 +320,10 @@ def _as_started() -> None:
     atexit.register(gc.unfreeze)
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(line_buffering=sys.stdout.isatty())  # stderr always writes whole lines
+    tempfile: Any = sys.modules.get("tempfile")
+    if tempfile is not None:
+        tempfile.tempdir = None  # the script may name another folder by a variable
+    importlib.invalidate_caches()  # folders that did not exist may exist now
     if os.environ.get("PYTHONFAULTHANDLER"):
         import faulthandler
 

@@ -31,7 +31,7 @@ _PATIENCE_S = 10.0
 _MOST_PASSES = 6
 _TRIES = 3
 _SHOWN = 3
-"""So many modules that are left out are named."""
+"""So many modules that are left out are named. With `-v`: all."""
 
 
 class Warming:
@@ -86,7 +86,7 @@ class Warming:
             return
         self._options, self._module = parts.options, parts.module
         # Workers with paths of their own look nowhere before these.
-        self._folders = () if warm.paths else folders_of(parts, working_folder())
+        self._folders = () if warm.paths else folders_of(parts, working_folder(), env)
         self._begin()
 
     # ---- coming and going ----
@@ -145,7 +145,7 @@ class Warming:
             if self._passes < _MOST_PASSES:
                 self._start()
             else:
-                self._be_cold(_listed(self._left_out))
+                self._be_cold(self._listed(self._left_out))
         elif "fails" in message:
             self._end()
             self._be_cold(message["fails"])
@@ -173,7 +173,7 @@ class Warming:
         new = {name: why for name, why in left_out.items() if name not in self._told}
         if new:
             self._told |= new.keys()
-            self._say(f"reknit: not imported ahead of the workers: {_listed(new)}")
+            self._say(f"reknit: not imported ahead of the workers: {self._listed(new)}")
 
     def _be_cold(self, why: str) -> None:
         self._why_cold = why
@@ -246,8 +246,8 @@ class Warming:
         """End the zygote. May be repeated."""
         self._end()
 
-
-def _listed(left_out: Mapping[str, str]) -> str:
-    shown = [f"{name} {why}" for name, why in [*left_out.items()][:_SHOWN]]
-    rest = len(left_out) - len(shown)
-    return "; ".join(shown) + (f"; and {rest} more" if rest > 0 else "")
+    def _listed(self, left_out: Mapping[str, str]) -> str:
+        most = len(left_out) if self._warm.is_verbose else _SHOWN
+        shown = [f"{name} {why}" for name, why in [*left_out.items()][:most]]
+        rest = len(left_out) - len(shown)
+        return "; ".join(shown) + (f"; and {rest} more" if rest > 0 else "")

@@ -54,7 +54,7 @@ def test_what_no_zygote_can_hold(line: str, why: str) -> None:
     assert str(caught.value) == why
 
 
-@pytest.mark.parametrize("how", ["script", "link", "module", "folder", "zip"])
+@pytest.mark.parametrize("how", ["script", "link", "module", "folder", "zip", "safe"])
 def test_the_folders_are_those_that_python_puts_first(how: str, tmp_path: Path) -> None:
     """As Python itself says."""
     inside = tmp_path / "inside"
@@ -70,7 +70,10 @@ def test_the_folders_are_those_that_python_puts_first(how: str, tmp_path: Path) 
         "module": ["-m", "inside.train"],
         "folder": ["inside"],
         "zip": ["packed"],
+        "safe": ["-uP", "-Xdev", "inside/train.py"],
     }[how]
     argv = [sys.executable, *program]
     first = subprocess.check_output(argv, cwd=tmp_path, text=True).strip()
-    assert str(tmp_path / first) in folders_of(parts_of(argv), str(tmp_path))
+    folders = folders_of(parts_of(argv), str(tmp_path), {})
+    assert (str(tmp_path / first) in folders) == (how != "safe")
+    assert folders_of(parts_of(argv), str(tmp_path), {"PYTHONSAFEPATH": "1"}) == ()

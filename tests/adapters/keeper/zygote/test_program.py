@@ -143,3 +143,35 @@ def test_each_worker_has_numbers_of_its_own(both: Both) -> None:
         assert "cold" not in warmed.said()
     finally:
         warmed.close()
+
+
+def test_a_folder_of_the_paths_may_be_made_later(both: Both) -> None:
+    """Python notes which ones do not exist. A round makes one, with a module for the next round."""
+    (both.folder / "train.py").write_text("""if True:
+        import os
+        if os.path.exists("gen"):
+            import made
+        else:
+            os.mkdir("gen")
+            with open("gen/made.py", "w") as file: file.write("print(3)")
+    """)
+    warmed = Warmed(both.folder, ["train.py"], {"modules": ("json",)}, env={"PYTHONPATH": str(both.folder / "gen")})
+    assert [warmed.run(round_)[0].out for round_ in range(2)] == ["", "3\n"]
+    assert warmed.zygote
+    warmed.close()
+
+
+def test_an_empty_variable_for_paths_is_none(both: Both) -> None:
+    """Python takes it for none."""
+    (both.folder / "train.py").write_text("print(1)")
+    both.compare(["train.py"], ["json"], env={"PYTHONPATH": ""})
+
+
+def test_a_folder_for_temporary_files_that_the_script_names(both: Both) -> None:
+    """The module looks for it once, and that may have been done at an import."""
+    install(both.folder, looks="import tempfile; tempfile.gettempdir()")
+    (both.folder / "mine").mkdir()
+    (both.folder / "train.py").write_text(
+        "import os; os.environ['TMPDIR'] = os.path.abspath('mine'); import tempfile; print(tempfile.gettempdir())"
+    )
+    assert both.compare(["train.py"], ["looks"]).out == f"{both.folder / 'mine'}\n"

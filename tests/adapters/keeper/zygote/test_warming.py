@@ -74,7 +74,7 @@ def test_arguments_that_differ_by_local_rank_make_workers_cold(make: Make) -> No
     warmed = make(None, "${local_rank}", "x")
     said = [ended.out.splitlines()[1] for ended in warmed.run(count=2)]
     assert said == ["2 ['train.py', '0', 'x']", "3 ['train.py', '1', 'x']"]
-    why = "its arguments differ from one worker to the next (${local_rank})"
+    why = "the arguments of the script differ from one worker to the next (${local_rank})"
     assert warmed.said() == f"reknit: the workers start cold: {why}\n"
 
 
@@ -257,6 +257,37 @@ def test_a_variable_that_differs_after_all_makes_a_worker_cold(make: Make, tmp_p
     warmed = make(virtual_local_rank=True)
     assert warmed.zygote not in imported_by(warmed, count=2)
     assert "counted reads CUDA_VISIBLE_DEVICES while it is imported" in warmed.said()
+
+
+def test_a_module_is_not_blamed_for_what_another_one_has_started(make: Make, tmp_path: Path) -> None:
+    """Its import is looked at by the next zygote, in which nothing of it runs."""
+    install(
+        tmp_path,
+        busy="""if True:
+        import os, threading, time
+        def work():
+            while True: os.environ["BUSY"] = str(time.time()); time.sleep(0.001)
+        threading.Thread(target=work, daemon=True).start()
+        """,
+        innocent="import os, time; PID = os.getpid(); time.sleep(0.3)",
+    )
+    (tmp_path / "train.py").write_text("import innocent; print(innocent.PID)")
+    warmed = make({"modules": ("busy", "innocent")})
+    assert imported_by(warmed) == {warmed.zygote}
+    assert warmed.said() == "reknit: not imported ahead of the workers: busy starts a thread\n"
+
+
+def test_a_signal_to_a_zygote_leaves_no_module_out(make: Make, tmp_path: Path) -> None:
+    """`pkill -INT -f train.py` reaches it as well."""
+    install(tmp_path, slow="import os, time\nopen('up', 'w').close()\nwhile not os.path.exists('go'): time.sleep(0.01)")
+    warmed = make({"modules": ("slow", "counted")})
+    warmed.kept.drive_until((tmp_path / "up").exists)
+    first = warmed.zygote
+    os.kill(first, signal.SIGINT)
+    warmed.kept.drive_until(lambda: warmed.zygote not in (0, first))
+    (tmp_path / "go").touch()
+    assert imported_by(warmed) == {warmed.zygote}
+    assert warmed.said() == ""
 
 
 def test_a_line_names_three(make: Make, tmp_path: Path) -> None:
