@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from attrs import evolve
 
 from reknit.adapters.keeper.protocol.wire import Warm
-from reknit.adapters.keeper.zygote.program import USUAL
+from reknit.adapters.keeper.zygote.program import with_usual
 from reknit.app.settings import Settings
 
 if TYPE_CHECKING:
@@ -35,5 +35,4 @@ def _warm(settings: Settings) -> Warm | None:
         return evolve(warm, modules=(*names, *warm.modules), is_verbose=settings.verbose)
     if not settings.warm:
         return None
-    has_torch = not names or any(name.partition(".")[0] == "torch" for name in names)
-    return Warm(settings.command, modules=(*USUAL * has_torch, *names), is_verbose=settings.verbose)
+    return Warm(settings.command, modules=with_usual(names or ("torch",)), is_verbose=settings.verbose)

@@ -18,9 +18,12 @@ import mmap
 import os
 import pickle
 import sys
+import sysconfig
 import threading
 from collections import ChainMap
 from collections.abc import Callable, Collection, Mapping
+from functools import cache
+from importlib.machinery import ModuleSpec
 from multiprocessing import context, forkserver, process, resource_tracker, spawn
 from multiprocessing.reduction import ForkingPickler
 from types import FunctionType, ModuleType
@@ -40,7 +43,7 @@ from reknit.adapters.keeper.functions.function_main import (
 from reknit.adapters.keeper.functions.together import Together, meet
 from reknit.adapters.keeper.protocol.files import WithFiles, new_file
 from reknit.adapters.keeper.protocol.wire import Process, StartProcesses, Warm
-from reknit.adapters.keeper.zygote.program import USUAL, attributes, is_installed
+from reknit.adapters.keeper.zygote.program import attributes, with_usual
 from reknit.core.agent.worker_words import WorkerExit, WorkersExited
 from reknit.core.job.workers import WorkerFailure, WorkerRanks
 
@@ -399,12 +402,29 @@ def _packages_of(modules: Collection[str]) -> tuple[str, ...]:
             continue
         seen.add(name)
         spec = getattr(module, "__spec__", None)
-        if name != "__main__" and (spec is None or is_installed(spec)):
+        if name != "__main__" and (spec is None or _is_installed(spec)):
             packages.add(name.partition(".")[0])
         else:
             rest += _held(name, module)
-    found = tuple(name for name in [*sys.modules] if name in packages)
-    return (*found, *USUAL) if "torch" in packages else found
+    return with_usual([name for name in [*sys.modules] if name in packages])
+
+
+def _is_installed(spec: ModuleSpec) -> bool:
+    """Whether this is a module of Python, or of a package that is installed as a copy."""
+    if spec.origin in ("built-in", "frozen"):
+        return True
+    places = [spec.origin] if spec.origin else [*(spec.submodule_search_locations or ())]
+    return bool(places) and all(
+        {"site-packages", "dist-packages"} & {*place.split(os.sep)}
+        or any(os.path.realpath(place).startswith(folder + os.sep) for folder in _standard())
+        for place in places
+    )
+
+
+@cache
+def _standard() -> frozenset[str]:
+    """The folders of Python's own modules."""
+    return frozenset(os.path.realpath(sysconfig.get_path(name)) for name in ("stdlib", "platstdlib"))
 
 
 def _held(name: str, module: ModuleType) -> set[str]:

@@ -66,7 +66,7 @@ def parts_of(argv: Sequence[str]) -> CommandLine:
 
 
 def _is_archive(path: str) -> bool:
-    """Whether Python imports modules from this file, as from a zip file with a program."""
+    """Whether this file is an archive from which Python imports modules, for example a zip file."""
     try:
         zipimport.zipimporter(path)
     except zipimport.ZipImportError:

@@ -170,13 +170,15 @@ def _refusing(run: Callable[..., Any]) -> Callable[..., Any]:
 
 _LIMITS = sorted({value for name, value in vars(resource).items() if name.startswith("RLIMIT_")})
 _TIMERS = (signal.ITIMER_REAL, signal.ITIMER_VIRTUAL, signal.ITIMER_PROF)
-_THREADS, _FILES, _PATHS, _CUDA = (
+_SIGNALS = sorted(signal.valid_signals())
+_THREADS, _PROCESSES, _FILES, _PATHS, _CUDA = (
     "starts a thread",
+    "starts a process",
     "leaves a file open",
     "changes where modules are looked for first",
     "initialises CUDA",
 )
-SPREADING = (_THREADS, "starts a process")
+SPREADING = (_THREADS, _PROCESSES)
 """What goes on while the next module is imported, so that this one could not be judged."""
 _made: list[str] = []
 """Temporary files and folders that were made while a module was imported."""
@@ -187,7 +189,7 @@ def _state() -> dict[str, Any]:
     torch, numpy, random = (sys.modules.get(name) for name in ("torch", "numpy.random", "random"))
     return {
         _THREADS: len(os.listdir("/proc/self/task")),
-        "starts a process": children(),
+        _PROCESSES: children(),
         "runs a process": resource.getrusage(resource.RUSAGE_CHILDREN).ru_minflt,
         "changes the arguments of the script": [*sys.argv],
         _PATHS: [*sys.path],
@@ -206,9 +208,6 @@ def _state() -> dict[str, Any]:
         "uses the random numbers of torch": torch and _torch_state(torch),
         _CUDA: torch and _answer(getattr(getattr(torch, "cuda", None), "is_initialized", None)),
     }
-
-
-_SIGNALS = sorted(signal.valid_signals())
 
 
 def _difference(before: Mapping[str, Any], after: Mapping[str, Any]) -> str:

@@ -11,7 +11,8 @@ of its start is done by Python itself: `__main__`, `sys.argv`, `sys.path[0]`, tr
 3. A worker is forked twice. The process between ends at once, so the keeper adopts the worker, as a subreaper.
 4. A worker runs nothing before its keeper has said so, and has put it under its guard. If the keeper does not say so,
    it ends.
-5. A zygote never runs an operation of torch: forks of a process with threads of libgomp hang.
+5. A zygote never computes with torch: forks of a process with threads of libgomp hang. It only reads the state of
+   torch's generator of random numbers, which starts no thread.
 
 This module, and each module of reknit that it imports, uses the standard library alone.
 """
@@ -31,10 +32,8 @@ import os
 import signal
 import socket
 import sys
-import sysconfig
 import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from functools import cache
 from typing import Any, NoReturn
 
 from reknit.adapters.keeper.common.settling import descriptors, settle
@@ -357,27 +356,14 @@ def _packages_and(name: str) -> list[str]:
     return [".".join(parts[:end]) for end in range(1, len(parts) + 1)]
 
 
+def with_usual(names: Sequence[str]) -> tuple[str, ...]:
+    """These modules, and the usual ones if torch is among them."""
+    return (*USUAL, *names) if any(is_within(name, ["torch"]) for name in names) else tuple(names)
+
+
 def is_within(name: str, packages: Iterable[str]) -> bool:
     """Whether this is one of these modules, or a module of one of them."""
     return any(name == package or name.startswith(package + ".") for package in packages)
-
-
-def is_installed(spec: importlib.machinery.ModuleSpec) -> bool:
-    """Whether this is a module of Python, or of a package that is installed as a copy."""
-    if spec.origin in ("built-in", "frozen"):
-        return True
-    places = [spec.origin] if spec.origin else [*(spec.submodule_search_locations or ())]
-    return bool(places) and all(
-        {"site-packages", "dist-packages"} & {*place.split(os.sep)}
-        or any(os.path.realpath(place).startswith(folder + os.sep) for folder in _standard())
-        for place in places
-    )
-
-
-@cache
-def _standard() -> frozenset[str]:
-    """The folders of Python's own modules."""
-    return frozenset(os.path.realpath(sysconfig.get_path(name)) for name in ("stdlib", "platstdlib"))
 
 
 def attributes(module: object) -> dict[str, Any]:
