@@ -13,9 +13,11 @@ from reknit.core.agent.events import Event
 from reknit.core.agent.states import WorkerState
 from reknit.core.job import reasons
 from reknit.core.job.restart import is_echo
-from reknit.core.job.workers import WorkerFailure
+from reknit.core.job.workers import NoProgress, WorkerFailure
 
 USAGE, BUG, LIMIT = 2, 70, 71
+HUNG = 124
+"""The status of timeout(1) for a command that it has ended because its time was over."""
 _CANNOT_STOP, _NO_STORE, _CONFIGURATION, _REPLACED, _TOO_FEW = 71, 74, 78, 76, 75
 _REFUSED = {
     reasons.Refusal.OTHER_JOB: 73,
@@ -78,7 +80,7 @@ def exit_status(result: Result) -> int:
         case reasons.AllSucceeded() | own.AlreadyFinished():
             return 0
         case reasons.BudgetSpent(_, root):
-            return _status_of(root.failure)
+            return HUNG if root.failure.cause is not None else _status_of(root.failure)
         case own.SignalReceived(signal):
             return 128 + signal
         case own.CannotStop():
@@ -100,6 +102,7 @@ def exit_status(result: Result) -> int:
 
 
 _ORIGINS = {
+    HUNG: "a worker hung, and reknit has ended it",
     65: "the job's journal was written by another version of reknit",
     69: "the job's journal cannot be used as asked",
     BUG: "a bug in reknit",
@@ -122,6 +125,8 @@ def origin(result: Result) -> str | None:
     if not isinstance(result.why, reasons.BudgetSpent):
         return own_origin(status) if status in _ORIGINS else None
     failure = result.why.root.failure
+    if failure.cause is not None:
+        return own_origin(status)
     if status not in _ORIGINS and status != USAGE:
         return None
     if not failure.is_of_worker:
@@ -150,7 +155,7 @@ def final_lines(result: Result, restarts: int, *, is_alone: bool = True, names_o
 
 
 def _ending(result: Result, restarts: int, *, is_alone: bool, names_options: bool) -> Iterator[str]:
-    from reknit.core.text.describe import budget_text, failure_text, reason_text
+    from reknit.core.text.describe import budget_text, failure_text, hang_lines, reason_text
 
     if isinstance(result.why, own.AlreadyFinished):
         advice = "; to run it again, give another --rdzv-id" if names_options else ""
@@ -177,8 +182,11 @@ def _ending(result: Result, restarts: int, *, is_alone: bool, names_options: boo
     setting = "" if result.why.max_restarts else f" ({name}=0)"
     yield f"the job {word}: {budget_text(result.why.max_restarts)}{setting}"
     yield from _details(root.failure, str(root.node))
+    if lines := list(hang_lines(root)):
+        yield "  where the workers stood that hung:"
+        yield from (f"  {line}" for line in lines)
     for failure in result.failures.values():
-        if failure != root.failure:
+        if failure != root.failure and (not lines or not isinstance(failure.cause, NoProgress)):
             yield f"  likewise {failure_text(failure)}"
 
 

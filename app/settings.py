@@ -279,8 +279,10 @@ class Settings:
     # Workers that are hung.
     hang_after_s: float | None = field(default=None)
     """A worker that reports no progress (`reknit.progress`) for so many seconds counts as failed: reknit shows its
-    stacks and ends it. Before its first report, the time since its start counts. More than 0. None: progress is not
-    watched."""
+    stacks and ends it. More than 0. None: a worker that has reported once is not watched."""
+    start_timeout_s: float | None = field(default=None)
+    """The same for a worker that has not reported since its start, so many seconds ago. None: as `hang_after_s` says.
+    """
 
     # What is shown, and what is kept.
     streams: StreamSettings = field(default=StreamSettings(), validator=_a(StreamSettings))
@@ -369,11 +371,12 @@ class Settings:
             _refuse(self, "health", value, "a HealthCheck, or None")
 
     @hang_after_s.validator
+    @start_timeout_s.validator
     def _is_some_time(self, attribute: Attribute[Any], value: object) -> None:
         if value is not None:
             _seconds(self, attribute, value)
             if not value:
-                _refuse(self, "hang_after_s", value, "more than 0, or None")
+                _refuse(self, attribute.name, value, "more than 0, or None")
 
     @rank_hint.validator
     def _is_a_rank(self, attribute: Attribute[Any], value: object) -> None:

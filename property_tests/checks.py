@@ -500,10 +500,16 @@ def failed_first(world: World, entry: Joined) -> None:
         workers = proc.agent.workers
         if not proc.up or workers.node != entry.node or workers.epoch != world.jobs[-1].epoch:
             continue
-        if workers.round != entry.round - 1 or all(e.failure is None for e in workers.exits.values()):
+        failed = [e.failure for e in workers.exits.values() if e.failure is not None]
+        if workers.round != entry.round - 1 or not failed:
             continue
-        said = any(isinstance(e, Failed) and e.node == entry.node and e.round == workers.round for e in world.journal)
-        demand(said, "order", f"{proc.name} joins again before it has said that its workers failed")
+        said = [
+            e.failures
+            for e in world.journal
+            if isinstance(e, Failed) and (e.node, e.round) == (entry.node, workers.round)
+        ]
+        ok = any(len(failures) == len(failed) for failures in said)
+        demand(ok, "order", f"{proc.name} joins again before it has said that {len(failed)} of its workers failed")
 
 
 def costs_what_it_must(world: World, job: Job, before: Job) -> None:

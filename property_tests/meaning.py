@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from reknit.adapters.simulated.workers import HANGS
 from reknit.core.job.entries import Node
 from reknit.core.job.job import Closed, Gathering, Job, Running, Unopened, admissible, coming, has_admissible
 from reknit.core.job.memory import EPOCHS
@@ -108,7 +109,10 @@ def _same_end(job: Job, oracle: Oracle) -> None:
 
 
 def _last_of(hung: list[tuple[Node, WorkerFailure]]) -> tuple[Node, WorkerFailure]:
-    """The one of these workers without progress that the others must be waiting for."""
+    """The one of these workers without progress that the others must be waiting for. One that waits in a collective is
+    not blamed while another one stands outside."""
+    outside = [pair for pair in hung if isinstance(pair[1].cause, NoProgress) and pair[1].cause.activity == HANGS]
+    hung = outside or hung
     causes = [failure.cause for _, failure in hung if isinstance(failure.cause, NoProgress)]
     steps = [-1 if cause.since_start else cause.step for cause in causes]
     low = min((step for step in steps if step is not None), default=None)

@@ -192,8 +192,11 @@ class Oracle:
             self._end(by_failure=True)
             self.reports = [entry]
         elif self.phase == "gathering" and entry.round == self.round - 1 and entry.node in self.expected:
-            if entry.node not in self.failed:
+            told = [report for report in self.reports if report.node == entry.node]
+            if not told:
                 self.reports.append(entry)
+            elif len(told[0].failures) < len(entry.failures):
+                self.reports[self.reports.index(told[0])] = entry
 
     def _succeeded(self, entry: Succeeded) -> None:
         node = entry.node

@@ -129,7 +129,7 @@ def _begun(job: Job) -> int:
 def _cause(why: RoundEnd | None) -> str:
     """One of `CAUSES`."""
     match why:
-        case WorkerFailed(_, failure):
+        case WorkerFailed(_, failure, _):
             match failure.cause:
                 case TimerExpired():
                     return "timer_expired"

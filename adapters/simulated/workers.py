@@ -19,7 +19,7 @@ from reknit.core.agent.worker_words import (
     WorkersStarted,
     WorkersStopped,
 )
-from reknit.core.job.workers import NoProgress, WorkerFailure
+from reknit.core.job.workers import Activity, NoProgress, Stance, WorkerFailure
 
 from .hosts import Group, Proc
 
@@ -71,8 +71,18 @@ def _hang(world: Scene, proc: Proc, group: Group) -> None:
         return
     world.blows.append(group)
     running = sorted(group.running)
-    hung = [evolve(group.failure(i, -9, ""), cause=NoProgress(30.0, world.luck("step", 4))) for i in running]
+    hung = [evolve(group.failure(i, -9, ""), cause=_no_progress(world)) for i in running]
     _die(world, proc, group, hung)
+
+
+def _no_progress(world: Scene) -> NoProgress:
+    """Most workers wait in a collective for the others."""
+    place = HANGS if world.luck("hangs", 4) == 0 else WAITS
+    return NoProgress(30.0, world.luck("step", 4), activity=place)
+
+
+HANGS = Activity(Stance.OWN, "load", "data.py:41")
+WAITS = Activity(Stance.COLLECTIVE, "all_reduce", "train.py:88")
 
 
 def succeed(world: Scene, proc: Proc, group: Group | None, most: int | None = None) -> None:

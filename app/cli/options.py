@@ -99,6 +99,14 @@ OPTIONS = (
         group=_END,
     ),
     _rare(
+        "start-timeout",
+        "as --hang-after, for a worker that has made no progress since its start",
+        "S",
+        "",
+        readers.optional(readers.seconds_from(LEAST_HANG_S, LONGEST_S)),
+        group=_END,
+    ),
+    _rare(
         "signals-to-handle",
         "signals that end the workers in order. Any other signal kills the agent, and its workers with it",
         "NAMES",

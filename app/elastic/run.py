@@ -36,6 +36,7 @@ _OWN = {
     "admission",
     "fence-after",
     "hang-after",
+    "start-timeout",
     "warm",
     "help",
     "help-all",

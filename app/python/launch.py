@@ -78,6 +78,7 @@ def launch(
     env: Mapping[str, str] = EMPTY,
     grace_s: float = 30.0,
     hang_after_s: float | None = None,
+    start_timeout_s: float | None = None,
     say: Callable[[str], None] | None = None,
     **unknown: Never,
 ) -> dict[int, object]:
@@ -102,6 +103,7 @@ def launch(
     `grace_s`: seconds between the signal that stops workers and SIGKILL.
     `hang_after_s`: a worker that has not called `reknit.progress` for so many seconds has failed (docs/watchdog.md).
     None: progress is not watched.
+    `start_timeout_s`: the same for a worker that has not called it since its start. None: as `hang_after_s`.
     `say`: called with each line of reknit's own, in another thread. None: the lines go to stderr.
 
     Returns what the workers of this node have returned, by global rank. It is None for a worker that is a program. The
@@ -114,7 +116,17 @@ def launch(
     """
     _refuse_unknown(unknown)
     settings = _settings(
-        entry, args, nproc, max_restarts, nodes, meeting, run_id, start_method, warm, env, grace_s, hang_after_s
+        entry,
+        args,
+        nproc,
+        max_restarts,
+        nodes,
+        meeting,
+        run_id,
+        start_method,
+        warm,
+        env,
+        {"grace_s": grace_s, "hang_after_s": hang_after_s, "start_timeout_s": start_timeout_s},
     )
     try:
         with start(settings, say=say) as running:
@@ -138,6 +150,7 @@ async def launch_async(
     env: Mapping[str, str] = EMPTY,
     grace_s: float = 30.0,
     hang_after_s: float | None = None,
+    start_timeout_s: float | None = None,
     say: Callable[[str], None] | None = None,
     **unknown: Never,
 ) -> dict[int, object]:
@@ -148,7 +161,17 @@ async def launch_async(
     """
     _refuse_unknown(unknown)
     settings = _settings(
-        entry, args, nproc, max_restarts, nodes, meeting, run_id, start_method, warm, env, grace_s, hang_after_s
+        entry,
+        args,
+        nproc,
+        max_restarts,
+        nodes,
+        meeting,
+        run_id,
+        start_method,
+        warm,
+        env,
+        {"grace_s": grace_s, "hang_after_s": hang_after_s, "start_timeout_s": start_timeout_s},
     )
     try:
         async with opened_async(settings, say=say) as running:
@@ -184,8 +207,7 @@ def _settings(
     start_method: str,
     warm: Any,
     env: Any,
-    grace_s: float,
-    hang_after_s: float | None,
+    seconds: Mapping[str, Any],
 ) -> Settings:
     if isinstance(args, str | bytes) or not isinstance(args, Iterable):
         raise ValueError(f"args must be a tuple of the arguments, not {args!r:.100}")
@@ -214,8 +236,7 @@ def _settings(
             warm=warm,
             env={**given, **env} if isinstance(env, Mapping) else env,
             timer_file=timer_file(os.environ),
-            grace_s=grace_s,
-            hang_after_s=hang_after_s,
+            **seconds,
             **fields,
         )
     except ValueError as error:

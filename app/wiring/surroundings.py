@@ -148,6 +148,7 @@ def open_workers(settings: Settings, world: Surroundings, nonce: str, *, mark: s
         virtual_local_rank=settings.virtual_local_rank,
         timer_file=settings.timer_file,
         hang_after_s=settings.hang_after_s,
+        start_timeout_s=settings.start_timeout_s,
         mark=mark,
     )
     return KeeperClient(

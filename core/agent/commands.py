@@ -45,6 +45,9 @@ class StopWorkers:
     signal: int
     grace_s: float
     why: StopReason
+    hangs: bool = False
+    """A worker of the job hangs. So those of this node that make no progress either are looked at and ended as hung
+    workers, if this node watches progress. Their failures tell which worker of the job is to blame."""
 
 
 @frozen

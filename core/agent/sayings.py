@@ -150,8 +150,15 @@ def owed(agent: Agent) -> Failed | Succeeded | None:
     if workers.state is WorkerState.SUCCEEDED:
         return Succeeded(me, workers.round)
     failed = failures(workers)
-    if not failed or is_held(agent) or (isinstance(phase, Gathering) and any(f.node == me for f in phase.ledger)):
+    if not failed or is_held(agent):
         return None
+    told = next((f for f in phase.ledger if f.node == me), None) if isinstance(phase, Gathering) else None
+    if told is not None and (workers.alive or len(told.failures) >= len(failed)):
+        return None
+    if workers.alive:  # further failures are said once, when no worker is left
+        said = next((e for e in agent.said if isinstance(e, Failed) and (e.node, e.round) == (me, workers.round)), None)
+        if said is not None:
+            return said
     return Failed(me, workers.round, _brief(failed))
 
 

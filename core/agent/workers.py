@@ -14,7 +14,7 @@ from attrs import evolve
 from reknit.core.job.job import Running
 from reknit.core.job.ranks import assign
 from reknit.core.job.reasons import AllSucceeded, Refusal, WorkerFailed
-from reknit.core.job.restart import are_echoes, root_cause_of
+from reknit.core.job.restart import are_echoes, blaming, root_cause_of, suggests_hang
 from reknit.core.job.workers import WorkerFailure
 
 from .agent import Agent, NodeWorkers, Timer, caused
@@ -98,7 +98,8 @@ def why_failed(workers: NodeWorkers) -> WorkerFailed:
     """The failure that is blamed for the end of these workers, which have failed."""
     if workers.node is None:
         raise AssertionError("workers have failed, but no node has started them")
-    return WorkerFailed(workers.node, root_cause_of(failures(workers)))
+    failed = failures(workers)
+    return blaming(workers.node, root_cause_of(failed), failed)
 
 
 def is_held(agent: Agent) -> bool:
@@ -164,7 +165,8 @@ def _stop(agent: Agent) -> tuple[Agent, list[Command]]:
     if workers.kill_at is not None and kill_at >= workers.kill_at:
         return agent, []  # the workers are being stopped already, and another reason can only shorten the grace
     workers = evolve(workers, stopping=why, kill_at=kill_at)
-    command = StopWorkers(workers.round, signal, max(0.0, kill_at - agent.at), why)
+    hangs = isinstance(why, WorkerFailed) and suggests_hang(why.failure)
+    command = StopWorkers(workers.round, signal, max(0.0, kill_at - agent.at), why, hangs)
     return evolve(agent, workers=workers), [command]
 
 

@@ -196,8 +196,13 @@ def _failed(job: Job, entry: Failed) -> Job:
         return job  # a node that is gone reports nothing
     if isinstance(phase, Running) and entry.round == phase.round and _is_working(job, entry.node):
         return _ended(job, root_cause((entry,)), ledger=(entry,))
-    if isinstance(phase, Gathering) and reports_late(job, phase, entry) and not _has_failed(phase, entry.node):
-        return _with_reports(job, (entry,))
+    if isinstance(phase, Gathering) and reports_late(job, phase, entry):
+        told = next((f for f in phase.ledger if f.node == entry.node), None)
+        if told is None:
+            return _with_reports(job, (entry,))
+        if len(entry.failures) > len(told.failures):  # more of its workers have failed since
+            ledger = tuple(entry if f is told else f for f in phase.ledger)
+            return evolve(job, phase=evolve(phase, ledger=ledger))
     return job  # a repetition, or of a round whose end is judged already
 
 

@@ -77,7 +77,7 @@ def abridged(outcome: Outcome) -> Outcome:
             failure = _brief(root.failure)
             round = max((f.round for f in outcome.failures), default=0)
             failures = (Failed(root.node, round, (failure,)),)
-            return Outcome(outcome.verdict, evolve(why, root=evolve(root, failure=failure)), failures)
+            return Outcome(outcome.verdict, evolve(why, root=evolve(root, failure=failure, hang=None)), failures)
         case AbortedByOperator(why):
             return Outcome(outcome.verdict, AbortedByOperator(why[:BRIEF]))
         case _:

@@ -12,6 +12,7 @@ from enum import Enum
 from attrs import frozen
 
 from .entries import Node
+from .hanging import Hang
 from .workers import WorkerFailure
 
 # ---- a round ---------------------------------------------------------------------------------------------------------
@@ -23,6 +24,8 @@ class WorkerFailed:
 
     node: Node
     failure: WorkerFailure
+    hang: Hang | None = None
+    """Where the workers stood that hung together, if `failure` is of one of them. Else None."""
 
 
 class Departure(Enum):

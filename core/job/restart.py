@@ -9,7 +9,7 @@
    forgives them, and by policy the restarts spent as well.
 4. The root cause is the first failure in the journal that does not look like the echo of another failure. If all look
    like echoes, it is the first one.
-5. If that worker has made no progress, the root cause is the worker without progress that is furthest behind. The
+5. If that worker has made no progress, `hanging.py` says which of the workers without progress is the root cause. The
    others mostly wait for it. They reach the limit at nearly the same time, so that the order of the journal is chance.
 6. Whoever asks before the judgement what it will be gets the answer of the same functions: see `Sequel`.
 """
@@ -21,7 +21,8 @@ from enum import Enum
 
 from attrs import evolve
 
-from .entries import Failed
+from .entries import Failed, Node
+from .hanging import blamed
 from .job import Gathering, Job, Running
 from .reasons import BudgetSpent, JobEnd, Unstable, WorkerFailed
 from .workers import NoProgress, WorkerFailure
@@ -36,11 +37,19 @@ ECHOES = (
     "remote process exited",
     "ncclremoteerror",
     "communicator was aborted",
-    "collective operation timeout",
     "socket closed",
     "connection refused",
 )
 """Parts of the exception's text in a worker whose peer died, in lower case. Seen with gloo, NCCL and TCPStore."""
+TIMEOUTS = (
+    "collective operation timeout",
+    "ms for recv operation to complete",
+    "ms for send operation to complete",
+    "wait timeout after",
+    "waiting for clients",
+)
+"""The same for a worker whose peer did not come: a time limit of torch has ended its wait. Seen with gloo, NCCL and
+TCPStore."""
 
 
 class Cost(Enum):
@@ -65,11 +74,8 @@ class Sequel(Enum):
 
 
 def is_echo(failure: WorkerFailure) -> bool:
-    """Whether the failure looks like the consequence of another worker's death."""
-    if failure.cause is not None:
-        return False  # reknit has ended the worker, and nothing else has
-    text = (failure.message or "\n".join(failure.stderr[-5:])).lower()
-    return any(echo in text for echo in ECHOES)
+    """Whether the failure looks like the consequence of another worker's death or hang."""
+    return _says(failure, ECHOES) or _says(failure, TIMEOUTS)
 
 
 def are_echoes(failures: Sequence[WorkerFailure]) -> bool:
@@ -77,34 +83,35 @@ def are_echoes(failures: Sequence[WorkerFailure]) -> bool:
     return bool(failures) and all(is_echo(f) for f in failures)
 
 
+def suggests_hang(failure: WorkerFailure) -> bool:
+    """Whether other workers of the job probably hang as well, on any node."""
+    return isinstance(failure.cause, NoProgress) or _says(failure, TIMEOUTS)
+
+
+def _says(failure: WorkerFailure, parts: Sequence[str]) -> bool:
+    if failure.cause is not None:
+        return False  # reknit has ended the worker, and nothing else has
+    text = (failure.message or "\n".join(failure.stderr[-5:])).lower()
+    return any(part in text for part in parts)
+
+
 def root_cause_of(failures: Sequence[WorkerFailure]) -> WorkerFailure:
     """The failure to blame (rules 4 and 5 above). `failures` must not be empty."""
     first = next((f for f in failures if not is_echo(f)), failures[0])
-    return furthest_behind(failures) if isinstance(first.cause, NoProgress) else first
-
-
-def furthest_behind(failures: Sequence[WorkerFailure]) -> WorkerFailure:
-    """Of the workers without progress, the one with the lowest step. Of several, the one whose last progress is the
-    oldest, and then the first. There must be at least one.
-
-    The step comes first, because a worker that is behind may have made its last progress later than those that wait for
-    it. A worker without any progress is behind all others. If some worker reports progress without a step, the steps
-    cannot be compared, and the time alone decides.
-    """
-    hung = [(f, f.cause) for f in failures if isinstance(f.cause, NoProgress)]
-    have_steps = all(cause.since_start or cause.step is not None for _, cause in hung)
-
-    def place(cause: NoProgress) -> tuple[bool, int, float]:
-        step = cause.step if have_steps and not cause.since_start else None
-        return step is not None, step or 0, -cause.for_s
-
-    return min(hung, key=lambda pair: place(pair[1]))[0]
+    return blamed(failures)[0] if isinstance(first.cause, NoProgress) else first
 
 
 def root_cause(ledger: Sequence[Failed]) -> WorkerFailed:
     """The node and the failure that are blamed for the failures in `ledger`, which must not be empty."""
-    failure = root_cause_of([w for f in ledger for w in f.failures])
-    return next(WorkerFailed(f.node, failure) for f in ledger if failure in f.failures)
+    failures = [w for f in ledger for w in f.failures]
+    root = root_cause_of(failures)
+    node = next(f.node for f in ledger if root in f.failures)
+    return blaming(node, root, failures)
+
+
+def blaming(node: Node, root: WorkerFailure, failures: Sequence[WorkerFailure]) -> WorkerFailed:
+    """The reason that blames `root`, of these failures."""
+    return WorkerFailed(node, root, blamed(failures)[1] if isinstance(root.cause, NoProgress) else None)
 
 
 def judge(job: Job, phase: Gathering) -> Job | JobEnd:

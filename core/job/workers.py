@@ -5,6 +5,8 @@ A keeper imports this module, and nothing else of the job. It is imported before
 
 from __future__ import annotations
 
+from enum import Enum
+
 from attrs import frozen
 
 
@@ -44,10 +46,40 @@ class TimerExpired:
     """The name of the timer."""
 
 
+class Stance(Enum):
+    """Whether a worker that hangs waits for other workers."""
+
+    COLLECTIVE = "collective"
+    """It does: it is in a collective or at the job's TCPStore."""
+    WAITING = "waiting"
+    """It probably does: in the backward pass, for its GPU, or for a thread of its own that is in a collective."""
+    UNKNOWN = "unknown"
+    """This cannot be told."""
+    OWN = "own"
+    """It does not: it computes, sleeps, or waits for something else."""
+    STOPPED = "stopped"
+    """It does not: a signal has stopped it."""
+
+
+@frozen
+class Activity:
+    """What a worker did when it was found to hang."""
+
+    stance: Stance
+    op: str = ""
+    """The collective, or the function, that the worker was in. Empty: this is not known."""
+    site: str = ""
+    """`train.py:88`: the line of the user's code from which `op` was called. Empty: this is not known."""
+
+
+UNSEEN = Activity(Stance.UNKNOWN)
+"""Nothing is known of what the worker did."""
+
+
 @frozen
 class NoProgress:
-    """The worker has reported no progress for too long. Several workers mostly wait for one of them:
-    `restart.root_cause_of` says which."""
+    """The worker has reported no progress for too long. Several workers mostly wait for one of them: `hanging.blamed`
+    says which."""
 
     for_s: float
     """Seconds since the last progress when the worker was found, to the tenth. It may be a little less than
@@ -57,6 +89,8 @@ class NoProgress:
     since_start: bool = False
     """True: the worker has reported no progress since its start. Perhaps it still starts, or never calls
     `reknit.progress`."""
+    activity: Activity | None = None
+    """What the worker did. None: nobody has looked."""
 
 
 @frozen

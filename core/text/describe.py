@@ -11,11 +11,12 @@ from reknit.core.agent.agent import Agent, Timer
 from reknit.core.agent.commands import SIGKILL, Command, StopWorkers
 from reknit.core.agent.reasons import Reason
 from reknit.core.agent.timers import pause_s
-from reknit.core.agent.workers import QUICK_S
+from reknit.core.agent.workers import QUICK_S, failures, why_failed
 from reknit.core.job import reasons
+from reknit.core.job.hanging import Certainty, Hang
 from reknit.core.job.job import Closed, Gathering, Job, Running, has_enough
 from reknit.core.job.restart import backoff_s
-from reknit.core.job.workers import NoProgress, TimerExpired, WorkerFailure
+from reknit.core.job.workers import Activity, NoProgress, Stance, TimerExpired, WorkerFailure
 
 
 def signal_name(number: int) -> str:
@@ -30,10 +31,13 @@ def exit_text(exitcode: int) -> str:
 
 
 def how_text(failure: WorkerFailure) -> str:
-    """`exit code 1, ValueError: no such file`, or `no progress for 30 s after step 12 (killed by SIGABRT)`"""
+    """`exit code 1, ValueError: no such file`, or `no progress for 30 s after step 12, in load (data.py:41), not in a
+    collective (killed by SIGABRT)`"""
     message = failure.message.partition("\n")[0]
     if failure.cause is not None:
-        return f"{cause_text(failure.cause)} ({exit_text(failure.exitcode)}{f', {message}' if message else ''})"
+        activity = failure.cause.activity if isinstance(failure.cause, NoProgress) else None
+        where = f", in {activity_text(activity)}" if activity is not None and activity.op else ""
+        return f"{cause_text(failure.cause)}{where} ({exit_text(failure.exitcode)}{f', {message}' if message else ''})"
     return exit_text(failure.exitcode) + (f", {message}" if message else "")
 
 
@@ -42,11 +46,63 @@ def cause_text(cause: TimerExpired | NoProgress) -> str:
     match cause:
         case TimerExpired(scope):
             return f"the timer {scope!r} ran out" if scope else "a timer ran out"
-        case NoProgress(for_s, step, since_start):
+        case NoProgress(for_s, step, since_start, _):
             after = ", and none since its start" if since_start else "" if step is None else f" after step {step}"
             return f"no progress for {for_s:g} s{after}"
         case _:
             assert_never(cause)
+
+
+def activity_text(activity: Activity) -> str:
+    """`all_reduce (train.py:88)`, or `load (data.py:41), not in a collective`"""
+    place = " ".join([activity.op, f"({activity.site})" if activity.site else ""]).strip()
+    remark = _STANCE[activity.stance]
+    return ", ".join(filter(None, [place or "at an unknown place" * (not remark), remark]))
+
+
+def hang_lines(why: reasons.WorkerFailed) -> Iterator[str]:
+    """Where the workers stood that hung together, and which of them hold up the others. Nothing if `why` is no hang, or
+    if only one worker hung."""
+    hang = why.hang
+    if hang is None or (len(hang.spots) == 1 and len(hang.spots[0].ranks) == 1):
+        return
+    for spot in hang.spots:
+        yield f"  {ranks_text(spot.ranks)}: {activity_text(spot.activity)}"
+    if hang.unlisted:
+        yield f"  {_count(hang.unlisted, 'other worker')}: elsewhere"
+    yield f"  {_blame_text(why, hang)}"
+
+
+def _blame_text(why: reasons.WorkerFailed, hang: Hang) -> str:
+    named = f"rank {why.failure.rank} on node {why.node}"
+    ranks = hang.spots[0].ranks
+    if hang.certainty is Certainty.UNKNOWN:
+        return f"it cannot be told which worker holds up the others; {named} is named by its step and its time"
+    if len(hang.spots) == 1:
+        return f"all of them stand there, and none waits for another; {named} is named by its step and its time"
+    probably = "probably " if hang.certainty is Certainty.PROBABLE else ""
+    if len(ranks) == 1:
+        return f"{probably}{named} holds up the others"
+    return f"{probably}{ranks_text(ranks)} hold up the others"
+
+
+def ranks_text(ranks: Sequence[int]) -> str:
+    """`rank 3`, or `ranks 0,2-7`. `ranks`: the lowest first."""
+    spans: list[list[int]] = []
+    for rank in ranks:
+        if spans and spans[-1][1] == rank - 1:
+            spans[-1][1] = rank
+        else:
+            spans.append([rank, rank])
+    text = ",".join(str(first) if first == last else f"{first}-{last}" for first, last in spans)
+    return f"rank {text}" if len(ranks) == 1 else f"ranks {text}"
+
+
+def stacks_lines(failure: WorkerFailure) -> Iterator[str]:
+    """The stacks of a worker that reknit has ended, or what else is known of it. Nothing for any other failure."""
+    if failure.cause is not None and failure.traceback:
+        yield f"rank {failure.rank} (pid {failure.pid}), innermost call first:"
+        yield from (f"  {line}" for line in failure.traceback.splitlines())
 
 
 def failure_text(failure: WorkerFailure, node: object = "") -> str:
@@ -58,7 +114,7 @@ def failure_text(failure: WorkerFailure, node: object = "") -> str:
 
 def reason_text(reason: Reason) -> str:  # noqa: C901  # a dispatcher: one arm per reason
     match reason:
-        case reasons.WorkerFailed(node, failure):
+        case reasons.WorkerFailed(node, failure, _):
             return failure_text(failure, node)
         case reasons.NodeGone(node, how, by):
             return f"node {node} {_HOW[how]}" + (f", noticed by node {by}" if by else "")
@@ -119,6 +175,7 @@ def decisions(before: Agent, after: Agent, commands: Sequence[Command]) -> Itera
     yield from _name_news(before, after)
     if after.me in after.job.succeeded and after.me not in before.job.succeeded and after.causes.outcome is None:
         yield "all workers of this node succeeded; it waits for the other nodes (a signal ends the wait)"
+    yield from _hang_news(before, after)
     causes, why_leaving = after.causes, after.causes.why_leaving
     if after.is_serving and causes.outcome is None and not before.is_serving:
         if isinstance(causes.unable, own.Replaced) and not before.workers.alive:
@@ -131,7 +188,7 @@ def decisions(before: Agent, after: Agent, commands: Sequence[Command]) -> Itera
             yield f"{reason_text(why_leaving)}; this node takes part in no further round"
     for command in commands:
         match command:
-            case StopWorkers(round, signal, grace_s, why) if not isinstance(why, reasons.AllSucceeded):
+            case StopWorkers(round, signal, grace_s, why, _) if not isinstance(why, reasons.AllSucceeded):
                 if round == before.workers.round and before.workers.stopping is not None:
                     when = f"in {grace_s:g} s" if grace_s else "now"
                     yield f"asked again to stop: the workers get SIGKILL {when}"
@@ -144,6 +201,46 @@ def decisions(before: Agent, after: Agent, commands: Sequence[Command]) -> Itera
         yield from _job_news(before, after)
         yield from _rank_news(before, after)
         yield from _pause_news(before, after)
+
+
+_MOST_STACKS = 4
+"""Number of workers of this node whose stacks are shown when they hang."""
+
+
+def _hang_news(before: Agent, after: Agent) -> Iterator[str]:
+    """Workers of this node were found to hang: where they stand, and the stacks of those that tell most. And once the
+    hang is judged, where the workers of all nodes stood."""
+    old, new = before.workers, after.workers
+    hung = [f for f in failures(new) if f.cause is not None]
+    if new.round == old.round and len(hung) > len([f for f in failures(old) if f.cause is not None]):
+        why = why_failed(new)
+        if lines := list(hang_lines(why)):
+            yield f"{_count(len(hung), 'worker')} of this node hung:"
+            yield from lines
+        told = why.hang is not None and why.hang.certainty is not Certainty.UNKNOWN
+        shown = [why.failure] if told else _one_of_each(hung)
+        for failure in shown[:_MOST_STACKS]:
+            yield from stacks_lines(failure)
+    if after.job.spent > before.job.spent and isinstance(after.job.why, reasons.WorkerFailed):
+        yield from _verdict(before, after.job.why)
+
+
+def _verdict(before: Agent, why: reasons.WorkerFailed) -> Iterator[str]:
+    """The failure that is blamed, now that all failures of the round are known, unless it is the only one that was told
+    before."""
+    if len(before.job.members) > 1 and (lines := list(hang_lines(why))):
+        yield "the workers of all nodes that hung:"
+        yield from lines
+        return
+    own, ended = failures(before.workers), before.job.why
+    told = own or ((ended.failure,) if isinstance(ended, reasons.WorkerFailed) else ())
+    if told != (why.failure,):
+        yield f"to blame: {reason_text(why)}"
+
+
+def _one_of_each(hung: Sequence[WorkerFailure]) -> list[WorkerFailure]:
+    """One worker of each place."""
+    return list({f.cause.activity if isinstance(f.cause, NoProgress) else f.rank: f for f in reversed(hung)}.values())
 
 
 def _name_news(before: Agent, after: Agent) -> Iterator[str]:
@@ -280,6 +377,13 @@ def _count(n: int, noun: str) -> str:
     return f"{n} {noun}" if n == 1 else f"{n} {noun}s"
 
 
+_STANCE = {
+    Stance.COLLECTIVE: "",
+    Stance.WAITING: "probably waiting for others",
+    Stance.UNKNOWN: "",
+    Stance.OWN: "not in a collective",
+    Stance.STOPPED: "stopped by a signal",
+}
 _OUTAGE = {
     False: "the store cannot be reached",
     True: "the store answers, but the job cannot use it yet",

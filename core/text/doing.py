@@ -110,7 +110,7 @@ def command_text(command: Command) -> str:
         case StartWorkers(round, assignment):
             ranks = [w.rank for w in assignment.workers]
             return f"start workers of round {round}, ranks {ranks[0]}..{ranks[-1]} of {assignment.world_size}"
-        case StopWorkers(round, signal, grace_s, why):
+        case StopWorkers(round, signal, grace_s, why, _):
             return f"stop workers of round {round}: {signal_name(signal)}, {grace_s:g} s, {reason_text(why)}"
         case ReservePort():
             return "reserve another port"

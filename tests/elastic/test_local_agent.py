@@ -236,7 +236,7 @@ def test_the_limit_for_progress_comes_from_a_variable(
 ) -> None:
     """What cannot be read turns the watch off, and one warning says so."""
     monkeypatch.setenv("PET_HANG_AFTER", text)
-    assert local_elastic_agent._hang_after_s() == seconds
+    assert local_elastic_agent._seconds_of("PET_HANG_AFTER") == seconds
     assert said in caplog.text
 
 

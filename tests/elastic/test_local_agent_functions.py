@@ -122,7 +122,9 @@ def test_a_hung_function(start_method: str, monkeypatch: pytest.MonkeyPatch, tmp
     (failure,) = result.failures.values()
     assert isinstance(failure.cause, NoProgress)
     assert failure.cause.since_start
-    assert re.match(r"no progress for [\d.]+ s, and none since its start \(killed by SIG", failure.message["message"])
+    assert re.match(
+        r"no progress for [\d.]+ s, and none since its start, in waits .*\(killed by SIG", failure.message["message"]
+    )
     assert "waits" in failure.message["extraInfo"]["py_callstack"]
 
 

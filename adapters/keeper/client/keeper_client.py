@@ -167,7 +167,7 @@ class KeeperClient:
         return self._calling.port(self._used_ports, self._configure.master_port) if self._calling.forks else 0
 
     def stop(self, command: StopWorkers | wire.Stop) -> None:
-        round_, stop = self._round, wire.Stop(command.round, command.signal, command.grace_s)
+        round_, stop = self._round, wire.Stop(command.round, command.signal, command.grace_s, command.hangs)
         if isinstance(self._keeper, NoKeeper):
             self._round = None
             self._pending.append(WorkersStopped(self._clock.now(), command.round, self._reserve()))

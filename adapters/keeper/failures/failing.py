@@ -7,7 +7,9 @@ import signal
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from reknit.core.job.workers import WorkerFailure
+from attrs import evolve
+
+from reknit.core.job.workers import NoProgress, TimerExpired, WorkerFailure
 
 from .error_files import explain, shorten_stacks
 
@@ -31,8 +33,9 @@ def failure_of(leader: Leader, lines: Sequence[str], hung: Hung | None = None) -
     # killed by signal n ends with 128 + n.)
     has_raised = hung is None and 0 < exitcode < 128
     message, traceback = explain(leader.error_file, lines if has_raised else ())
+    cause = None
     if hung is not None:
-        message, traceback, lines = _of_hung(hung, message, lines)
+        message, traceback, lines, cause = _of_hung(hung, message, lines)
         # A worker that has ended with 0 because of the signal has failed all the same: its work is not done.
         exitcode = exitcode or -(signal.SIGKILL if leader.exitcode is None else hung.signum)
     return WorkerFailure(
@@ -44,15 +47,24 @@ def failure_of(leader: Leader, lines: Sequence[str], hung: Hung | None = None) -
         traceback=traceback,
         stderr=tuple(lines[-_LAST_LINES:]),
         log=next((os.path.dirname(path) for path in leader.streams.files.values()), ""),
-        cause=None if hung is None else hung.cause,
+        cause=cause,
     )
 
 
-def _of_hung(hung: Hung, message: str, lines: Sequence[str]) -> tuple[str, str, Sequence[str]]:
-    """Message, stacks and last lines of a worker that was hung. `message`: from its error file."""
-    from reknit.adapters.keeper.watchdog.stacks import split_dump
+def _of_hung(
+    hung: Hung, message: str, lines: Sequence[str]
+) -> tuple[str, str, Sequence[str], NoProgress | TimerExpired]:
+    """Message, stacks, last lines and cause of a worker that was hung. `message`: from its error file."""
+    from reknit.adapters.keeper.watchdog.activity import Kernel, activity_of
+    from reknit.adapters.keeper.watchdog.stacks import split_dump, stacks_text
 
+    kernel = hung.kernel or Kernel()
     dumped, before = split_dump(lines)
+    threads = hung.threads or dumped
     survives = "it survives SIGKILL" if hung.leader.exitcode is None else ""
-    message = ", ".join(text for text in (survives, hung.remark) if text) or message
-    return message, shorten_stacks(hung.stacks or dumped or hung.state), before
+    message = ", ".join(text for text in (survives, kernel.remark) if text) or message
+    stacks = shorten_stacks(stacks_text(threads) or kernel.description)
+    cause = hung.cause
+    if isinstance(cause, NoProgress):
+        cause = evolve(cause, activity=activity_of(threads, kernel))
+    return message, stacks, before, cause

@@ -281,13 +281,19 @@ class Keeper:
 
     def _watchdog(self, wanted: Configure) -> Watchdog | None:
         """None: nothing is to be watched, and nothing is imported for it."""
-        if wanted.hang_after_s is None and wanted.timer_file is None:
+        if wanted.hang_after_s is None and wanted.start_timeout_s is None and wanted.timer_file is None:
             return None
         from reknit.adapters.keeper.watchdog.watchdog import Watchdog
 
         folder = self._folder.path if self._folder is not None else ""
-        hang_after_s, timer_file, run_id = wanted.hang_after_s, wanted.timer_file, wanted.run_id
-        return Watchdog(self._clock, hang_after_s=hang_after_s, folder=folder, timer_file=timer_file, run_id=run_id)
+        return Watchdog(
+            self._clock,
+            hang_after_s=wanted.hang_after_s,
+            start_timeout_s=wanted.start_timeout_s,
+            folder=folder,
+            timer_file=wanted.timer_file,
+            run_id=wanted.run_id,
+        )
 
     def _is_abandoned(self) -> bool:
         """Whether the agent is gone. This is asked between the starts of many workers."""

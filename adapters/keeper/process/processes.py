@@ -220,7 +220,7 @@ class Processes:
             return
         if self._watchdog is not None and kill_at > now and round_.late_stop is None:
             self._look(round_, now)
-            self._watchdog.find_last(now)
+            self._watchdog.find_last(now, hangs=command.hangs)
             if self._watchdog.is_ending:
                 round_.late_stop = command
                 return
@@ -339,11 +339,7 @@ class Processes:
     def _exit(self, leader: Leader) -> WorkerExit:
         hung = self._hung(leader)
         lines = self._streams.tail(leader.streams, 10_000) if hung is not None or leader.exitcode else ()
-        failure = failure_of(leader, lines, hung)
-        if self._watchdog is not None and hung is not None and failure is not None and not hung.stacks:
-            # faulthandler's stacks are among the worker's own output, and do not say which worker it is.
-            self._watchdog.show(hung, failure.traceback)
-        return WorkerExit(leader.local_rank, failure)
+        return WorkerExit(leader.local_rank, failure_of(leader, lines, hung))
 
     @property
     def wakes_at(self) -> float | None:

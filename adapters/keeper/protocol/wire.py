@@ -94,6 +94,7 @@ class Stop:
     round: int
     signal: int
     grace_s: float
+    hangs: bool = False
 
 
 @frozen
@@ -138,8 +139,10 @@ class Configure:
     """With `sweeps`: the earlier keeper and its workers, as pid and start time (`hostrecord.ProcessId`). They are ended
     even if they do not carry the mark."""
     hang_after_s: float | None = None
-    """A worker that reports no progress for so many seconds is ended, and counts as failed. None: progress is not
-    watched."""
+    """A worker that reports no progress for so many seconds is ended, and counts as failed. None: after its first
+    progress it is not."""
+    start_timeout_s: float | None = None
+    """The same for a worker that has made no progress since its start. None: as `hang_after_s` says."""
     pings: bool = False
     """Both sides send `Ping`, because the keeper runs on another host (`remote/pings.py`)."""
 

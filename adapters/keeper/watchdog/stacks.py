@@ -12,17 +12,20 @@ This module is imported when a worker is hung.
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
 import signal
 import sys
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from reknit.adapters.host.children import descendants, reap, signal_process, stat_of
 from reknit.adapters.keeper.common.guard import Guard
 from reknit.adapters.keeper.common.spawn import spawn
+
+from .activity import Frame, Kernel, ThreadStack
 
 if TYPE_CHECKING:
     from reknit.adapters.runtime.ports import Clock
@@ -33,11 +36,12 @@ _MOST_BYTES = 200_000
 _MOST_PROCESSES = 4
 """Number of Python processes that are looked into, for a worker that is a shell or another launcher."""
 _REAP_S = 0.1
-_STOPPED, _UNINTERRUPTIBLE = "T", "D"
+_UNINTERRUPTIBLE = "D"
 _FATAL = re.compile(r"^Fatal Python error: ")
-_IMPORTING = "(<frozen importlib."
-"""Part of the frames that an import has. They tell nothing."""
-_MODULES = re.compile(r"^Extension modules: ")
+_IMPORTING = "<frozen importlib."
+"""The file of the frames that an import has. They tell nothing."""
+_THREAD = re.compile(r"^(Current thread|Thread) 0x[0-9a-f]+.*\(most recent call first\):$")
+_CALL = re.compile(r'^  File "(.*)", line (\d+) in (.*)$')
 
 
 class Dump:
@@ -51,11 +55,11 @@ class Dump:
         self._output = b""
         self._fd, theirs = os.pipe()
         # py-spy cannot halt a process that is stopped already, and need not.
-        how = ["--nonblocking"] if state_of(pid)[0] == _STOPPED else []
+        how = ["--nonblocking"] if kernel_of(pid).is_stopped else []
         try:
             null = os.open(os.devnull, os.O_RDWR)
             try:
-                argv = [py_spy, "dump", *how, "--pid", str(pid)]
+                argv = [py_spy, "dump", "--json", *how, "--pid", str(pid)]
                 self.pid = spawn(argv, os.environ, {0: null, 1: theirs, 2: null}, guard=guard)
             finally:
                 os.close(null)
@@ -90,12 +94,26 @@ class Dump:
         reap([self.pid], _REAP_S)
 
     @property
-    def text(self) -> str:
-        """The stacks, each with its innermost frame first. Empty: py-spy could not look into the process."""
-        text = self._output.decode("utf-8", "backslashreplace")
-        _, has_stacks, stacks = text.partition("\nThread ")
-        kept = [line for line in stacks.splitlines() if not line.endswith(")") or _IMPORTING not in line]
-        return "Thread " + "\n".join(kept) if has_stacks else ""
+    def threads(self) -> tuple[ThreadStack, ...]:
+        """The threads of the process. Empty: py-spy could not look into it."""
+        try:
+            return tuple(_thread(each, self.subject) for each in json.loads(self._output))
+        except (KeyError, TypeError, ValueError):
+            return ()
+
+
+def _thread(said: Any, pid: int) -> ThreadStack:
+    """A thread as py-spy writes it."""
+    frames = tuple(
+        Frame(frame["name"], frame["filename"], frame["line"])
+        for frame in said["frames"]
+        if _IMPORTING not in frame["filename"]
+    )
+    is_busy, has_gil, number = bool(said["active"]), bool(said["owns_gil"]), said["os_thread_id"]
+    name = f': "{said["thread_name"]}"' if said["thread_name"] else ""
+    state = ("active" if is_busy else "idle") + "+gil" * has_gil
+    title = f"Thread {number or said['thread_id']} ({state}){name}"
+    return ThreadStack(frames, title, number == pid, is_busy, has_gil)
 
 
 def py_spy_for(pid: int) -> str:
@@ -139,40 +157,37 @@ def _memory_file(pid: int, name: str) -> bytes:
         return b""
 
 
-def state_of(pid: int) -> tuple[str, str]:
-    """The state of a process as a letter (proc_pid_stat(5)), and the function of the kernel in which it waits. Empty:
-    this is not known."""
+def kernel_of(pid: int) -> Kernel:
+    """What the kernel says of this process. An empty value if it has ended, or belongs to another user."""
     try:
         state = stat_of(str(pid))[0].decode()
         with open(f"/proc/{pid}/wchan") as file:
             waits_in = file.read()
     except (OSError, IndexError):
-        return "", ""
-    return state, "" if waits_in == "0" else waits_in
+        return Kernel()
+    return Kernel(state, "" if waits_in == "0" else waits_in, b"/dev/nvidia" in _memory_file(pid, "maps"))
 
 
-def described(pid: int) -> str:
-    """`state S, waits in hrtimer_nanosleep`. Empty: nothing is known."""
-    state, waits_in = state_of(pid)
-    return f"state {state}" + (f", waits in {waits_in}" if waits_in else "") if state else ""
-
-
-def remark_on(pid: int) -> str:
-    """What the state of the process alone explains. Empty: nothing."""
-    state, waits_in = state_of(pid)
-    if state == _STOPPED:
-        return "it was stopped by a signal"
-    if state == _UNINTERRUPTIBLE:
-        return "the kernel does not let it run" + (f", it waits in {waits_in}" if waits_in else "")
-    return ""
-
-
-def split_dump(lines: Sequence[str]) -> tuple[str, tuple[str, ...]]:
-    """The stacks that faulthandler has written, and the lines before them. The stacks are empty if there are none.
+def split_dump(lines: Sequence[str]) -> tuple[tuple[ThreadStack, ...], tuple[str, ...]]:
+    """The threads whose stacks faulthandler has written, and the lines before them. Empty: there are no stacks.
 
     `lines`: the end of the worker's stderr."""
     start = next((at for at in range(len(lines) - 1, -1, -1) if _FATAL.match(lines[at])), None)
     if start is None:
-        return "", tuple(lines)
-    stacks = [line for line in lines[start + 1 :] if not _MODULES.match(line)]
-    return "\n".join(stacks).strip("\n"), tuple(lines[:start])
+        return (), tuple(lines)
+    found: list[tuple[str, list[Frame]]] = []
+    for line in lines[start + 1 :]:
+        if _THREAD.match(line):
+            found.append((line.rstrip(":"), []))
+        elif found and (call := _CALL.match(line)):
+            path, number, name = call.groups()
+            found[-1][1].append(Frame(name, path, int(number)))
+    # The main thread is the oldest one, and comes last.
+    last = len(found) - 1
+    threads = tuple(ThreadStack(tuple(frames), title, at == last) for at, (title, frames) in enumerate(found))
+    return threads, tuple(lines[:start])
+
+
+def stacks_text(threads: Sequence[ThreadStack]) -> str:
+    """The stacks of these threads, each with its innermost call first."""
+    return "\n".join(line for thread in threads for line in thread.lines())

@@ -3,13 +3,15 @@
 1. A source, for example `Hangs` or a timer, finds that a worker is hung. `Watchdog.expire` is the only way to end a
    worker for that reason.
 2. The stacks of the worker are taken, if py-spy is there. Workers that hang at the same time are all looked at before
-   any of them is ended: what the others do tells why one of them waits.
+   any of them is ended: what the others do tells why one of them waits. Which of them is to blame is decided by the
+   core, over all nodes (core/job/hanging.py).
 3. The worker gets a signal, and SIGKILL a second later. If it survives SIGKILL for another second, its exit is reported
    all the same. The stop of the round then finds out whether it is stuck.
 4. The exits of workers that hang together are reported together, when the last of them has ended. Otherwise the first
    exit would end the round, and the others would be no failures.
-5. A worker of another node may be found hung first. Then this node gets its stop while its own workers are about to be
-   found. They are looked at and ended like others before the stop begins: one of them may be what the others wait for.
+5. A worker of another node may be found hung first. Then this node gets a stop that says so (`StopWorkers.hangs`). The
+   workers of this node that make no progress either are looked at and ended as hung before the stop begins: one of them
+   may be what the others wait for.
 """
 
 from __future__ import annotations
@@ -21,13 +23,14 @@ from typing import TYPE_CHECKING
 from reknit.adapters.host.children import signal_process
 from reknit.core.job.workers import NoProgress, TimerExpired
 
-from .hangs import Hangs
+from .hangs import Hangs, Limits
 
 if TYPE_CHECKING:
     from reknit.adapters.keeper.common.guard import Guard
     from reknit.adapters.keeper.common.spawn import Leader
     from reknit.adapters.runtime.ports import Clock
 
+    from .activity import Kernel, ThreadStack
     from .stacks import Dump
     from .timerpipe import TimerPipe
 
@@ -46,12 +49,10 @@ class Hung:
         self.cause = cause
         self.signum = signum
         """The signal that the worker gets first."""
-        self.stacks = ""
+        self.threads: tuple[ThreadStack, ...] = ()
         """What the worker did when it was found hung, as py-spy has seen it. Empty: this is not known."""
-        self.state = ""
-        """The state of its process at that time, for a worker without stacks. Empty: this is not known."""
-        self.remark = ""
-        """What the state of its process alone explains. Empty: nothing."""
+        self.kernel: Kernel | None = None
+        """What the kernel said of it at that time. None: nobody has looked yet."""
         self.dumps: list[Dump] = []
         self.look_until: float | None = None
         """Until when py-spy may take. None: the worker was not looked at yet."""
@@ -92,7 +93,7 @@ class Hung:
     def _signal(self) -> None:
         from .stacks import pythons_of
 
-        if self.signum == signal.SIGABRT and self.stacks:
+        if self.signum == signal.SIGABRT and self.threads:
             self.signum = signal.SIGKILL  # SIGABRT would only write the same stacks once more
         # Not the whole group: each child of a DataLoader would write its stacks as well. The stop ends the children.
         for pid in pythons_of(self.leader.pid) or [self.leader.pid]:
@@ -110,11 +111,14 @@ class Watchdog:
         clock: Clock,
         *,
         hang_after_s: float | None = None,
+        start_timeout_s: float | None = None,
         folder: str = "",
         timer_file: str | None = None,
         run_id: str = "",
     ) -> None:
-        """`hang_after_s`: a worker without progress for so many seconds is hung. None: progress is not watched.
+        """`hang_after_s`: a worker without progress for so many seconds is hung. None: not after its first progress.
+        `start_timeout_s`: a worker that has made no progress so many seconds after its start is hung. None: as
+        `hang_after_s` says.
         `folder`: where files may be made. Empty: the host's folder for temporary files.
         `timer_file`: workers can set timers through a pipe at this path. Empty: at a new path. None: they cannot.
         `run_id`: the name of the job.
@@ -123,7 +127,8 @@ class Watchdog:
         self._clock = clock
         self.say: Callable[[str], None] = lambda line: None
         """Shows a line on the console, and never waits. The owner of this watchdog sets it."""
-        self._hangs = None if hang_after_s is None else Hangs(hang_after_s, folder)
+        limits = Limits(hang_after_s, start_timeout_s)
+        self._hangs = Hangs(limits, folder) if limits.are_watched else None
         self._timers: TimerPipe | None = None
         if timer_file is not None:
             from .timerpipe import TimerPipe
@@ -190,11 +195,11 @@ class Watchdog:
         if leader.exitcode is None and leader.local_rank not in self._hung:
             self._hung[leader.local_rank] = Hung(leader, cause, signum)
 
-    def find_last(self, now: float) -> None:
-        """The round is to be stopped: find the workers that hang or are about to, and no further ones. The stop may
-        begin when `is_ending` is False."""
+    def find_last(self, now: float, *, hangs: bool) -> None:
+        """The round is to be stopped: find the workers that hang, and no further ones. The stop may begin when
+        `is_ending` is False. `hangs`: as in `StopWorkers`."""
         if self._hangs is not None:
-            for leader, cause in self._hangs.found(now, is_last=True):
+            for leader, cause in self._hangs.last(now, hangs=hangs):
                 self.expire(leader, cause)
             self._hangs.forget()
 
@@ -212,7 +217,7 @@ class Watchdog:
             self._look_into(hung, now)
         is_seen = not any(hung.dumps for hung in looked_at)
         if is_seen:
-            self._announce([hung for hung in looked_at if hung.signum == signal.SIGABRT and not hung.stacks])
+            self._announce([hung for hung in looked_at if hung.signum == signal.SIGABRT and not hung.threads])
         for hung in self._hung.values():
             if is_seen or hung.signalled_at is not None:
                 hung.press(now)
@@ -223,16 +228,14 @@ class Watchdog:
 
         if hung.look_until is None:
             hung.look_until = now + stacks.DUMP_S
-            pid = hung.leader.pid
-            hung.state, hung.remark = stacks.described(pid), stacks.remark_on(pid)
-            hung.dumps = self._dumps_of(pid)
+            pids = stacks.pythons_of(hung.leader.pid)
+            hung.kernel = stacks.kernel_of(pids[0] if pids else hung.leader.pid)
+            hung.dumps = self._dumps_of(pids)
             return
         are_over = [dump.is_over() for dump in hung.dumps]  # all are read: a full pipe would wake the clock for ever
         if hung.dumps and (all(are_over) or now >= hung.look_until):
-            told = [(dump.subject, dump.text) for dump in hung.dumps if dump.text]
-            hung.stacks = "\n".join((f"Process {pid}\n" if pid != hung.leader.pid else "") + text for pid, text in told)
+            hung.threads = tuple(thread for dump in hung.dumps for thread in dump.threads)
             _end_dumps(hung)
-            self.show(hung, hung.stacks)
 
     def _announce(self, hung: Sequence[Hung]) -> None:
         """Say that these workers are about to get SIGABRT. What they write then does not say why, nor by which rank."""
@@ -242,30 +245,20 @@ class Watchdog:
             told = ", ".join(f"rank {one.leader.rank} (pid {one.leader.pid}): {cause_text(one.cause)}" for one in hung)
             self.say(f"reknit: {told}; each gets SIGABRT, and shows its stacks on stderr")
 
-    def _dumps_of(self, pid: int) -> list[Dump]:
+    def _dumps_of(self, pids: Sequence[int]) -> list[Dump]:
         from reknit.adapters.keeper.common.guard import Guard
 
-        from .stacks import Dump, py_spy_for, pythons_of
+        from .stacks import Dump, py_spy_for
 
         made: list[Dump] = []
         try:
-            for python in pythons_of(pid):
+            for python in pids:
                 if py_spy := py_spy_for(python):
                     self._guard = self._guard or Guard()
                     made.append(Dump(py_spy, python, self._clock, self._guard))
         except (OSError, ValueError):
             pass  # no descriptor is free, for example: the worker is ended without this look
         return made
-
-    def show(self, hung: Hung, stacks: str) -> None:
-        """Show at once what this worker was doing. If a restart follows, no report shows it."""
-        if stacks:
-            from reknit.core.text.describe import cause_text
-
-            who = f"rank {hung.leader.rank} (pid {hung.leader.pid})"
-            self.say(f"reknit: {who}: {cause_text(hung.cause)}; what the worker was doing, innermost call first:")
-            for line in stacks.splitlines():
-                self.say(f"  {line}")
 
     # ---- what is reported ----
 

@@ -42,12 +42,19 @@ class SharedKeeper:
     a new keeper. Whoever makes one closes it, after the contexts that used it."""
 
     def __init__(
-        self, name: str = "reknit", grace_s: float = 30.0, *, mark: str = "", hang_after_s: float | None = None
+        self,
+        name: str = "reknit",
+        grace_s: float = 30.0,
+        *,
+        mark: str = "",
+        hang_after_s: float | None = None,
+        start_timeout_s: float | None = None,
     ) -> None:
         """Starts nothing. `name`: what the processes are. `grace_s`: time that the processes of a context get to end
         when one of them has failed. Seconds. `mark`: the mark of an agent whose workers they are. The agent's lock
-        covers them. Empty: they have a mark and a lock of their own. `hang_after_s`: see `Settings.hang_after_s`."""
-        self._hang_after_s = hang_after_s
+        covers them. Empty: they have a mark and a lock of their own. `hang_after_s`, `start_timeout_s`: as in
+        `Settings`."""
+        self._hang_after_s, self._start_timeout_s = hang_after_s, start_timeout_s
         self.grace_s = grace_s
         self.timer_file: str | None = None
         """See `Settings.timer_file`. It counts from the next start of workers."""
@@ -114,6 +121,7 @@ class SharedKeeper:
             cwd=inherited.cwd,
             timer_file=inherited.timer_file,
             hang_after_s=self._hang_after_s,
+            start_timeout_s=self._start_timeout_s,
             log_base=os.devnull,  # the files of workers are named by the context
             mark=f"{self._mark}/{nonce}",
         )

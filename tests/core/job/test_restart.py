@@ -7,10 +7,11 @@ from attrs import evolve
 
 from reknit.core.job.entries import Admit, Entry, Failed, LastCall, Leaving, Left, Opened, RestartPolicy, Steady, Terms
 from reknit.core.job.fold import fold, fold_all
+from reknit.core.job.hanging import blamed
 from reknit.core.job.job import Closed, Job, Running
 from reknit.core.job.reasons import BudgetSpent, Departure, NodeGone, Unstable, WorkerFailed
-from reknit.core.job.restart import Sequel, backoff_s, is_echo, root_cause, root_cause_of, sequel
-from reknit.core.job.workers import NoProgress, WorkerFailure
+from reknit.core.job.restart import Sequel, backoff_s, is_echo, root_cause, root_cause_of, sequel, suggests_hang
+from reknit.core.job.workers import NoProgress, TimerExpired, WorkerFailure
 from tests.support.playbook import failed, failure, joined, lost, node, running
 
 TERMS = Terms(min_nodes=1, max_nodes=3, restarts=RestartPolicy(max_restarts=2))
@@ -178,6 +179,9 @@ def test_what_follows_for_a_node_that_a_judgement_has_passed_over_is_unknown() -
         "ConnectionResetError: [Errno 104] Connection reset by peer",
         "DistBackendError: NCCL communicator was aborted on rank 3",
         "DistNetworkError: recvValue failed on SocketImpl(fd=3)",
+        "RuntimeError: [/…/unbound_buffer.cc:83] Timed out waiting 4000ms for recv operation to complete",
+        "DistStoreError: wait timeout after 300000ms, keys: /worker/group_info",
+        "DistStoreError: Timed out after 301 seconds waiting for clients. 1/2 clients joined.",
     ],
 )
 def test_what_a_dead_peer_causes_is_an_echo(message: str) -> None:
@@ -202,6 +206,14 @@ def test_a_worker_that_reknit_has_ended_is_no_echo() -> None:
 def test_only_the_end_of_the_output_is_looked_at() -> None:
     """A reset that was survived long ago says nothing about the death."""
     assert not is_echo(WorkerFailure(0, 0, 1, stderr=("connection reset", "a", "b", "c", "d", "e")))
+
+
+def test_a_time_limit_of_torch_suggests_that_another_worker_hangs() -> None:
+    """A broken connection does not: that worker is dead."""
+    assert suggests_hang(failure(message="Timed out waiting 4000ms for recv operation to complete"))
+    assert suggests_hang(evolve(failure(), cause=NoProgress(30)))
+    assert not suggests_hang(failure(message="Connection closed by peer"))
+    assert not suggests_hang(evolve(failure(), cause=TimerExpired("t")))
 
 
 def test_the_root_is_the_first_that_is_no_echo_else_the_first() -> None:
@@ -233,7 +245,9 @@ def test_of_workers_without_progress_the_one_behind_is_to_blame(
     for failures in ([behind, *others], [*others, behind]):
         assert root_cause_of(failures) == behind
         ledger = [Failed(node(f"n{i}"), 0, (one,)) for i, one in enumerate(failures)]
-        assert root_cause(ledger) == WorkerFailed(node(f"n{failures.index(behind)}"), behind)
+        root = root_cause(ledger)
+        assert (root.node, root.failure) == (node(f"n{failures.index(behind)}"), behind)
+        assert root.hang == blamed(failures)[1]
 
 
 def test_workers_without_progress_may_wait_for_one_that_failed_before() -> None:

@@ -11,6 +11,7 @@ from reknit.core.agent.commands import StopWorkers
 from reknit.core.agent.worker_words import StartWorkers
 from reknit.core.job.restart import Sequel
 from reknit.core.job.workers import WorkerFailure
+from reknit.core.text.describe import stacks_lines
 from reknit.elastic.events import EventSource
 from reknit.elastic.events.agents import record
 from reknit.elastic.utils.logging import get_logger
@@ -95,6 +96,8 @@ class AgentDriver:
         for failure in failures:
             if failure.cause is None:
                 continue
+            for line in stacks_lines(failure):
+                _logger.error(line)
             for name, inner in hang_events(failure.cause, failure.pid, failure.exitcode):
                 event = self._agent._construct_event("RUNNING", EventSource.AGENT)
                 event.name, event.metadata["metadata"] = name, inner

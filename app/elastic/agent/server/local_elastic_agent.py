@@ -47,7 +47,6 @@ TORCHELASTIC_ENABLE_FILE_TIMER = ENABLE_FILE_TIMER
 TORCHELASTIC_HEALTH_CHECK_PORT = HEALTH_CHECK_PORT
 TORCHELASTIC_TIMER_FILE = "TORCHELASTIC_TIMER_FILE"
 TORCHELASTIC_UNINTERRUPTIBLE_STATE_TIMEOUT = "TORCHELASTIC_UNINTERRUPTIBLE_STATE_TIMEOUT"
-_HANG_AFTER = "PET_HANG_AFTER"
 _HANDED_DOWN = ("CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS", "TORCH_NCCL_ASYNC_ERROR_HANDLING")
 _IDLE_LOOK_S = 2.0  # the shortest time between two looks at workers whose end wakes the agent
 _ALIVE_S = 60  # the timeout that the health check server gets
@@ -133,7 +132,12 @@ class LocalElasticAgent(SimpleElasticAgent):
         )
         self._least_interval_s = _IDLE_LOOK_S if is_woken else 0.0
         # Under "fork" the keeper is a fork of this process, which has no thread of this run yet.
-        self._shared = SharedKeeper(mark=mark, grace_s=self._shutdown_timeout, hang_after_s=_hang_after_s())
+        self._shared = SharedKeeper(
+            mark=mark,
+            grace_s=self._shutdown_timeout,
+            hang_after_s=_seconds_of("PET_HANG_AFTER"),
+            start_timeout_s=_seconds_of("PET_START_TIMEOUT"),
+        )
         self._shared.timer_file = timer_file(os.environ)  # a guess, so that the keeper need not be started twice
         self._shared.keeper(None if isinstance(self._worker_group.spec.entrypoint, str) else self._start_method)
         return self._shared.clock
@@ -377,13 +381,13 @@ def _seconds(given: float | None) -> float:
         return 0.0
 
 
-def _hang_after_s() -> float | None:
-    """What PET_HANG_AFTER says: see `Settings.hang_after_s`. None: progress is not watched."""
-    text = os.environ.get(_HANG_AFTER, "")
+def _seconds_of(variable: str) -> float | None:
+    """What PET_HANG_AFTER or PET_START_TIMEOUT says: see `Settings`. None: there is no limit."""
+    text = os.environ.get(variable, "")
     try:
         return optional(seconds_from(LEAST_HANG_S, LONGEST_S))(text)
     except ValueError as error:
-        logger.warning("%s=%s: %s. The progress of workers is not watched", _HANG_AFTER, text, error)
+        logger.warning("%s=%s: %s. The progress of workers is not watched", variable, text, error)
         return None
 
 

@@ -19,7 +19,7 @@ from reknit.adapters.journals.envelope import Envelope
 from reknit.adapters.journals.file.journal import FileJournal
 from reknit.adapters.journals.folds import MANY
 from reknit.adapters.runtime.ports import Refused
-from reknit.core.job.entries import Entry, Failed, Filler
+from reknit.core.job.entries import FORMAT, Entry, Failed, Filler
 from reknit.core.job.fold import fold_all
 from reknit.core.job.job import Job
 from reknit.core.job.reasons import Refusal
@@ -87,7 +87,9 @@ def test_a_journal_of_the_format_before_is_refused_in_one_line(tmp_path: Path, *
     with closing(made) as journal, pytest.raises(Refused) as refused:
         journal.records(0) if reads_only else journal.append("t", Filler())
     assert refused.value.refusal is Refusal.FORMAT
-    assert str(refused.value).startswith("the journal of job golden job has format 2, and this node reads format 3")
+    assert str(refused.value).startswith(
+        f"the journal of job golden job has format 2, and this node reads format {FORMAT}"
+    )
     assert "\n" not in str(refused.value)
     assert path.read_bytes() == before
 

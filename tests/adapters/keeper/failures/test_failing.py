@@ -10,9 +10,10 @@ import pytest
 from reknit.adapters.keeper.common.spawn import Leader
 from reknit.adapters.keeper.failures.failing import failure_of
 from reknit.adapters.keeper.output.streams import WorkerStreams
+from reknit.adapters.keeper.watchdog.activity import Frame, ThreadStack
 from reknit.adapters.keeper.watchdog.watchdog import Hung
 from reknit.adapters.runtime.clock import SystemClock
-from reknit.core.job.workers import NoProgress
+from reknit.core.job.workers import UNSEEN, Activity, NoProgress, Stance
 
 RAISED = ["Traceback (most recent call last):", '  File "a.py", line 1, in <module>', "ValueError: no"]
 
@@ -47,8 +48,9 @@ def test_a_hung_worker_has_its_stacks_and_not_an_older_traceback(leader: Leader,
     hung = Hung(leader, NoProgress(3), signal.SIGABRT)
     failure = failure_of(leader, RAISED, hung)
     assert failure is not None
-    assert (failure.traceback, failure.cause) == ("", NoProgress(3))
-    hung.stacks = "Thread 1"
+    assert (failure.traceback, failure.cause) == ("", NoProgress(3, activity=UNSEEN))
+    hung.threads = (ThreadStack((Frame("load", "/x/data.py", 41),), "Thread 1", True),)
     failure = failure_of(leader, RAISED, hung)
     assert failure is not None
-    assert failure.traceback == "Thread 1"
+    assert failure.traceback == "Thread 1\n    load (data.py:41)"
+    assert failure.cause == NoProgress(3, activity=Activity(Stance.UNKNOWN, "load", "data.py:41"))

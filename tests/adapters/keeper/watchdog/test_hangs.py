@@ -8,7 +8,7 @@ import pytest
 
 from reknit.adapters.keeper.common.spawn import Leader
 from reknit.adapters.keeper.output.streams import WorkerStreams
-from reknit.adapters.keeper.watchdog.hangs import Hangs
+from reknit.adapters.keeper.watchdog.hangs import Hangs, Limits
 from reknit.adapters.keeper.watchdog.progress import FOR_EVER, RECORD, SLOT, VARIABLE
 from reknit.adapters.runtime.clock import SystemClock
 from reknit.core.job.workers import NoProgress
@@ -20,8 +20,8 @@ LIMIT = 10.0
 class Watched:
     """`Hangs` with workers that write what a test wants."""
 
-    def __init__(self, clock: SystemClock, count: int = 1) -> None:
-        self.hangs = Hangs(LIMIT)
+    def __init__(self, clock: SystemClock, count: int = 1, limits: Limits = Limits(LIMIT)) -> None:
+        self.hangs = Hangs(limits)
         self.leaders = [
             Leader(2**22 + rank, clock, local_rank=rank, rank=rank, streams=WorkerStreams(), error_file="")
             for rank in range(count)
@@ -95,30 +95,75 @@ def test_another_source_of_progress(one: Watched) -> None:
     one.close()
 
 
-def test_workers_that_stop_at_nearly_the_same_time_hang_together(clock: SystemClock) -> None:
-    """A collective that waits for one worker: each of them has reported the last step a little later."""
+def test_workers_without_progress_hang_together(clock: SystemClock) -> None:
+    """They wait for one of them, whose last progress may be seconds later. A worker that goes on does not hang."""
     three = Watched(clock, 3)
-    for rank, at in enumerate((5.0, 5.9, 6.1)):
+    for rank, at in enumerate((5.0, 8.0, 6.0)):
         three.write(BEGIN + at, rank=rank)
     three.found(BEGIN + LIMIT)
-    assert three.found(BEGIN + 5 + LIMIT) == {0: NoProgress(LIMIT, 0), 1: NoProgress(LIMIT - 0.9, 0)}
-    assert three.hangs.wakes_at == BEGIN + 6.1 + LIMIT
+    three.write(BEGIN + 14.5, rank=2)
+    assert three.found(BEGIN + 5 + LIMIT) == {0: NoProgress(LIMIT, 0), 1: NoProgress(LIMIT - 3, 0)}
+    assert three.hangs.wakes_at == BEGIN + 14.5 + LIMIT
     three.close()
 
 
-def test_who_hangs_when_the_round_is_stopped(clock: SystemClock) -> None:
-    """Workers of another node were silent for the whole time. Those that are nearly so wait for the same thing."""
+def test_who_hangs_with_a_long_limit(clock: SystemClock) -> None:
+    """Ten seconds without progress are enough."""
+    three = Watched(clock, 3, Limits(1000.0))
+    for rank, at in enumerate((0.5, 990.4, 991.5)):
+        three.write(BEGIN + at, rank=rank)
+    assert three.found(BEGIN + 1000.0) == {}
+    assert three.found(BEGIN + 1001.0) == {0: NoProgress(1000.5, 0), 1: NoProgress(10.6, 0)}
+    three.close()
+
+
+def test_who_hangs_when_another_node_has_found_a_hang(clock: SystemClock) -> None:
+    """Those that make no progress. What they do tells who is to blame."""
+    two = Watched(clock, 2)
+    for rank, at in enumerate((9.0, 10.5)):
+        two.write(BEGIN + at, rank, rank)
+    assert dict(two.hangs.last(BEGIN + 11, hangs=True)) == {two.leaders[0]: NoProgress(2.0, 0)}
+    two.close()
+
+
+def test_who_hangs_when_the_round_is_stopped_for_another_reason(clock: SystemClock) -> None:
+    """Nobody, unless the time of a worker is nearly over. Then the other reason may be a consequence of the hang."""
     three = Watched(clock, 3)
-    for rank, at in enumerate((3.0, 3.8, 4.5)):
+    for rank, at in enumerate((3.0, 3.8, 6.0)):
         three.write(BEGIN + at, rank, rank)
     assert three.found(BEGIN + LIMIT) == {}
-    now = BEGIN + LIMIT + 2.9
-    assert three.found(now) == {}
-    assert dict(three.hangs.found(now, is_last=True)) == {
-        three.leaders[0]: NoProgress(9.9, 0),
-        three.leaders[1]: NoProgress(9.1, 1),
+    three.write(BEGIN + 11.5, 2, 2)
+    assert three.hangs.last(BEGIN + LIMIT + 1.9, hangs=False) == []
+    assert dict(three.hangs.last(BEGIN + LIMIT + 2.1, hangs=False)) == {
+        three.leaders[0]: NoProgress(9.1, 0),
+        three.leaders[1]: NoProgress(8.3, 1),
     }
     three.close()
+
+
+@pytest.mark.parametrize("hang_after_s", [LIMIT, None])
+def test_a_start_has_a_limit_of_its_own(clock: SystemClock, hang_after_s: float | None) -> None:
+    """Imports and the first checkpoint take longer than a step."""
+    one = Watched(clock, limits=Limits(hang_after_s, 5 * LIMIT))
+    for tenth in range(5):
+        assert one.found(BEGIN + tenth * LIMIT) == {}
+    assert one.found(BEGIN + 5 * LIMIT) == {0: NoProgress(5 * LIMIT, since_start=True)}
+    one.close()
+
+
+def test_the_first_progress_ends_the_limit_of_the_start(clock: SystemClock) -> None:
+    """From then on the other limit holds, and a look is not missed because the start had more time."""
+    one = Watched(clock, limits=Limits(LIMIT, 5 * LIMIT))
+    one.write(BEGIN + 3, 0)
+    assert one.hangs.wakes_at == BEGIN + LIMIT
+    assert one.found(BEGIN + LIMIT) == {}
+    assert one.found(BEGIN + 3 + LIMIT) == {0: NoProgress(LIMIT, 0)}
+    one.close()
+    two = Watched(clock, limits=Limits(None, LIMIT))
+    two.write(BEGIN + 3, 0)
+    assert two.found(BEGIN + LIMIT) == {}
+    assert two.hangs.wakes_at is None
+    two.close()
 
 
 def test_a_dead_worker_does_not_hang(clock: SystemClock) -> None:

@@ -13,15 +13,15 @@ from pathlib import Path
 import pytest
 
 from reknit.adapters.keeper.common.guard import Guard
+from reknit.adapters.keeper.watchdog.activity import Frame, Kernel, ThreadStack
 from reknit.adapters.keeper.watchdog.stacks import (
     Dump,
     _memory_file,
-    described,
+    kernel_of,
     py_spy_for,
     pythons_of,
-    remark_on,
     split_dump,
-    state_of,
+    stacks_text,
 )
 from reknit.adapters.runtime.clock import SystemClock
 from tests.support.leaks import nothing_left
@@ -37,19 +37,19 @@ def sleeper() -> Iterator[subprocess.Popen[bytes]]:
     with subprocess.Popen([sys.executable, "-c", SLEEPER], stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
         process.stdout.readline()
-        until(lambda: state_of(process.pid)[0] == "S", "the process to sleep")
+        until(lambda: kernel_of(process.pid).state == "S", "the process to sleep")
         yield process
         process.kill()
 
 
-def dumped(pid: int, clock: SystemClock, py_spy: str) -> str:
+def dumped(pid: int, clock: SystemClock, py_spy: str) -> tuple[ThreadStack, ...]:
     guard = Guard()
     dump = Dump(py_spy, pid, clock, guard)
     while not dump.is_over():
         clock.wait(clock.now() + 60)
     dump.close()
     guard.close()
-    return dump.text
+    return dump.threads
 
 
 @needs_py_spy
@@ -58,32 +58,35 @@ def test_py_spy_shows_the_stacks(sleeper: subprocess.Popen[bytes], clock: System
     """Also of a process that was stopped. Nothing is left of py-spy."""
     if is_stopped:
         sleeper.send_signal(signal.SIGSTOP)
-        until(lambda: state_of(sleeper.pid)[0] == "T")
+        until(lambda: kernel_of(sleeper.pid).state == "T")
     with nothing_left():
-        text = dumped(sleeper.pid, clock, py_spy_for(sleeper.pid))
-    assert text.startswith("Thread ")
-    assert "waits (<string>:4)" in text
-    assert remark_on(sleeper.pid) == ("it was stopped by a signal" if is_stopped else "")
+        (thread,) = dumped(sleeper.pid, clock, py_spy_for(sleeper.pid))
+    assert thread.frames == (Frame("waits", "<string>", 4), Frame("<module>", "<string>", 5))
+    assert (thread.is_main, thread.is_busy, thread.has_gil) == (True, False, False)
+    title, _, stack = stacks_text([thread]).partition("\n")
+    assert title.startswith(f"Thread {sleeper.pid} (idle)")
+    assert stack == "    waits (<string>:4)\n    <module> (<string>:5)"
+    assert kernel_of(sleeper.pid).is_stopped is is_stopped
 
 
 @pytest.mark.parametrize("program", ["true", "cat"])
 def test_a_py_spy_that_shows_nothing(clock: SystemClock, program: str) -> None:
     """It was not allowed to look, or the process is no Python."""
-    assert dumped(os.getpid(), clock, shutil.which(program) or "") == ""
+    assert dumped(os.getpid(), clock, shutil.which(program) or "") == ()
 
 
 def test_a_py_spy_that_hangs(clock: SystemClock, tmp_path: Path) -> None:
     """It is killed when its time is over."""
     slow = tmp_path / "py-spy"
-    slow.write_text("#!/bin/sh\necho\necho Thread 1\nexec sleep 1000000\n")
+    slow.write_text(f"#!/bin/sh\necho [\n: > {tmp_path}/begun\nexec sleep 1000000\n")
     slow.chmod(0o755)
     guard = Guard()
     with nothing_left():
         dump = Dump(str(slow), os.getpid(), clock, guard)
-        until(lambda: not dump.is_over() and dump.text, "the first lines")
+        until(lambda: not dump.is_over() and (tmp_path / "begun").exists(), "its start")
         dump.close()
         dump.close()
-    assert dump.text == "Thread 1"
+    assert dump.threads == ()
     guard.close()
 
 
@@ -122,11 +125,11 @@ def test_the_memory_of_a_process_that_the_kernel_does_not_let_run_is_not_read(tm
         "import os; os.posix_spawn('/bin/true', ['true'], {}, file_actions=[(os.POSIX_SPAWN_OPEN, 0, 'fifo', 0, 0)])"
     )
     with subprocess.Popen([sys.executable, "-c", script], cwd=tmp_path) as process:
-        until(lambda: state_of(process.pid)[0] == "D", "state D")
+        until(lambda: kernel_of(process.pid).state == "D", "state D")
         assert _memory_file(process.pid, "cmdline") == b""
         assert pythons_of(process.pid) == [process.pid]
-        assert remark_on(process.pid).startswith("the kernel does not let it run")
-        assert described(process.pid).startswith("state D")
+        assert kernel_of(process.pid).remark.startswith("the kernel does not let it run")
+        assert kernel_of(process.pid).description.startswith("state D")
         os.close(os.open(tmp_path / "fifo", os.O_WRONLY))
     assert _memory_file(os.getpid(), "cmdline")
 
@@ -146,17 +149,28 @@ def test_the_pythons_of_a_launcher() -> None:
 
 def test_what_the_kernel_says(sleeper: subprocess.Popen[bytes]) -> None:
     """For a worker that is no Python, or that nobody may look into."""
-    assert described(sleeper.pid).startswith("state S")
-    assert (described(2**22), remark_on(2**22), state_of(2**22)) == ("", "", ("", ""))
+    assert kernel_of(sleeper.pid).description.startswith("state S")
+    assert kernel_of(2**22) == Kernel()
 
 
 def test_the_stacks_of_faulthandler() -> None:
-    """They are the worker's last words, and its lines before them stay its last lines."""
-    script = (
-        "import os, sys, faulthandler; faulthandler.enable(); print('last', file=sys.stderr, flush=True); os.abort()"
-    )
-    ended = subprocess.run([sys.executable, "-X", "faulthandler", "-c", script], capture_output=True, text=True)
-    stacks, before = split_dump(ended.stderr.splitlines())
+    """They are the worker's last words, and its lines before them stay its last lines. The main thread comes last."""
+    script = """
+import faulthandler, os, sys, threading, time
+faulthandler.enable()
+def other():
+    time.sleep(1e6)
+threading.Thread(target=other, daemon=True).start()
+def main():
+    print("last", file=sys.stderr, flush=True)
+    os.abort()
+main()
+"""
+    ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    threads, before = split_dump(ended.stderr.splitlines())
     assert before == ("last",)
-    assert 'File "<string>", line 1 in <module>' in stacks
-    assert split_dump(("a", "b")) == ("", ("a", "b"))
+    assert [thread.is_main for thread in threads] == [False, True]
+    assert threads[0].frames[0] == Frame("other", "<string>", 5)
+    assert threads[1].frames == (Frame("main", "<string>", 9), Frame("<module>", "<string>", 10))
+    assert stacks_text(threads).splitlines()[-1] == "    <module> (<string>:10)"
+    assert split_dump(("a", "b")) == ((), ("a", "b"))
