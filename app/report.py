@@ -230,7 +230,7 @@ def _details(failure: WorkerFailure, node: str) -> Iterator[str]:
     elif "\n" in failure.message:
         yield from (f"    {line}" for line in failure.message.splitlines())
     if failure.stderr and not _says(failure.stderr, failure.traceback or failure.message):
-        yield "  its last lines on stderr:"
+        yield "  its last lines of output:"
         yield from (f"    {line}" for line in failure.stderr)
     if failure.log:
         yield f"  its output: {failure.log}"

@@ -142,7 +142,6 @@ def open_workers(settings: Settings, world: Surroundings, nonce: str, *, mark: s
         cwd=working_folder(),
         stdin=None if settings.stdin is None else settings.stdin.decode("latin-1"),
         streams=settings.streams,
-        relays=world.console != (1, 2),
         log_base=settings.log_dir,
         master_port=settings.master_port,
         virtual_local_rank=settings.virtual_local_rank,

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from reknit.adapters.keeper.common.spawn import Leader
     from reknit.adapters.keeper.watchdog.watchdog import Hung
 
+_CANNOT_FLUSH = 120
+"""The exit status of a Python that could not write its last output."""
 _LAST_LINES = 20
 """Number of a worker's last lines that the report of its failure holds."""
 
@@ -49,6 +51,14 @@ def failure_of(leader: Leader, lines: Sequence[str], hung: Hung | None = None) -
         log=next((os.path.dirname(path) for path in leader.streams.files.values()), ""),
         cause=cause,
     )
+
+
+def unread(failure: WorkerFailure) -> WorkerFailure:
+    """The failure of a worker whose stdout had no reader any more, if it has failed because of that."""
+    said = "\n".join((failure.message, *failure.stderr[-5:]))
+    if failure.exitcode in (-signal.SIGPIPE, 128 + signal.SIGPIPE, _CANNOT_FLUSH) or "BrokenPipeError" in said:
+        return evolve(failure, message="nobody reads its stdout any more", traceback="", stderr=())
+    return failure
 
 
 def _of_hung(

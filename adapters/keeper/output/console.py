@@ -27,7 +27,7 @@ import stat
 import threading
 from collections import OrderedDict, deque
 from collections.abc import Callable
-from errno import EAGAIN
+from errno import EAGAIN, EPIPE
 
 from reknit.adapters.runtime.threads import Thread
 
@@ -66,7 +66,8 @@ class ConsoleWriter:
     """Writes to one descriptor. The caller closes the descriptor. All methods may be called from any thread."""
 
     def __init__(self, fd: int, *, has_room: Callable[[], None] | None = None) -> None:
-        """`has_room`: called by the writing thread when `is_full` had said yes and would now say no."""
+        """`has_room`: called by the writing thread when `is_full` had said yes and would now say no, and when
+        `has_reader` has become False."""
         self.fd = fd
         self._has_room = has_room
         self._changed = threading.Condition()
@@ -80,6 +81,8 @@ class ConsoleWriter:
         self._missing = 0
         """Number of lines that were dropped or could not be written, and that no line has told of yet."""
         self._was_full = False
+        self.has_reader = True
+        """False: the pipe has no reader any more, and will never have one again."""
         self._unfinished: object = None
         """The source whose last line has no end yet. None: the next byte begins a line."""
         self._is_writing = False
@@ -271,9 +274,13 @@ class ConsoleWriter:
                 stop = select.poll()
                 stop.register(stopped, select.POLLIN)
                 stop.poll(_AGAIN_MS)
-            except OSError:  # the reader of the console is gone, or the disk is full
+            except OSError as error:  # the reader of the console is gone, or the disk is full
                 with self._changed:
                     self._missing += max(1, batch.count(b"\n", at, end))
+                    has_left = self.has_reader and error.errno == EPIPE
+                    self.has_reader = self.has_reader and not has_left
+                if has_left and self._has_room is not None:
+                    self._has_room()
                 at = end
 
 

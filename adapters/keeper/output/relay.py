@@ -59,6 +59,7 @@ class Tap:
         name: str = "",
         *,
         is_terminal: bool = False,
+        ends_with_reader: bool = False,
     ) -> None:
         self.source = source
         """This process's end of the pipe or terminal. -1: it is closed."""
@@ -72,6 +73,11 @@ class Tap:
         """Text that is put before each line on the console. With a prefix, a carriage return ends a line as well."""
         self.is_terminal = is_terminal
         """`source` is a pseudo-terminal and no pipe."""
+        self.ends_with_reader = ends_with_reader
+        """When nobody reads the console any more, the stream is closed. The worker then fails at its next write, as it
+        would if it wrote to the console itself (`reknit run … | head`)."""
+        self.was_unread = False
+        """The stream was closed for that reason."""
         self.tail = b""
         """The last `_TAIL` bytes that were read."""
         self.partial = b""
@@ -96,6 +102,7 @@ class Relay:
         """Sources that are not read because their console is full."""
         self._partial: dict[Tap, None] = {}
         self._unwritten: dict[Tap, None] = {}
+        self._has_said_unread = False
         self._is_writing = False
         self._is_closing = False
         self._thread: Thread | None = None
@@ -286,6 +293,9 @@ class Relay:
             tap = self._taps.get(fd)
             if tap is None:
                 return 0
+            if _is_unread(tap):
+                self._end_unread(tap)
+                return 0
             if tap.console is not None and tap.console.is_full():
                 poller.remove(fd)
                 self._waiting.add(fd)
@@ -294,11 +304,20 @@ class Relay:
 
     def _resume(self, poller: Poller) -> None:
         with self._lock:
+            for tap in [tap for tap in self._taps.values() if _is_unread(tap)]:
+                self._end_unread(tap)
             for fd in list(self._waiting):
                 console = self._taps[fd].console
                 if console is None or not console.is_full():
                     self._waiting.discard(fd)
                     poller.add(fd)
+
+    def _end_unread(self, tap: Tap) -> None:
+        tap.was_unread = True
+        self._finish_reading(tap)
+        if not self._has_said_unread:
+            self._has_said_unread = True
+            self._say("reknit: nobody reads the stdout of this command any more: workers that write to it fail")
 
     def _patience_s(self) -> float | None:
         with self._lock:
@@ -358,6 +377,10 @@ def _write_all(fd: int, data: bytes) -> bool:
         except OSError:
             return False
     return True
+
+
+def _is_unread(tap: Tap) -> bool:
+    return tap.ends_with_reader and tap.console is not None and not tap.console.has_reader
 
 
 def _discard(fd: int) -> None:

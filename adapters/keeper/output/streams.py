@@ -2,9 +2,9 @@
 
 Each stream of a worker goes one of these ways, as in torchelastic (docs/torchelastic.md#output):
 
-- *console* (the default). If the console's stdout and stderr are the same file, pipe or terminal, the worker gets one
-  pipe for both. So its lines come in the order in which it wrote them. Otherwise the worker inherits stdout, and its
-  stderr goes through the relay, so that a report of its failure can show its last lines.
+- *console* (the default). The stream goes through the relay, so lines of two workers are not mixed, and a report of a
+  failure can show the last lines. If the console's stdout and stderr are the same file, pipe or terminal, the worker
+  gets one pipe for both. So its lines come in the order in which it wrote them.
 - *file*. The worker writes to the file itself. Nothing is copied.
 - *tee*. The stream goes through the relay to the file, and to the console with a prefix before each line.
 - *discard*. The stream is not shown. Stderr is still read, for its last lines.
@@ -87,14 +87,11 @@ class Streams:
         env: Mapping[str, str] | None = None,
         stdout: int = 1,
         stderr: int = 2,
-        relays: bool = False,
     ) -> None:
-        """`stdout`, `stderr`: the descriptors of the console. `relays`: stdout goes through the relay even if it is
-        another console than stderr."""
+        """`stdout`, `stderr`: the descriptors of the console."""
         self._settings = settings
         self._template = settings.prefix or (env or {}).get("TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE", "")
         self._fds = {STDOUT: stdout, STDERR: stderr}
-        self._relays = relays
         self._relay = Relay(self.say)
         err = ConsoleWriter(stderr, has_room=self._relay.wake)
         self._is_one = _is_same(stdout, stderr)
@@ -151,10 +148,9 @@ class Streams:
 
     def _open_shown(self, streams: WorkerStreams, plain: list[int]) -> None:
         """Open the streams that go to the console and nowhere else."""
-        if self._settings.output == "inherit":
-            relayed: list[int] = []
-        else:
-            relayed = plain if self._is_one or self._relays else [stream for stream in plain if stream == STDERR]
+        relayed = [] if self._settings.output == "inherit" else plain
+        if _is_null(self._fds[STDOUT]):
+            relayed = [stream for stream in relayed if stream == STDERR]  # its last lines are still wanted
         if relayed and self._is_one:
             self._tap(streams, tuple(relayed))
         else:
@@ -183,7 +179,15 @@ class Streams:
             if stream in streams.files:
                 file = _create(streams.files[stream])
             name = streams.files.get(stream, "")
-            tap = Tap(ours, console, file, prefix.encode(), name, is_terminal=terminal is not None)
+            tap = Tap(
+                ours,
+                console,
+                file,
+                prefix.encode(),
+                name,
+                is_terminal=terminal is not None,
+                ends_with_reader=which == (STDOUT,) and file is None,
+            )
             self._relay.add(tap)
         except OSError:
             os.close(ours)
@@ -201,16 +205,25 @@ class Streams:
         return self._relay.resize(lambda terminal: _copy_size(self._fds[STDERR], terminal))
 
     def tail(self, streams: WorkerStreams, lines: int) -> tuple[str, ...]:
-        """The last lines of a worker's stderr, up to what it wrote just before it ended. Never waits.
+        """The last lines of a worker's stderr, up to what it wrote just before it ended, or of its stdout if it has
+        written nothing to stderr. Never waits.
 
         If stdout and stderr are the same console, these are the last lines of both.
         """
-        if tap := streams.taps.get(STDERR):
-            self._relay.drain(tap)
-            return last_lines(tap.tail, lines)
-        if path := streams.files.get(STDERR):
-            return last_lines(_end_of(path), lines)
+        for stream in (STDERR, STDOUT):
+            found: tuple[str, ...] = ()
+            if tap := streams.taps.get(stream):
+                self._relay.drain(tap)
+                found = last_lines(tap.tail, lines)
+            elif path := streams.files.get(stream):
+                found = last_lines(_end_of(path), lines)
+            if found:
+                return found
         return ()
+
+    def was_unread(self, streams: WorkerStreams) -> bool:
+        """The worker's stdout was closed because nobody reads that of this command any more."""
+        return any(tap.was_unread for tap in streams.taps.values())
 
     def release(self, streams: WorkerStreams) -> None:
         """The worker is gone: read what is left, and close its streams. What was read still reaches console and
@@ -293,13 +306,22 @@ def _is_same(one: int, other: int) -> bool:
     order of lines does not matter there. False if one of them is closed."""
     try:
         a, b = os.fstat(one), os.fstat(other)
-        if stat.S_ISCHR(a.st_mode) and a.st_rdev == os.stat(os.devnull).st_rdev:
+        if _is_null(one):
             return False
         if (a.st_dev, a.st_ino) == (b.st_dev, b.st_ino):
             return True
     except OSError:
         return False
     return _is_own_terminal(one) and _is_own_terminal(other)
+
+
+def _is_null(fd: int) -> bool:
+    """Whether this is /dev/null."""
+    try:
+        found = os.fstat(fd)
+    except OSError:
+        return False
+    return stat.S_ISCHR(found.st_mode) and found.st_rdev == os.stat(os.devnull).st_rdev
 
 
 def _is_own_terminal(fd: int) -> bool:

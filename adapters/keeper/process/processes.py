@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 from reknit.adapters.host.children import reap
 from reknit.adapters.keeper.common.bootstrap import BootstrapPorts
 from reknit.adapters.keeper.common.spawn import Leader
-from reknit.adapters.keeper.failures.failing import failure_of
+from reknit.adapters.keeper.failures.failing import failure_of, unread
 from reknit.adapters.keeper.output.streams import Streams
 from reknit.adapters.keeper.protocol.wire import Configure, Happened, StartProcesses, Stop, Warm, workers_of
 from reknit.core.agent.worker_words import (
@@ -113,7 +113,7 @@ class Processes:
         """
         self._clock = clock
         stdout, stderr = console
-        self._streams = Streams(wanted.streams, env=env, stdout=stdout, stderr=stderr, relays=wanted.relays)
+        self._streams = Streams(wanted.streams, env=env, stdout=stdout, stderr=stderr)
         self._launcher = Launcher(
             clock,
             self._streams,
@@ -339,7 +339,10 @@ class Processes:
     def _exit(self, leader: Leader) -> WorkerExit:
         hung = self._hung(leader)
         lines = self._streams.tail(leader.streams, 10_000) if hung is not None or leader.exitcode else ()
-        return WorkerExit(leader.local_rank, failure_of(leader, lines, hung))
+        failure = failure_of(leader, lines, hung)
+        if failure is not None and self._streams.was_unread(leader.streams):
+            failure = unread(failure)
+        return WorkerExit(leader.local_rank, failure)
 
     @property
     def wakes_at(self) -> float | None:

@@ -113,9 +113,6 @@ class Configure:
     """What each worker reads from its standard input, one character per byte (Latin-1). None: workers inherit the
     keeper's standard input."""
     streams: StreamSettings = StreamSettings()
-    relays: bool = False
-    """Stdout goes through the relay even if it is another console than stderr. So lines of two workers are not mixed.
-    """
     log_base: str = ""
     """The folder in which a folder for this run's files is made. Empty: the host's folder for temporary files."""
     log_dir: str = ""

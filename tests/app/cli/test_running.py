@@ -225,6 +225,8 @@ def test_a_reader_that_leaves(tmp_path: Path) -> None:
     until(lambda: (tmp_path / "status").exists() and (tmp_path / "status").read_text())
     assert (tmp_path / "status").read_text() in ("1\n", "120\n", "141\n")
     assert "bug" not in done.stderr
+    assert done.stderr.count("reknit: nobody reads the stdout of this command any more") == 1
+    assert "nobody reads its stdout any more" in done.stderr.splitlines()[-1]
 
 
 def test_a_console_that_does_not_read_blocks_no_decision(tmp_path: Path) -> None:

@@ -31,10 +31,10 @@ def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path, path: str) -> Non
 
 def test_workers_get_the_threads_that_were_chosen(tmp_path: Path) -> None:
     """docs/torchelastic.md#threads, seen from the worker."""
-    script = "import os; os.write(1, os.environ.get('OMP_NUM_THREADS', 'None').encode() + b' ')"
-    assert run(tmp_path, "--nproc-per-node=2", "w.py", script=script)[1].out == "1 1 "
-    assert run(tmp_path, "w.py", script=script)[1].out == "None "
-    assert run(tmp_path, "--nproc-per-node=2", "w.py", env={"OMP_NUM_THREADS": "3"})[1].out == "3 3 "
+    script = "import os; os.write(1, os.environ.get('OMP_NUM_THREADS', 'None').encode() + b'\\n')"
+    assert run(tmp_path, "--nproc-per-node=2", "w.py", script=script)[1].out == "1\n1\n"
+    assert run(tmp_path, "w.py", script=script)[1].out == "None\n"
+    assert run(tmp_path, "--nproc-per-node=2", "w.py", env={"OMP_NUM_THREADS": "3"})[1].out == "3\n3\n"
 
 
 def test_a_run_leaves_no_temporary_files(tmp_path: Path) -> None:

@@ -6,9 +6,10 @@ import signal
 from pathlib import Path
 
 import pytest
+from attrs import evolve
 
 from reknit.adapters.keeper.common.spawn import Leader
-from reknit.adapters.keeper.failures.failing import failure_of
+from reknit.adapters.keeper.failures.failing import failure_of, unread
 from reknit.adapters.keeper.output.streams import WorkerStreams
 from reknit.adapters.keeper.watchdog.activity import Frame, ThreadStack
 from reknit.adapters.keeper.watchdog.watchdog import Hung
@@ -40,6 +41,23 @@ def test_an_exception_explains_an_exit_but_no_signal(leader: Leader, exitcode: i
     assert failure is not None
     assert (failure.exitcode, failure.message, failure.cause) == (exitcode, message, None)
     assert failure.stderr == tuple(RAISED)
+
+
+@pytest.mark.parametrize("exitcode", [-signal.SIGPIPE, 120, 1])
+def test_a_worker_whose_stdout_nobody_reads(leader: Leader, exitcode: int) -> None:
+    """The report says that, and shows no traceback of a program that has done nothing wrong."""
+    leader.exitcode = exitcode
+    failure = failure_of(leader, ["Traceback (most recent call last):", "BrokenPipeError: [Errno 32] Broken pipe"])
+    assert failure is not None
+    assert unread(failure) == evolve(failure, message="nobody reads its stdout any more", traceback="", stderr=())
+
+
+def test_a_failure_of_another_kind_is_told_also_if_nobody_reads(leader: Leader) -> None:
+    """It has happened before the worker could notice."""
+    leader.exitcode = 1
+    failure = failure_of(leader, RAISED)
+    assert failure is not None
+    assert unread(failure) == failure
 
 
 def test_a_hung_worker_has_its_stacks_and_not_an_older_traceback(leader: Leader, tmp_path: Path) -> None:

@@ -20,8 +20,8 @@ from tests.support.streams import Console, finished, open_, spawn, streams_to
 from tests.support.waiting import PATIENCE_S, descriptors, until
 
 
-def test_by_default_stdout_is_inherited_and_stderr_passes_verbatim(out: Console, err: Console) -> None:
-    """No copy in the way of stdout; stderr at once, unchanged, and its end is remembered."""
+def test_by_default_both_streams_pass_verbatim(out: Console, err: Console) -> None:
+    """At once, unchanged, and the end of stderr is remembered."""
     streams = streams_to(out, err)
     worker = open_(streams)
     assert finished(spawn(worker, "import os; os.write(1, b'o\\n'); os.write(2, b'a\\xff\\x00\\nb')")) == 0
@@ -32,10 +32,18 @@ def test_by_default_stdout_is_inherited_and_stderr_passes_verbatim(out: Console,
     assert err.read_until(b"b") == b"a\xff\x00\nb"
 
 
-def test_stdout_can_be_relayed_in_whole_lines(out: Console, err: Console) -> None:
-    """Two consoles that one program shows, as a notebook does. Two workers write one line each, in two parts."""
-    streams = Streams(StreamSettings(), stdout=out.fd, stderr=err.fd, relays=True)
-    err.writers.append(streams)
+def test_a_worker_that_says_nothing_on_stderr_is_known_by_its_stdout(out: Console, err: Console) -> None:
+    """For example one that was killed for its memory, and shows its progress on stdout."""
+    streams = streams_to(out, err)
+    worker = open_(streams)
+    assert finished(spawn(worker, "import os; os.write(1, b'step 1\\nstep 2\\n')")) == 0
+    assert streams.tail(worker, 1) == ("step 2",)
+    streams.release(worker)
+
+
+def test_lines_stay_whole_if_stdout_and_stderr_go_to_two_places(out: Console, err: Console) -> None:
+    """As under `sbatch -o -e`. Two workers write one line each, in two parts."""
+    streams = streams_to(out, err)
     workers = [open_(streams, local_rank=i) for i in range(2)]
     script = "import os; os.write(1, b'o'); os.write(2, b'e'); os.write(1, b'o\\n'); os.write(2, b'e\\n')"
     assert [finished(spawn(worker, script)) for worker in workers] == [0, 0]
@@ -46,9 +54,9 @@ def test_stdout_can_be_relayed_in_whole_lines(out: Console, err: Console) -> Non
     assert err.read_until(b"ee\nee\n") == b"ee\n" * 2
 
 
-def test_stdout_that_is_descriptor_1_is_not_touched() -> None:
-    """The usual case must cost nothing: no descriptor, no copy."""
-    streams = Streams(StreamSettings())
+def test_inherited_stdout_that_is_descriptor_1_is_not_touched() -> None:
+    """No descriptor, no copy."""
+    streams = Streams(StreamSettings(output="inherit"))
     worker = open_(streams)
     assert STDOUT not in worker.ends
     worker.spawned()
