@@ -29,8 +29,6 @@ _REFUSED = {
 }
 
 
-_MOST = 200
-"""Characters of an event that `-v` shows."""
 Say = Callable[[str], None]
 PREFIX = "reknit: "
 
@@ -47,12 +45,12 @@ class Reporter:
     def __call__(self, before: Agent, event: Event, after: Agent, commands: Sequence[Command]) -> None:
         # Imported here, because a command that ends before it has an agent does not need it.
         from reknit.core.text.describe import decisions
-        from reknit.core.text.doing import command_text
+        from reknit.core.text.doing import command_text, event_text
 
         if self._verbose:
-            self._say(f"{PREFIX}{event.at:.3f} << {_cut(repr(event))}")
+            self._say(f"{PREFIX}<< {event_text(event)}")
             for command in commands:
-                self._say(f"{PREFIX}{event.at:.3f} >> {command_text(command)}")
+                self._say(f"{PREFIX}>> {command_text(command)}")
         why = after.causes.unable
         if isinstance(why, own.TermsDiffer) and before.causes.unable is None and after.result is None:
             # The host of the store stays for the other nodes. Its last lines, which tell this again, come much later.
@@ -67,11 +65,6 @@ def write(fd: int, text: str) -> None:
         os.write(fd, text.encode(errors="backslashreplace"))
     except OSError:
         pass
-
-
-def _cut(text: str) -> str:
-    """At most 200 characters. `…` at the end: the text was longer."""
-    return text if len(text) <= _MOST else f"{text[: _MOST - 1]}…"
 
 
 def exit_status(result: Result) -> int:
@@ -143,19 +136,24 @@ def _status_of(failure: WorkerFailure) -> int:
     return failure.exitcode if failure.exitcode > 0 else 128 - failure.exitcode
 
 
-def final_lines(result: Result, restarts: int, *, is_alone: bool = True, names_options: bool = True) -> Iterator[str]:
+def final_lines(
+    result: Result, restarts: int, *, ran_s: float | None = None, is_alone: bool = True, names_options: bool = True
+) -> Iterator[str]:
     """The last lines: how the run has ended, in one line or in a report, and then `origin`.
 
-    `restarts`: number of restarts of the job (`Job.restarts`). `is_alone`: no other node can go on with the job.
+    `restarts`: number of restarts of the job (`Job.restarts`). `ran_s`: seconds for which this agent has run. None:
+    they are not told. `is_alone`: no other node can go on with the job.
     `names_options`: the reader has called `reknit run`. False: the reader's program has made the settings.
     """
-    yield from _ending(result, restarts, is_alone=is_alone, names_options=names_options)
+    yield from _ending(result, restarts, ran_s, is_alone=is_alone, names_options=names_options)
     if line := origin(result):
         yield line
 
 
-def _ending(result: Result, restarts: int, *, is_alone: bool, names_options: bool) -> Iterator[str]:
-    from reknit.core.text.describe import budget_text, failure_text, hang_lines, reason_text
+def _ending(
+    result: Result, restarts: int, ran_s: float | None, *, is_alone: bool, names_options: bool
+) -> Iterator[str]:
+    from reknit.core.text.describe import budget_text, failure_text, hang_lines, reason_text, time_text
 
     if isinstance(result.why, own.AlreadyFinished):
         advice = "; to run it again, give another --rdzv-id" if names_options else ""
@@ -180,7 +178,8 @@ def _ending(result: Result, restarts: int, *, is_alone: bool, names_options: boo
     root = result.why.root
     name = "--max-restarts" if names_options else "max_restarts"
     setting = "" if result.why.max_restarts else f" ({name}=0)"
-    yield f"the job {word}: {budget_text(result.why.max_restarts)}{setting}"
+    after = "" if ran_s is None else f"; it had run for {time_text(ran_s)}"
+    yield f"the job {word}: {budget_text(result.why.max_restarts)}{setting}{after}"
     yield from _details(root.failure, str(root.node))
     if lines := list(hang_lines(root)):
         yield "  where the workers stood that hung:"

@@ -5,8 +5,8 @@
 
 Run it with the Python of an environment that has both commands. Rules:
 
-- Apart: stdout and stderr go to two files. Each worker writes the same number of lines to stdout, as a
-  Python without a buffer, as both launchers start it. A line is *torn* if no worker wrote it like this. torchrun relays output with `--tee 3` only,
+- Apart: stdout and stderr go to two files. Each worker writes the same number of lines to stdout. Both launchers start
+  Python without a buffer. A line is *torn* if no worker wrote it like this. torchrun relays output with `--tee 3` only,
   and puts a prefix before each line.
 - Order: two ranks write pairs of numbered lines to one file, one to stdout and one to stderr. A line is written whole,
   or in two pieces, as `print` does in an unbuffered interpreter. A line is *out of order* if it comes after a line that

@@ -10,6 +10,7 @@ from typing import Any
 from attrs import frozen
 
 from reknit.adapters.keeper.common.environment import TIMER_FILE
+from reknit.adapters.keeper.output.console import LineStyle
 from reknit.adapters.keeper.output.streams import StreamSettings
 from reknit.app.input.readers import ENABLE_FILE_TIMER, HEALTH_CHECK_PORT, seconds, timer_file, unknown_signals
 from reknit.app.settings import NO_EVENTS, HealthCheck, Settings
@@ -76,6 +77,11 @@ def _asked(parsed: Parsed, environ: Mapping[str, str], read_stdin: Callable[[], 
             shown=parsed["local-ranks-filter"],
             prefix=parsed["log-line-prefix-template"],
             output=parsed["output"],
+            lines=LineStyle(
+                has_times={"always": True, "never": False}.get(parsed["log-times"]),
+                is_json=parsed["log-format"] == "json",
+                is_quiet=parsed["quiet"],
+            ),
         ),
         "log_dir": parsed["log-dir"],
         "health": health,

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 
+from attrs import evolve
+
 from reknit.adapters.keeper.output.console import LAST_WORDS_S, ConsoleWriter
 from reknit.adapters.runtime.ports import CannotStart
 from reknit.app.limits import limit_text
@@ -19,7 +21,7 @@ from .options import UsageError
 
 def run(argv: Sequence[str]) -> int:
     """Run the command until its end. Returns the exit status. A mistake of the user gives one line and no traceback."""
-    console = ConsoleWriter(2)
+    console = ConsoleWriter(2)  # its lines have no times until the options are known
     try:
         return _run(argv, os.environ, console)
     except UsageError as e:
@@ -61,4 +63,5 @@ def _run(argv: Sequence[str], environ: Mapping[str, str], console: ConsoleWriter
     from .running import run as run_agent
 
     wanted = asked(parsed, environ)
+    console.style = evolve(wanted.settings.streams.lines, is_quiet=False)
     return run_agent(wanted.settings, environ, console, wanted.notices)

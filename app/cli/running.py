@@ -27,6 +27,7 @@ from reknit.core.agent.agent import Agent
 from reknit.core.agent.commands import Command, Result
 from reknit.core.agent.events import Event, Started
 from reknit.core.agent.reasons import SignalReceived
+from reknit.core.agent.states import WorkerState
 from reknit.core.job.reasons import BudgetSpent
 
 from .signals import Signals
@@ -53,7 +54,7 @@ def run(settings: Settings, environ: Mapping[str, str], console: ConsoleWriter, 
         clock=clock,
         requests=signals,
         environ=environ,
-        say=console.say,
+        say=_unsaid if settings.streams.lines.is_quiet else console.say,
         has_said=console.flush,
         start=by_fork,
         on_keeper_death=lambda: _sweep_adopted(own),
@@ -92,20 +93,26 @@ def _run(
     recording = None if settings.event_handler == NO_EVENTS else _recording(settings, wired)
     if recording is not None:
         observers.append(recording)
-    loop = Loop(Agent(wired.spec), wired.ports, observers)
+    loop, began = Loop(Agent(wired.spec), wired.ports, observers), wired.ports.clock.now()
     result = _result(loop, recording)
-    last = [PREFIX + line for line in final_lines(result, loop.agent.job.restarts, is_alone=settings.meeting is None)]
+    ran_s, is_alone = loop.agent.at - began, settings.meeting is None
+    last = [PREFIX + line for line in final_lines(result, loop.agent.job.restarts, ran_s=ran_s, is_alone=is_alone)]
     writer = keeper.pid
+    is_quiet = settings.streams.lines.is_quiet
     for line in last:
         keeper.say(line)
     _leave_error_file(result, environ)
     _wait_for_reader(console, wired, result)
-    if keeper.pid != writer:
+    if keeper.pid != writer or (is_quiet and result.state is not WorkerState.SUCCEEDED):
         # The keeper has died, perhaps before it had written these lines. The agent has said so, and what it says last
-        # must be the origin of the status.
+        # must be the origin of the status. A quiet keeper has written none.
         for line in last:
             console.say(line)
     return exit_status(result)
+
+
+def _unsaid(line: str) -> None:
+    """Takes a line that nobody wants."""
 
 
 def _recording(settings: Settings, wired: Wired) -> Recording:

@@ -29,6 +29,8 @@ from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
+from attrs import evolve
+
 from reknit.adapters.keeper.output.console import LAST_WORDS_S, ConsoleWriter
 from reknit.adapters.keeper.output.printing import Printing
 from reknit.adapters.keeper.process.boot import open_standard
@@ -50,6 +52,14 @@ if TYPE_CHECKING:
     from reknit.app.wiring.recording import Recording
 
 OpenWorkersHere = Callable[[SystemClock, str, str], Workers]
+
+
+def _for_objects(settings: Settings, printing: Printing) -> Settings:
+    """A program that has put objects in the place of its streams, as a notebook does, gets lines without times."""
+    lines = settings.streams.lines
+    if printing.console == (1, 2) or lines.has_times is not None:
+        return settings
+    return evolve(settings, streams=evolve(settings.streams, lines=evolve(lines, has_times=False)))
 
 
 class Session:
@@ -97,7 +107,8 @@ class Session:
         except BaseException:
             self._clock.close()
             raise
-        self._console = ConsoleWriter(self._printing.console[1])
+        settings = _for_objects(settings, self._printing)
+        self._console = ConsoleWriter(self._printing.console[1], style=settings.streams.lines)
         """Where lines go while no keeper can show them, unless the program wants them itself."""
         world = Surroundings(
             clock=self._clock,

@@ -162,6 +162,16 @@ def terms_text(why: own.TermsDiffer, names: Mapping[str, str]) -> str:
     return f"the job runs on other terms: {listed}" + (f" (node {why.by} began the job)" if why.by else "")
 
 
+def time_text(seconds: float) -> str:
+    """`12 s`, `2 min 5 s`, `3 h 40 min`, `2 d 4 h`"""
+    whole = round(seconds)
+    for unit_s, unit, next_s, next_unit in ((86400, "d", 3600, "h"), (3600, "h", 60, "min"), (60, "min", 1, "s")):
+        if whole >= unit_s:
+            rest = whole % unit_s // next_s
+            return f"{whole // unit_s} {unit}" + (f" {rest} {next_unit}" if rest else "")
+    return f"{whole} s"
+
+
 def budget_text(max_restarts: int) -> str:
     """`all 2 restarts are spent`"""
     if max_restarts == 0:

@@ -8,12 +8,29 @@ from typing import assert_never
 
 from reknit.core.agent.agent import Agent
 from reknit.core.agent.commands import Append, Beat, Command, Finish, StopWorkers
+from reknit.core.agent.events import (
+    Counters,
+    EntriesRead,
+    Event,
+    JournalFailed,
+    RestartsLimited,
+    Started,
+    StopRequested,
+    Woken,
+)
 from reknit.core.agent.states import WorkerState
-from reknit.core.agent.worker_words import ReservePort, StartWorkers
+from reknit.core.agent.worker_words import (
+    PortReserved,
+    ReservePort,
+    StartWorkers,
+    WorkersExited,
+    WorkersStarted,
+    WorkersStopped,
+)
 from reknit.core.job.entries import Entry
 from reknit.core.job.job import Running, coming
 
-from .describe import reason_text, signal_name
+from .describe import how_text, reason_text, signal_name
 
 
 class Doing(Enum):
@@ -100,6 +117,41 @@ def _ranks(agent: Agent) -> str:
     ranks = [worker.rank for worker in made.workers]
     span = f"ranks {ranks[0]} to {ranks[-1]}" if len(ranks) > 1 else f"rank {ranks[0]}"
     return f", {span} of {made.world_size}"
+
+
+def event_text(event: Event) -> str:  # a dispatcher: one arm per event
+    """An event in a few words, for the lines of `-v`. Nothing that a decision depends on is left out, except for the
+    texts of failures."""
+    match event:
+        case Started(_, nonce, port):
+            return f"the keeper is ready (agent {nonce}, port {port or 'none'})"
+        case EntriesRead(_, entries, base, _, is_anew):
+            start = "the journal from its beginning" if is_anew else "" if base is None else "the job as it is now"
+            return f"read {'; '.join([start] * bool(start) + [entry_text(e) for e in entries]) or 'nothing new'}"
+        case Counters(_, counts):
+            return f"counters {', '.join(f'{node} {count}' for node, count in counts.items()) or 'of nobody'}"
+        case JournalFailed(_, why, refusal, answers):
+            kind = "refused" if refusal is not None else "not usable yet" if answers else "not reached"
+            return f"the store is {kind}: {why}"
+        case StopRequested():
+            return f"asked to stop: {signal_name(event.signal)}"
+        case RestartsLimited(_, left):
+            return f"this node bears {left} further restarts"
+        case Woken():
+            return "woken"
+        case WorkersStarted(_, round, assignment):
+            return f"the workers of round {round} run" + (", with other ranks" if assignment is not None else "")
+        case WorkersExited(_, round, exits):
+            how = {e.local_rank: "exit code 0" if e.failure is None else how_text(e.failure) for e in exits}
+            told = ", ".join(f"local rank {local_rank}: {text}" for local_rank, text in how.items())
+            return f"workers of round {round} ended: {told}"
+        case WorkersStopped(_, round, port, stuck):
+            except_for = f", except for {', '.join(map(str, stuck))}" if stuck else ""
+            return f"no process of round {round} is left{except_for} (port {port or 'none'})"
+        case PortReserved(_, port):
+            return f"port {port or 'none'} is reserved"
+        case _:
+            assert_never(event)
 
 
 def command_text(command: Command) -> str:

@@ -41,6 +41,7 @@ class Run:
         self.mark = uuid.uuid4().hex
         self.base_env = base = {name: value for name, value in os.environ.items() if not _OURS.match(name)}
         base[_MARK] = self.mark
+        base["PET_LOG_TIMES"] = "never"  # lines are compared. Tests of times ask for them
         base["TMPDIR"] = str(tmp_path)  # pytest removes the files of the run with the test
         base[VARIABLE] = str(tmp_path)  # another test's run must not end what this one leaves
         settings = {
@@ -93,7 +94,13 @@ class Run:
         """The agent's own lines without their prefix. Values that differ from run to run are replaced."""
         lines = [line.removeprefix("reknit: ") for line in self.err.splitlines() if line.startswith("reknit: ")]
         host = re.escape(os.uname().nodename)
-        for pattern, put in ((r"pid \d+", "pid P"), (r"(127\.0\.0\.1):\d+", r"\1:PORT"), (rf"node {host}\b", "node N")):
+        told = (
+            (r"pid \d+", "pid P"),
+            (r"(had run for) \d+ s", r"\1 T s"),
+            (r"(127\.0\.0\.1):\d+", r"\1:PORT"),
+            (rf"node {host}\b", "node N"),
+        )
+        for pattern, put in told:
             lines = [re.sub(pattern, put, line) for line in lines]
         return lines
 

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from reknit.adapters.keeper.output.console import PLAIN
 from reknit.adapters.keeper.output.streams import Streams, StreamSettings, WorkerStreams
 from tests.support.waiting import until
 
@@ -55,7 +56,7 @@ def finished(pid: int) -> int:
 
 
 def streams_to(out: Console, err: Console, **settings: Any) -> Streams:
-    streams = Streams(StreamSettings(**settings), stdout=out.fd, stderr=err.fd)
+    streams = Streams(StreamSettings(**{"lines": PLAIN, **settings}), stdout=out.fd, stderr=err.fd)
     err.writers.append(streams)
     return streams
 

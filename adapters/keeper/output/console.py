@@ -25,9 +25,12 @@ import re
 import select
 import stat
 import threading
+import time
 from collections import OrderedDict, deque
 from collections.abc import Callable
 from errno import EAGAIN, EPIPE
+
+from attrs import frozen
 
 from reknit.adapters.runtime.threads import Thread
 
@@ -62,13 +65,39 @@ def escaped(line: str) -> str:
     return _UNSAFE.sub(lambda found: found[0].encode("unicode_escape").decode(), line)
 
 
+@frozen
+class LineStyle:
+    """How the lines of reknit's own are written."""
+
+    has_times: bool | None = None
+    """Whether each begins with the wall-clock time. None: it does where the console is no terminal."""
+    is_json: bool = False
+    """Each is a JSON object with the members `time` and `message`, in one line."""
+    is_quiet: bool = False
+    """None is written."""
+
+    def written(self, line: str, *, to_terminal: bool) -> str:
+        """`line` as it is written now."""
+        if self.is_json:
+            import json  # only now: few jobs need it
+
+            return json.dumps({"time": time.strftime("%Y-%m-%dT%H:%M:%S%z"), "message": line.removeprefix("reknit: ")})
+        has_time = not to_terminal if self.has_times is None else self.has_times
+        return f"{time.strftime('%Y-%m-%d %H:%M:%S')} {line}" if has_time else line
+
+
+PLAIN = LineStyle(has_times=False)
+
+
 class ConsoleWriter:
     """Writes to one descriptor. The caller closes the descriptor. All methods may be called from any thread."""
 
-    def __init__(self, fd: int, *, has_room: Callable[[], None] | None = None) -> None:
-        """`has_room`: called by the writing thread when `is_full` had said yes and would now say no, and when
-        `has_reader` has become False."""
+    def __init__(self, fd: int, *, has_room: Callable[[], None] | None = None, style: LineStyle = PLAIN) -> None:
+        """`style`: how lines of reknit's own are written. `has_room`: called by the writing thread when `is_full` had
+        said yes and would now say no, and when `has_reader` has become False."""
         self.fd = fd
+        self.style = style
+        self._is_terminal = os.isatty(fd)
         self._has_room = has_room
         self._changed = threading.Condition()
         self._queue: OrderedDict[int, bytes] = OrderedDict()
@@ -96,7 +125,9 @@ class ConsoleWriter:
 
     def say(self, line: str) -> None:
         """Write a line of reknit's own after everything that came before. Never waits, never raises."""
-        data = f"{escaped(line)}\n".encode(errors="backslashreplace")
+        if self.style.is_quiet:
+            return
+        data = self._lined(escaped(line))
         with self._changed:
             if self._leaving is not None:
                 self._missing += 1
@@ -182,6 +213,9 @@ class ConsoleWriter:
             raise OSError(EAGAIN, "no thread for the workers' output") from None
         self._thread = thread
 
+    def _lined(self, line: str) -> bytes:
+        return f"{self.style.written(line, to_terminal=self._is_terminal)}\n".encode(errors="backslashreplace")
+
     def _put(self, data: bytes) -> int:
         self._number += 1
         self._queue[self._number] = data
@@ -245,7 +279,7 @@ class ConsoleWriter:
         batch, size = [], 0
         if self._missing:
             lines, are = ("1 line", "is") if self._missing == 1 else (f"{self._missing} lines", "are")
-            note = f"reknit: {lines} could not be written to this console and {are} missing here\n".encode()
+            note = self._lined(f"reknit: {lines} could not be written to this console and {are} missing here")
             batch.append(note if is_line_start else b"\n" + note)
             self._missing = 0
         while self._queue and size < _BATCH:

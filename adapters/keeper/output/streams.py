@@ -24,7 +24,7 @@ from typing import Literal
 
 from attrs import frozen
 
-from .console import ConsoleWriter
+from .console import ConsoleWriter, LineStyle
 from .relay import Relay, Tap
 
 STDOUT, STDERR = 1, 2
@@ -52,6 +52,8 @@ class StreamSettings:
     output: Literal["relay", "inherit"] = "relay"
     """What happens to a stream that goes to the console without a prefix. "relay": see the top of this file. "inherit":
     the worker writes to the console itself. Then lines of two workers may be mixed, and a failure has no last lines."""
+    lines: LineStyle = LineStyle()
+    """How reknit writes its own lines to the console."""
 
 
 def _has(masks: int | Mapping[int, int], local_rank: int, stream: int) -> bool:
@@ -93,7 +95,7 @@ class Streams:
         self._template = settings.prefix or (env or {}).get("TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE", "")
         self._fds = {STDOUT: stdout, STDERR: stderr}
         self._relay = Relay(self.say)
-        err = ConsoleWriter(stderr, has_room=self._relay.wake)
+        err = ConsoleWriter(stderr, has_room=self._relay.wake, style=settings.lines)
         self._is_one = _is_same(stdout, stderr)
         """Stdout and stderr are the same console. Then all output to it goes through the relay, in whole lines."""
         self._consoles = {

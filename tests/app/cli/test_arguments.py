@@ -15,7 +15,7 @@ FLAGS = [option for option in OPTIONS if not option.metavar]
 
 def some_text(option: Option) -> str:
     """A value that the option takes and that is not its default."""
-    for text in ("v", "2", "SIGUSR1", "inherit", "never"):
+    for text in ("v", "2", "SIGUSR1", "inherit", "never", "json"):
         try:
             if option.read(text) != option.read(option.default):
                 return text

@@ -412,7 +412,7 @@ def test_a_host_without_what_reknit_needs(tmp_path: Path, mounts: str, said: str
         pytest.skip("this user cannot have mounts of its own")
     argv = ("unshare", "-m", "sh", "-c", f'{mounts}; exec "$@"', "-", REKNIT, "run", "/bin/true")
     env = {name: value for name, value in os.environ.items() if name != "TMPDIR"}
-    env |= {"TORCHELASTIC_ENABLE_FILE_TIMER": "1", "OMP_NUM_THREADS": "1"}
+    env |= {"TORCHELASTIC_ENABLE_FILE_TIMER": "1", "OMP_NUM_THREADS": "1", "PET_LOG_TIMES": "never"}
     done = subprocess.run(argv, env=env, cwd="/", capture_output=True, text=True, timeout=PATIENCE_S, check=False)
     (line,) = done.stderr.splitlines()
     assert line.startswith("reknit: exit status 71: ")
@@ -435,3 +435,52 @@ def test_without_stdin_stdout_and_stderr(tmp_path: Path, command: str) -> None:
     status, _ = run(tmp_path, sys.executable, "-c", shell, script=script)
     assert status == 0
     assert (tmp_path / "seen").read_text().split() == [os.devnull] * 6
+
+
+# ---- the lines of reknit's own ----
+
+TIME = r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d"
+
+
+@pytest.mark.parametrize(
+    ("options", "line"),
+    [
+        ((), rf"{TIME} reknit: "),
+        (("--log-times",), rf"{TIME} reknit: "),
+        (("--log-times=always", "-v"), rf"{TIME} reknit: "),
+        (("--log-times=never",), "reknit: "),
+        (("--log-format=json",), r'\{"time": "\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d[+-]\d{4}", "message": "(?!reknit).*"\}$'),
+    ],
+)
+def test_every_line_of_reknit_has_the_time_and_none_of_a_worker(
+    tmp_path: Path, options: tuple[str, ...], line: str
+) -> None:
+    """Where stderr is no terminal. People compare these lines with those of other nodes."""
+    script = "import sys; print('from the worker', file=sys.stderr); sys.exit(3)"
+    env = {"PET_LOG_TIMES": "auto"} if not any("times" in option for option in options) else {}
+    status, job = run(tmp_path, *options, "w.py", script=script, env=env)
+    assert status == 3
+    lines = job.err.splitlines()
+    assert lines.count("from the worker") == 1
+    assert [each for each in lines if not re.match(line, each)] == ["from the worker"]
+    assert any("it had run for" in each for each in lines)
+
+
+FAILS_ONCE = "import os\nif os.environ['REKNIT_ROUND'] == '0': raise SystemExit(4)"
+
+
+@pytest.mark.parametrize("script", ["print('ran')", FAILS_ONCE])
+def test_a_quiet_run_says_nothing_of_a_success(tmp_path: Path, script: str) -> None:
+    """Not even of a restart, or that a variable was set."""
+    status, job = run(tmp_path, "-q", "--nproc-per-node=2", "--max-restarts=1", "w.py", script=script)
+    assert (status, job.err) == (0, "")
+
+
+def test_a_quiet_run_says_why_it_has_failed(tmp_path: Path) -> None:
+    """And nothing else."""
+    status, job = run(tmp_path, "--quiet", "--nproc-per-node=2", "w.py", script="raise SystemExit(4)")
+    assert status == 4
+    assert job.err.startswith("reknit: the job failed: no restarts are allowed")
+    status, job = run(tmp_path, "--quiet", "no.py")
+    assert status == 2
+    assert "no.py" in job.err

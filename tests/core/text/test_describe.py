@@ -10,22 +10,53 @@ from attrs import evolve
 from reknit.core.agent import reasons as own
 from reknit.core.agent.agent import Agent, Spec
 from reknit.core.agent.commands import Append, Beat, Command, Finish, Result, StopWorkers
+from reknit.core.agent.events import (
+    Counters,
+    EntriesRead,
+    Event,
+    JournalFailed,
+    RestartsLimited,
+    Started,
+    StopRequested,
+    Woken,
+)
 from reknit.core.agent.states import WorkerState
 from reknit.core.agent.step import step
-from reknit.core.agent.worker_words import ReservePort, StartWorkers
+from reknit.core.agent.worker_words import (
+    PortReserved,
+    ReservePort,
+    StartWorkers,
+    WorkerExit,
+    WorkersExited,
+    WorkersStarted,
+    WorkersStopped,
+)
 from reknit.core.job import reasons
 from reknit.core.job.entries import Filler, Leaving, Left, Lost, NodeId, Opened, RestartPolicy, Terms
-from reknit.core.job.workers import Assignment, NoProgress, TimerExpired, WorkerFailure, WorkerRanks
+from reknit.core.job.job import Job
+from reknit.core.job.restart import blaming, root_cause_of
+from reknit.core.job.workers import (
+    UNSEEN,
+    Activity,
+    Assignment,
+    NoProgress,
+    Stance,
+    TimerExpired,
+    WorkerFailure,
+    WorkerRanks,
+)
 from reknit.core.text.describe import (
     cause_text,
     decisions,
     exit_text,
     failure_text,
+    hang_lines,
     reason_text,
     sealed_text,
     signal_name,
+    time_text,
 )
-from reknit.core.text.doing import command_text, entry_text
+from reknit.core.text.doing import command_text, entry_text, event_text
 from tests.support.playbook import (
     Builder,
     Playbook,
@@ -453,6 +484,109 @@ def test_every_command_has_its_words(command: Command) -> None:
     finish = Finish(Result(WorkerState.FAILED, reasons.Unstable(1)))
     assert command_text(finish) == "finish: FAILED, more than 1 rounds ended without a failure"
     assert {type(c) for c in COMMANDS} | {Finish} == set(get_args(Command))
+
+
+EVENTS: tuple[tuple[Event, str], ...] = (
+    (Started(1.0, "x", 41231), "the keeper is ready (agent x, port 41231)"),
+    (EntriesRead(1.0), "read nothing new"),
+    (EntriesRead(1.0, (joined("n1"), Filler())), "read Joined node=n1 round=0; Filler"),
+    (EntriesRead(1.0, (), Job()), "read the job as it is now"),
+    (EntriesRead(1.0, (), is_anew=True), "read the journal from its beginning"),
+    (Counters(1.0, {node("n1"): 7, node("n2"): 0}), "counters n1 7, n2 0"),
+    (JournalFailed(1.0, "refused"), "the store is not reached: refused"),
+    (StopRequested(1.0, 15), "asked to stop: SIGTERM"),
+    (RestartsLimited(1.0, 2), "this node bears 2 further restarts"),
+    (Woken(1.0), "woken"),
+    (WorkersStarted(1.0, 3), "the workers of round 3 run"),
+    (
+        WorkersExited(1.0, 3, (WorkerExit(0), WorkerExit(1, FAILURE))),
+        "workers of round 3 ended: local rank 0: exit code 0, local rank 1: exit code 3, ValueError: no",
+    ),
+    (WorkersStopped(1.0, 3, 0, (7, 8)), "no process of round 3 is left, except for 7, 8 (port none)"),
+    (PortReserved(1.0, 41231), "port 41231 is reserved"),
+)
+
+
+@pytest.mark.parametrize(("event", "text"), EVENTS)
+def test_every_event_has_a_text(event: Event, text: str) -> None:
+    """`-v` shows what has come, without a time of its own: the line has one."""
+    assert event_text(event) == text
+    assert {type(each) for each, _ in EVENTS} == set(get_args(Event))
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (0.2, "0 s"),
+        (59.4, "59 s"),
+        (60, "1 min"),
+        (125, "2 min 5 s"),
+        (3600 * 3 + 59 * 60 + 59, "3 h 59 min"),
+        (86400 * 54 + 7200, "54 d 2 h"),
+    ],
+)
+def test_a_time_has_two_units(seconds: float, text: str) -> None:
+    """Nobody needs the seconds of a week."""
+    assert time_text(seconds) == text
+
+
+# ---- hangs ----
+
+LOADS = Activity(Stance.OWN, "load", "data.py:41")
+WAITS = Activity(Stance.COLLECTIVE, "all_reduce", "train.py:88")
+
+
+def hang(*activities: Activity) -> reasons.WorkerFailed:
+    hung = [WorkerFailure(i, i, -9, cause=NoProgress(30.0, 4, activity=each)) for i, each in enumerate(activities)]
+    return blaming(node("n1"), root_cause_of(hung), hung)
+
+
+UNSURE = "it cannot be told which worker holds up the others"
+NAMED = "rank 0 on node n1 is named by its step and its time"
+
+
+@pytest.mark.parametrize(
+    ("why", "lines"),
+    [
+        (
+            hang(WAITS, LOADS, WAITS, WAITS),
+            (
+                "rank 1: load (data.py:41), not in a collective",
+                "ranks 0,2-3: all_reduce (train.py:88)",
+                "rank 1 on node n1 holds up the others",
+            ),
+        ),
+        (
+            hang(WAITS, LOADS, LOADS),
+            (
+                "ranks 1-2: load (data.py:41), not in a collective",
+                "rank 0: all_reduce (train.py:88)",
+                "ranks 1-2 hold up the others",
+            ),
+        ),
+        (
+            hang(WAITS, UNSEEN, WAITS),
+            (
+                "rank 1: at an unknown place",
+                "ranks 0,2: all_reduce (train.py:88)",
+                "probably rank 1 on node n1 holds up the others",
+            ),
+        ),
+        (hang(WAITS, WAITS), ("ranks 0-1: all_reduce (train.py:88)", f"{UNSURE}; {NAMED}")),
+        (
+            hang(LOADS, LOADS),
+            (
+                "ranks 0-1: load (data.py:41), not in a collective",
+                f"all of them stand there, and none waits for another; {NAMED}",
+            ),
+        ),
+        (hang(LOADS), ()),
+        (FAILED, ()),
+    ],
+)
+def test_where_the_workers_stood_that_hung(why: reasons.WorkerFailed, lines: tuple[str, ...]) -> None:
+    """By place, and how sure it is that the blamed one holds up the others."""
+    assert tuple(line.removeprefix("  ") for line in hang_lines(why)) == lines
 
 
 def test_every_entry_has_its_words() -> None:
