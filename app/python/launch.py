@@ -6,7 +6,8 @@
     launch("train.py", ("--lr", 0.1), nproc=4)
 
 1. Workers, restarts and the meeting of several nodes are those of `reknit run`. The rules at the top of `session.py`
-   hold: no signal is taken, and `os.environ` is not written.
+   hold. Of the signals only SIGTERM is taken, while `launch` waits in the main thread of a program that does not handle
+   it.
 2. A job that does not succeed raises `JobFailed`. The text of this error is the report that `reknit run` prints.
 3. Whatever raises an error here, for example KeyboardInterrupt or a cancelled task, first ends the workers.
 """
@@ -14,8 +15,11 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, Never
 
 from attrs import evolve
@@ -93,8 +97,7 @@ def launch(
     `max_restarts`, `meeting` and `run_id`.
     `meeting`: where the nodes meet. None: the job has one node.
     `run_id`: name of the job. Empty: a random name, which is possible with one node only.
-    `start_method`: how a worker that calls a function is started: spawn, fork or forkserver
-    (docs/embedding.md#start-methods). Without a meaning for a program.
+    `start_method`: how a worker that calls a function is started: spawn, fork or forkserver (docs/embedding.md).
     `warm`: the modules of a script are imported once for all workers and restarts (docs/warm.md). True: what most
     scripts with torch import. Names of modules: these. For a function, names are imported in addition to
     what start method forkserver imports anyway.
@@ -111,8 +114,9 @@ def launch(
 
     Raises `JobFailed` if the job does not succeed or this node cannot take part in it, `FunctionError` if the function
     cannot be a worker or a value cannot be read in this process, `ValueError` for any other wrong argument, and
-    `CannotStart` if a limit of the machine is met. An exception in the calling thread, for example KeyboardInterrupt,
-    kills the workers and is raised.
+    `CannotStart` if a limit of the machine is met. KeyboardInterrupt, SystemExit and a SIGTERM that would kill this
+    program stop the workers within `grace_s`, a second one sooner, and are raised: SIGTERM as SystemExit(143). Any
+    other exception in the calling thread kills the workers at once and is raised.
     """
     _refuse_unknown(unknown)
     settings = _settings(
@@ -130,7 +134,7 @@ def launch(
     )
     try:
         with start(settings, say=say) as running:
-            running.join()
+            _await_end(running)
             return _outcome(running, settings)
     except Prevented as error:
         raise _failed(error) from None
@@ -179,6 +183,45 @@ async def launch_async(
             return _outcome(running, settings)
     except Prevented as error:
         raise _failed(error) from None
+
+
+def _await_end(running: Session) -> None:
+    """Wait until the agent has ended. An interrupt stops the workers as it does for `reknit run`, and is raised when
+    they have ended. A second one shortens their time."""
+    with _raised_at_sigterm():
+        try:
+            running.join()
+        except (KeyboardInterrupt, SystemExit) as interrupt:
+            _leave(running, interrupt)
+            raise
+
+
+def _leave(running: Session, interrupt: BaseException | None) -> None:
+    while interrupt is not None:
+        running.leave(signal.SIGINT if isinstance(interrupt, KeyboardInterrupt) else signal.SIGTERM)
+        interrupt = None
+        try:
+            running.join()
+        except (KeyboardInterrupt, SystemExit) as another:
+            interrupt = another
+
+
+@contextmanager
+def _raised_at_sigterm() -> Iterator[None]:
+    """A context in which SIGTERM raises `SystemExit` in the main thread, if it would kill this program."""
+    is_main = threading.current_thread() is threading.main_thread()
+    if not is_main or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
+        yield
+        return
+
+    def end(signum: int, frame: object) -> None:
+        raise SystemExit(128 + signum)
+
+    signal.signal(signal.SIGTERM, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 def _outcome(running: Session, settings: Settings) -> dict[int, object]:

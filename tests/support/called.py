@@ -250,6 +250,25 @@ def note_and_pause(path: str) -> None:
     signal.pause()
 
 
+def saves_when_told(folder: str) -> None:
+    """It writes the name of the signal, and then ends."""
+
+    def save(signum: int, frame: object) -> NoReturn:
+        with open(f"{folder}/saved", "w") as file:
+            file.write(signal.Signals(signum).name)
+        sys.exit(1)
+
+    for signum in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(signum, save)
+    note_and_pause(f"{folder}/pids")
+
+
+def goes_on_when_told(folder: str) -> None:
+    signal.signal(signal.SIGINT, lambda signum, frame: open(f"{folder}/told", "w").close())
+    while True:
+        note_and_pause(f"{folder}/pids")
+
+
 def outlives_its_timer() -> None:
     from reknit.elastic import timer
 

@@ -14,7 +14,8 @@ import psutil
 from reknit.adapters.keeper.client import start as starting
 from reknit.adapters.keeper.client.keeper_client import KeeperClient
 from reknit.adapters.keeper.client.start import Keeping, Start
-from reknit.adapters.keeper.output.console import ConsoleWriter
+from reknit.adapters.keeper.output.console import PLAIN, ConsoleWriter
+from reknit.adapters.keeper.output.streams import StreamSettings
 from reknit.adapters.keeper.protocol.wire import Configure
 from reknit.adapters.runtime.clock import SystemClock
 from reknit.core.agent.events import Event, Started
@@ -57,7 +58,7 @@ class Kept:
         try:
             self.keeper = KeeperClient(
                 self.clock,
-                Configure(argv=argv, **{"run_id": "job", **configure}),
+                Configure(argv=argv, **{"run_id": "job", "streams": StreamSettings(lines=PLAIN), **configure}),
                 "nonce",
                 with_console(self.console, start_),
                 restart=None if restart is None else with_console(self.console, restart),

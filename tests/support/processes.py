@@ -16,7 +16,8 @@ from attrs import fields
 
 from reknit.adapters.keeper.client.keeper_client import KeeperClient
 from reknit.adapters.keeper.common.spawn import Leader
-from reknit.adapters.keeper.output.console import LAST_WORDS_S
+from reknit.adapters.keeper.output.console import LAST_WORDS_S, PLAIN
+from reknit.adapters.keeper.output.streams import StreamSettings
 from reknit.adapters.keeper.process.processes import Processes
 from reknit.adapters.keeper.protocol.wire import Configure, Stop
 from reknit.adapters.keeper.watchdog.watchdog import Watchdog
@@ -76,7 +77,11 @@ def make_processes(clock: SystemClock, *argv: str, **options: Any) -> Processes:
     """`options`: fields of `Configure`, and arguments of `Processes`."""
     names = {field.name for field in fields(Configure)} - {"env"}
     wanted = {name: options.pop(name) for name in names & options.keys()}
-    return Processes(clock, Configure(argv, **{"run_id": "job", **wanted}), **{"env": os.environ, **options})
+    return Processes(
+        clock,
+        Configure(argv, **{"run_id": "job", "streams": StreamSettings(lines=PLAIN), **wanted}),
+        **{"env": os.environ, **options},
+    )
 
 
 def start(workers: Processes | KeeperClient, count: int = 1, round_: int = 0) -> None:

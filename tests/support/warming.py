@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import psutil
 import pytest
 
+from reknit.adapters.keeper.output.console import PLAIN
 from reknit.adapters.keeper.output.streams import StreamSettings
 from reknit.adapters.keeper.protocol.wire import Warm
 from reknit.core.agent.worker_words import WorkersExited
@@ -50,7 +51,7 @@ class Warmed:
             cwd=str(folder),
             env=tuple(env.items()),
             log_base=str(self.logs),
-            streams=StreamSettings(redirects=3),
+            streams=StreamSettings(redirects=3, lines=PLAIN),
             **configure,
         )
         self.kept.ready()

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from attrs import evolve
 
+from reknit.adapters.host import memory_kills
 from reknit.core.job.workers import NoProgress, TimerExpired, WorkerFailure
 
 from .error_files import explain, shorten_stacks
@@ -59,6 +60,20 @@ def unread(failure: WorkerFailure) -> WorkerFailure:
     if failure.exitcode in (-signal.SIGPIPE, 128 + signal.SIGPIPE, _CANNOT_FLUSH) or "BrokenPipeError" in said:
         return evolve(failure, message="nobody reads its stdout any more", traceback="", stderr=())
     return failure
+
+
+def killed(failure: WorkerFailure, kills_before: int | None) -> WorkerFailure:
+    """The failure of a worker that SIGKILL has ended, with a word about who has sent it. reknit has not.
+
+    `kills_before`: how many processes the kernel had killed for lack of memory when the worker was started. None: this
+    is not known."""
+    if failure.exitcode != -signal.SIGKILL or failure.message or kills_before is None:
+        return failure
+    kills = memory_kills.count()
+    if kills is None or kills == kills_before:
+        return evolve(failure, message="the kernel has counted no kill for lack of memory")
+    used = memory_kills.usage_text()
+    return evolve(failure, message=f"probably by the kernel for lack of memory{f' ({used})' if used else ''}")
 
 
 def _of_hung(

@@ -65,6 +65,9 @@ def escaped(line: str) -> str:
     return _UNSAFE.sub(lambda found: found[0].encode("unicode_escape").decode(), line)
 
 
+_PREFIX = "reknit: "
+
+
 @frozen
 class LineStyle:
     """How the lines of reknit's own are written."""
@@ -77,11 +80,13 @@ class LineStyle:
     """None is written."""
 
     def written(self, line: str, *, to_terminal: bool) -> str:
-        """`line` as it is written now."""
+        """`line` as it is written now. A line without the prefix, such as an event of torchelastic, stays as it is."""
+        if not line.startswith(_PREFIX):
+            return line
         if self.is_json:
             import json  # only now: few jobs need it
 
-            return json.dumps({"time": time.strftime("%Y-%m-%dT%H:%M:%S%z"), "message": line.removeprefix("reknit: ")})
+            return json.dumps({"time": time.strftime("%Y-%m-%dT%H:%M:%S%z"), "message": line.removeprefix(_PREFIX)})
         has_time = not to_terminal if self.has_times is None else self.has_times
         return f"{time.strftime('%Y-%m-%d %H:%M:%S')} {line}" if has_time else line
 

@@ -17,9 +17,10 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from reknit.adapters.host.children import reap
+from reknit.adapters.host.memory_kills import count
 from reknit.adapters.keeper.common.bootstrap import BootstrapPorts
 from reknit.adapters.keeper.common.spawn import Leader
-from reknit.adapters.keeper.failures.failing import failure_of, unread
+from reknit.adapters.keeper.failures.failing import failure_of, killed, unread
 from reknit.adapters.keeper.output.streams import Streams
 from reknit.adapters.keeper.protocol.wire import Configure, Happened, StartProcesses, Stop, Warm, workers_of
 from reknit.core.agent.worker_words import (
@@ -141,6 +142,8 @@ class Processes:
         self._owes_port = False
         self._wakes_at: float | None = None
         self._fenced_at: float | None = None
+        self._memory_kills = count()
+        """How many processes the kernel had killed for lack of memory when the workers were started."""
 
     # ---- the port ----
 
@@ -163,6 +166,7 @@ class Processes:
         if self._watchdog is not None:
             self._watchdog.begin()
         self._launcher.begin(command)
+        self._memory_kills = count()
         self._start(self._round)
 
     def _start(self, round_: _Round) -> None:
@@ -342,6 +346,8 @@ class Processes:
         failure = failure_of(leader, lines, hung)
         if failure is not None and self._streams.was_unread(leader.streams):
             failure = unread(failure)
+        if failure is not None and hung is None:
+            failure = killed(failure, self._memory_kills)
         return WorkerExit(leader.local_rank, failure)
 
     @property

@@ -269,6 +269,46 @@ def test_an_interrupt_from_the_keyboard(tmp_path: Path) -> None:
     assert not children()
 
 
+@pytest.mark.alone
+@pytest.mark.parametrize(("signum", "error"), [(signal.SIGINT, KeyboardInterrupt), (signal.SIGTERM, SystemExit)])
+def test_workers_may_save_their_work_before_an_interrupt_ends_them(
+    tmp_path: Path, signum: signal.Signals, error: type[BaseException]
+) -> None:
+    """They get the signal, and `grace_s`. SIGTERM would otherwise kill this program, and its workers with it."""
+
+    def interrupt() -> None:
+        read_pids(tmp_path / "pids", 1)
+        os.kill(os.getpid(), signum)
+
+    thread = threading.Thread(target=interrupt)
+    thread.start()
+    with pytest.raises(error) as raised:
+        launch(called.saves_when_told, (str(tmp_path),), grace_s=PATIENCE_S, say=quiet)
+    thread.join()
+    assert (tmp_path / "saved").read_text() == signum.name
+    assert isinstance(raised.value, KeyboardInterrupt) or raised.value.args == (143,)
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+    assert not children()
+
+
+@pytest.mark.alone
+def test_a_second_interrupt_shortens_the_time(tmp_path: Path) -> None:
+    """This worker ignores the first one, and would do so for hours."""
+
+    def interrupt() -> None:
+        read_pids(tmp_path / "pids", 1)
+        os.kill(os.getpid(), signal.SIGINT)
+        until((tmp_path / "told").exists)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    thread = threading.Thread(target=interrupt)
+    thread.start()
+    with pytest.raises(KeyboardInterrupt):
+        launch(called.goes_on_when_told, (str(tmp_path),), grace_s=36_000, say=quiet)
+    thread.join()
+    assert not children()
+
+
 def test_a_closure_under_fork() -> None:
     """What cannot be pickled can be called by a fork."""
     local = threading.Lock()

@@ -191,7 +191,7 @@ def test_a_process_limit_is_reported(tmp_path: Path) -> None:
         import os, resource, signal
         from tests.support.processes import *
         clock = SystemClock()
-        resource.setrlimit(resource.RLIMIT_NPROC, (3, 3))
+        resource.setrlimit(resource.RLIMIT_NPROC, (4, 4))
         os.setuid(54321)
         workers = make_processes(clock, "sleep", "600", own_children=True)
         start(workers, 8)
