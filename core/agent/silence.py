@@ -99,10 +99,11 @@ def spare_s(agent: Agent, apart_s: float) -> float:
 
     It forgives nothing after a usual time. A longer one may have been an outage of the store, from which others return
     later: (1) The store hangs for 7 s. (2) The call of a returns. (3) The call of b times out, and b tries again after
-    a pause. So the other nodes may need as long again, and then two beats to be heard.
+    a pause. (4) The members of etcd elect another leader, and this call times out as well. So the other nodes may need
+    twice as long, and then two beats to be heard.
     """
     most_s = pause_from_s(agent)
-    return min(apart_s, RETURN_S) + most_s if apart_s > most_s else 0.0
+    return min(2 * apart_s, RETURN_S) + most_s if apart_s > most_s else 0.0
 
 
 def pause_from_s(agent: Agent) -> float:

@@ -235,7 +235,7 @@ BUGS = (
         "accuses-after-an-outage-of-all",
         6,
         "agent.silence.spare_s",
-        "min(apart_s, RETURN_S) + most_s",
+        "min(2 * apart_s, RETURN_S) + most_s",
         "0.0",
         "silence",
         "setup\noutage\nwait 12\nrestore\nwait 7",
