@@ -299,7 +299,7 @@ def _pickled(function: Function, spawning: _Spawning) -> memoryview:
     except Exception as error:
         if isinstance(error, OSError) and error.errno in _LIMITS:
             raise
-        raise FunctionError(_why_not(function, error)) from error
+        raise FunctionError(_why_not(function, error)) from None
     if b"__main__" in buffer.getvalue() and not _has_main_file():
         return _by_value(function, spawning)
     return buffer.getbuffer()
@@ -313,7 +313,7 @@ def _by_value(function: Function, spawning: _Spawning) -> memoryview:
     except ImportError:
         raise FunctionError(
             f"{name} or one of its arguments is defined in an interactive session, which a worker cannot import: "
-            "define it in a module, install cloudpickle, or use start method fork"
+            "define it in a module, install cloudpickle (pip install 'reknit[notebook]'), or use start method fork"
         ) from None
     for fd in spawning.descriptors:
         os.close(fd)
@@ -331,7 +331,7 @@ def _by_value(function: Function, spawning: _Spawning) -> memoryview:
     except Exception as error:
         if isinstance(error, OSError) and error.errno in _LIMITS:
             raise
-        raise FunctionError(_why_not(function, error)) from error
+        raise FunctionError(_why_not(function, error)) from None
     return buffer.getbuffer()
 
 

@@ -139,7 +139,7 @@ def _of_thread(thread: ThreadStack, kernel: Kernel) -> Activity:
         return Activity(Stance.COLLECTIVE, calls[-1].name.rpartition(".")[2], users.site)
     if depth and _STANDARD_LIBRARY.search(top.path):
         return Activity(Stance.OWN, users.name, users.site)
-    is_busy = thread.is_busy if thread.is_busy is not None else kernel.state == "R"
+    is_busy = kernel.state == "R" if thread.is_busy is None else thread.is_busy
     if depth and (top.name == _BACKWARD or top.path.endswith(_OPERATORS)):
         is_waiting = kernel.has_gpu or not is_busy
         op = "backward" if top.name == _BACKWARD else calls[-1].name if calls else users.name
@@ -155,8 +155,8 @@ def _is_call(frame: Frame) -> bool:
 
 
 def _by_kernel(kernel: Kernel, is_busy: bool | None) -> Stance:
-    """Whether a thread waits for others, if its innermost call says nothing. `is_busy`: None if its stack is not
-    known."""
-    if kernel.state == "R" and is_busy is not False:
+    """Whether a thread waits for others, if its innermost call says nothing. `is_busy`: None if this was not seen. One
+    look at a process that runs proves nothing: it may be about to end."""
+    if kernel.state == "R" and is_busy:
         return Stance.WAITING if kernel.has_gpu else Stance.OWN
     return Stance.OWN if _OWN_WAITS.search(kernel.waits_in) else Stance.UNKNOWN

@@ -67,6 +67,12 @@ class Hung:
         return self.leader.exitcode is not None or self.has_survived
 
     @property
+    def has_ended_itself(self) -> bool:
+        """The worker was ending when the signal came: nobody exits with such a status because of these signals. For
+        example, a time limit of torch has ended it at the same moment."""
+        return self.signum in (signal.SIGKILL, signal.SIGABRT) and 0 < (self.leader.exitcode or 0) < 128
+
+    @property
     def wakes_at(self) -> float | None:
         if self.is_over:
             return None
@@ -265,7 +271,7 @@ class Watchdog:
     def hung(self, leader: Leader) -> Hung | None:
         """What is known of this worker, if it was ended because it was hung. None: it was not."""
         hung = self._hung.get(leader.local_rank)
-        return None if hung is None or hung.signalled_at is None else hung
+        return None if hung is None or hung.signalled_at is None or hung.has_ended_itself else hung
 
     def reportable(self, dead: Sequence[Leader], *, is_last: bool = False) -> list[Leader]:
         """The workers whose end is to be reported now, each once.

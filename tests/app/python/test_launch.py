@@ -368,7 +368,9 @@ def test_a_function_of_an_interactive_session() -> None:
     """No worker can import it. The error says what to do."""
     said = run_alone(SESSION)
     assert said.startswith("train or one of its arguments is defined in an interactive session")
-    assert "define it in a module, install cloudpickle, or use start method fork" in said
+    assert (
+        "define it in a module, install cloudpickle (pip install 'reknit[notebook]'), or use start method fork" in said
+    )
 
 
 # ---- several nodes, and the level below ----

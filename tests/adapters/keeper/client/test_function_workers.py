@@ -251,7 +251,7 @@ def test_a_function_without_a_file_needs_cloudpickle() -> None:
     without = run_alone("import sys; sys.modules['cloudpickle'] = None\n" + SCRIPT)
     assert without == (
         "work or one of its arguments is defined in an interactive session, which a worker cannot import: "
-        "define it in a module, install cloudpickle, or use start method fork\n"
+        "define it in a module, install cloudpickle (pip install 'reknit[notebook]'), or use start method fork\n"
     )
 
 

@@ -107,6 +107,7 @@ def test_without_stacks_the_kernel_alone_may_tell() -> None:
     """A worker need not be Python."""
     assert activity_of([], Kernel("S", "hrtimer_nanosleep")) == Activity(Stance.OWN)
     assert activity_of([], IDLE) == Activity(Stance.UNKNOWN)
+    assert activity_of([], BUSY) == Activity(Stance.UNKNOWN), "it may be ending"
     assert activity_of([], Kernel()) == Activity(Stance.UNKNOWN)
     assert activity_of([], Kernel("T")) == Activity(Stance.STOPPED)
     assert activity_of([ThreadStack((), "Thread 7", True)], IDLE) == Activity(Stance.UNKNOWN)

@@ -85,6 +85,20 @@ def test_an_end_with_0_because_of_the_signal_is_a_failure(make: Make, clock: Sys
     assert (failure.exitcode, failure.cause) == (-signal.SIGTERM, CAUSE)
 
 
+def test_a_worker_that_ends_by_itself_at_that_moment_has_its_own_failure(
+    make: Make, clock: SystemClock, tmp_path: Path
+) -> None:
+    """A time limit of torch may run out while this worker is looked at. Then the signal is not why it has ended."""
+    watchdog = ToldWatchdog(clock)
+    script = f"trap 'exit 5' ABRT; echo $$ >> {tmp_path}/pids; while :; do sleep 0.1; done"
+    workers = make("sh", "-c", script, watchdog=watchdog)
+    start(workers)
+    read_pids(tmp_path / "pids", 1)
+    watchdog.find(CAUSE, 0)
+    (failure,) = failures(drive(workers, clock, WorkersExited))
+    assert (failure.exitcode, failure.cause) == (5, None)
+
+
 def test_a_stop_reports_the_hung_workers_that_are_dead(make: Make, clock: SystemClock, tmp_path: Path) -> None:
     """They were held back for another one, which the stop ends."""
     watchdog = ToldWatchdog(clock)
