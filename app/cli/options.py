@@ -216,6 +216,7 @@ OPTIONS = (
         readers.optional(readers.seconds_from(LEAST_HEARTBEAT_S, LONGEST_S)),
         is_common=False,
     ),
+    _rare("dry-run", "show what would be started, and where each option comes from. Start nothing", group="Help"),
     Option("help", "this text", short="h", group="Help"),
     Option("help-all", "all options, with their defaults", group="Help"),
     _inert("monitor-interval", "reknit does not poll its workers", "S", "0.1", read=readers.seconds),

@@ -60,8 +60,14 @@ def _run(argv: Sequence[str], environ: Mapping[str, str], console: ConsoleWriter
         write(1, help_text(shows_all=parsed["help-all"]))
         return 0
     from .parsing import asked
-    from .running import run as run_agent
 
     wanted = asked(parsed, environ)
+    if parsed["dry-run"]:
+        from .plan import plan
+
+        write(1, "".join(f"{line}\n" for line in plan(parsed, wanted, environ)))
+        return 0
+    from .running import run as run_agent
+
     console.style = evolve(wanted.settings.streams.lines, is_quiet=False)
     return run_agent(wanted.settings, environ, console, wanted.notices)

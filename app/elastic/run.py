@@ -43,6 +43,7 @@ _OWN = {
     "log-line-prefix-template",
     "node-id",
     "output",
+    "dry-run",
     "log-times",
     "log-format",
     "quiet",

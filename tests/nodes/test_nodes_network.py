@@ -42,7 +42,7 @@ def test_a_group_over_the_network(tmp_path: Path, network: Network) -> None:
         ups = nodes.formed(*runs)
         assert ups[0].master.partition(":")[0] in network.addresses
         for run, address in zip(runs, network.addresses, strict=True):
-            run.says(f'({address}) joins job "j" at c10d://10.73.0.1:29400')
+            run.says(f'({address}) joins job "j" at 10.73.0.1:29400')
             run.tell(GOOD)
         runs[0].says("this node hosts the job's store")
         assert ended(*runs) == [0, 0, 0]

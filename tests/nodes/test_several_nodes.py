@@ -75,7 +75,7 @@ def test_c10d(tmp_path: Path, c10d: tuple[str, ...]) -> None:
     names = {line.split()[2] for line in meets}
     assert names == {host, f"{host}-2"}
     assert sum("; this node hosts the job's store" in line for line in meets) == 1
-    assert all(f'(127.0.0.1) joins job "none" at c10d://{place}' in line for line in meets)
+    assert all(f'(127.0.0.1) joins job "none" at {place}' in line for line in meets)
     assert all(job.said[-1] == "the job succeeded" for job in jobs)
 
 

@@ -55,8 +55,10 @@ class LogFolder:
             self._make(base, run_id, keeps)
 
     def _make(self, base: str, run_id: str, keeps: bool) -> None:
-        # A run id may hold any character. It must not lead into another folder.
-        name = f"{run_id.replace('/', '_')[:100]}_{os.urandom(4).hex()}"
+        # A run id may hold any character. It must not lead into another folder. A folder that the user has named may be
+        # shared by several hosts.
+        host = f"_{os.uname().nodename[:100]}" if base else ""
+        name = f"{run_id.replace('/', '_')[:100]}{host}_{os.urandom(4).hex()}"
         if not base:
             name = f"{_NEW if self._is_scratch else 'reknit_'}{name}"
         try:

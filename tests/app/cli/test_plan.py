@@ -1,0 +1,67 @@
+"""`reknit run --dry-run`: what would be started."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tests.support.command import run
+
+SCRIPT = "open('ran', 'w').close()"
+
+
+def test_the_plan_is_what_the_workers_get(tmp_path: Path) -> None:
+    """Each worker's command line and variables, as the worker itself would print them."""
+    script = "import os, sys; print(sys.argv[1], *(f'{n}={os.environ[n]}' for n in sys.argv[2:]), flush=True)"
+    names = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "OMP_NUM_THREADS", "TORCHELASTIC_MAX_RESTARTS", "MASTER_PORT")
+    argv = ("--nproc-per-node=2", "--max-restarts=2", "--master-port=29511", "w.py", "${local_rank}", *names)
+    status, planned = run(tmp_path, "--dry-run", *argv, script=script)
+    assert (status, planned.err) == (0, "")
+    _, job = run(tmp_path, *argv, script=script)
+    for line in job.out.splitlines():
+        rank, *variables = line.split()
+        _, _, worker = planned.out.partition(f"worker {rank}: ")
+        assert worker.splitlines()[1].endswith(f"w.py {rank} {' '.join(names)}")
+        for variable in variables:
+            own = variable.startswith(("RANK", "LOCAL_RANK"))
+            assert variable in (worker.splitlines()[0] if own else planned.out)
+
+
+def test_where_each_option_comes_from(tmp_path: Path) -> None:
+    """A variable in some profile is found so."""
+    env = {"PET_MAX_RESTARTS": "3"}
+    status, job = run(tmp_path, "--dry-run", "--tee=3", "-v", "w.py", script=SCRIPT, env=env)
+    assert status == 0
+    lines = job.out.splitlines()
+    for line in (
+        "  --max-restarts=3: variable PET_MAX_RESTARTS",
+        "  --tee=3: command line",
+        "  --verbose: command line",
+        "  --quiet: not given",
+        "  --shutdown-timeout=30: default",
+    ):
+        assert line in lines
+    assert not (tmp_path / "ran").exists()
+
+
+def test_several_nodes_and_no_secret(tmp_path: Path) -> None:
+    """The ranks depend on who comes. A plan may be shown to others."""
+    meeting = (
+        "--rdzv-backend=etcd",
+        "--rdzv-endpoint=h:1",
+        "--rdzv-id=j",
+        "--rdzv-conf=user=u,password=hush,heartbeat=3",
+    )
+    options = ("--dry-run", "--nnodes=2:4", *meeting, "--rdzv-secret=whisper")
+    status, job = run(tmp_path, *options, "w.py", script=SCRIPT)
+    assert status == 0
+    assert "nodes: 2 to 4\n" in job.out
+    assert "WORLD_SIZE=(known when the nodes have met)" in job.out
+    assert "password=(not shown),heartbeat=3" in job.out
+    assert "hush" not in job.out
+    assert "whisper" not in job.out
+
+
+def test_a_mistake_is_found_without_a_start(tmp_path: Path) -> None:
+    """The same line as without the option."""
+    status, job = run(tmp_path, "--dry-run", "no.py")
+    assert (status, job.err) == (2, "reknit: script no.py does not exist\n")
