@@ -41,7 +41,7 @@ def play(names: list[str], nodes: int) -> str:
             "--warm",
             f"--hang-after={HANG_AFTER_S}",
         ]
-        argv += ["--start-timeout=60", "--shutdown-timeout=1"]
+        argv += ["--start-timeout=60", "--shutdown-timeout=1", "--log-times=never"]
         if nodes == 2:
             argv += ["--nnodes=2", "--rdzv-backend=file", f"--rdzv-endpoint={folder}/job", "--rdzv-id=hangs"]
         runs = []

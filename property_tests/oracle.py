@@ -196,7 +196,10 @@ class Oracle:
             if not told:
                 self.reports.append(entry)
             elif len(told[0].failures) < len(entry.failures):
-                self.reports[self.reports.index(told[0])] = entry
+                ranks = [failure.rank for failure in told[0].failures]
+                later = [failure for failure in entry.failures if failure.rank not in ranks]
+                at = self.reports.index(told[0])
+                self.reports[at] = Failed(entry.node, entry.round, told[0].failures + tuple(later))
 
     def _succeeded(self, entry: Succeeded) -> None:
         node = entry.node

@@ -16,6 +16,7 @@ from reknit.adapters.host.children import become_subreaper, children, reaped, sw
 from reknit.adapters.keeper.client.keeper_client import KeeperClient
 from reknit.adapters.keeper.client.start import by_fork
 from reknit.adapters.keeper.output.console import LAST_WORDS_S, READER_S, ConsoleWriter
+from reknit.adapters.keeper.output.streams import is_same
 from reknit.adapters.runtime import shells
 from reknit.adapters.runtime.clock import SystemClock
 from reknit.adapters.runtime.loop import Loop, Observer
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
 _LOOK_S = 0.2
 """Pause between two looks for a signal, while this process waits for a reader of its console. Seconds."""
 _SWEEP_S = 5.0
+_WAITS = "the job has ended; this command waits until its output is read (a signal ends the wait)"
 
 
 def run(settings: Settings, environ: Mapping[str, str], console: ConsoleWriter, notices: Sequence[str] = ()) -> int:
@@ -153,15 +155,25 @@ def _announcing(keeper: KeeperClient) -> Observer:
 
 
 def _wait_for_reader(console: ConsoleWriter, wired: Wired, result: Result) -> None:
-    """Wait until this process and the keeper have written the report (`reknit run … | less`). The wait is short if a
-    signal has ended this agent, or comes meanwhile."""
+    """Wait until this process and the keeper have written all output and the report (`reknit run … | less`). The wait
+    is short if a signal has ended this agent, or comes meanwhile.
+
+    If stdout is another place than stderr, it may be data for another program, and none of it may be lost. Then only a
+    signal, or a reader that ends, ends the wait. Otherwise the wait ends after `READER_S`."""
 
     def has_written(within_s: float) -> bool:
         return console.flush(within_s) and wired.keeper.flush(within_s)
 
-    left_s = LAST_WORDS_S if isinstance(result.why, SignalReceived) else READER_S
+    is_asked, waited_s, are_apart = isinstance(result.why, SignalReceived), 0.0, not is_same(1, 2)
+    left_s = LAST_WORDS_S if is_asked else READER_S
     while left_s > 0 and not has_written(min(_LOOK_S, left_s)):
-        left_s = min(left_s - _LOOK_S, LAST_WORDS_S) if wired.ports.requests.taken() else left_s - _LOOK_S
+        waited_s += _LOOK_S
+        if wired.ports.requests.taken():
+            is_asked, left_s = True, min(left_s, LAST_WORDS_S)
+        if is_asked or not are_apart:
+            left_s -= _LOOK_S
+        elif waited_s - _LOOK_S < READER_S <= waited_s:
+            console.say(PREFIX + _WAITS)
     if left_s <= 0:
         console.close(0.0)  # nobody reads: what is left is dropped, and nothing waits for it again
 

@@ -39,6 +39,9 @@ from .session import Session, opened_async, start
 Entry = Callable[..., object] | str | os.PathLike[str]
 
 
+_LOOK_S = 1.0
+
+
 class JobFailed(Exception):
     """The job has not succeeded. The text is the report that `reknit run` prints. `result`: the same as a value."""
 
@@ -191,6 +194,8 @@ def _await_end(running: Session) -> None:
     with _raised_at_sigterm():
         try:
             running.join()
+            while not running.flush(_LOOK_S):  # what reads this program's stdout may be slow, and nothing may be lost
+                pass
         except (KeyboardInterrupt, SystemExit) as interrupt:
             _leave(running, interrupt)
             raise

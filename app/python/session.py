@@ -31,7 +31,8 @@ from typing import TYPE_CHECKING, Self
 
 from attrs import evolve
 
-from reknit.adapters.keeper.output.console import LAST_WORDS_S, ConsoleWriter
+from reknit.adapters.keeper.client.keeper_client import KeeperClient
+from reknit.adapters.keeper.output.console import LAST_WORDS_S, READER_S, ConsoleWriter
 from reknit.adapters.keeper.output.printing import Printing
 from reknit.adapters.keeper.process.boot import open_standard
 from reknit.adapters.runtime import shells
@@ -167,6 +168,12 @@ class Session:
             raise RuntimeError("the agent was not started by this process")
         return self._thread.join(timeout_s)
 
+    def flush(self, deadline_s: float) -> bool:
+        """Wait until all that the workers have written is written to this program's streams. False if that takes longer
+        than `deadline_s` seconds."""
+        workers = self._wired.ports.workers  # a program may have brought others, which write where they want
+        return not isinstance(workers, KeeperClient) or workers.flush(deadline_s)
+
     def values(self) -> dict[int, object]:
         """What the workers of this node have returned, by global rank: None for a worker that is a program. Empty
         unless the job has succeeded. To be called before `close`. Raises `FunctionError` if a value cannot be read in
@@ -199,7 +206,9 @@ class Session:
         if self._is_closed or os.getpid() != self._owner:
             return
         try:
-            if self.loop.result is None and self._thread is not None:
+            if self.loop.result is not None:
+                self.flush(READER_S)
+            elif self._thread is not None:
                 self._wishes.ask(signal.SIGKILL)
                 self._thread.wait(_END_S)
         finally:

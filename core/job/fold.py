@@ -201,7 +201,10 @@ def _failed(job: Job, entry: Failed) -> Job:
         if told is None:
             return _with_reports(job, (entry,))
         if len(entry.failures) > len(told.failures):  # more of its workers have failed since
-            ledger = tuple(entry if f is told else f for f in phase.ledger)
+            known = {failure.rank for failure in told.failures}
+            later = tuple(failure for failure in entry.failures if failure.rank not in known)
+            merged = evolve(told, failures=(*told.failures, *later))  # the first one stays the first
+            ledger = tuple(merged if f is told else f for f in phase.ledger)
             return evolve(job, phase=evolve(phase, ledger=ledger))
     return job  # a repetition, or of a round whose end is judged already
 

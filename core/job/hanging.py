@@ -4,7 +4,8 @@ When one worker hangs, the others mostly wait for it, so that all hang. What eac
 apart:
 
 1. Workers that stand in work of their own are to blame, or are stopped by a signal. The others wait for them. If these
-   workers stand at different places, the place with the fewest workers is only the likely one.
+   are more than half of all, or stand at different places, they are only likely to blame. Of several places it is then
+   the one with the fewest workers.
 2. If no worker stands in work of its own, a place where at most half of the workers stand is the likely one. It must
    have fewer workers than any other place. Places of which nothing is known go before places in a collective.
 3. Otherwise nobody can tell. Then the worker that is furthest behind is named, by its step and its time.
@@ -105,8 +106,11 @@ def _suspects(hung: Sequence[WorkerFailure]) -> tuple[Sequence[WorkerFailure], C
         busy = [f for f in busy if activity_of(f).stance is Stance.STOPPED] or busy or list(hung)
         places = _places(busy)
         if len(places) == 1:
-            return busy, Certainty.CERTAIN
-        return _rarest(places, len(busy)) or busy, Certainty.PROBABLE
+            # A worker may look outside of any collective for what another one should do, for example for a file.
+            is_rare = len(busy) * 2 <= len(hung) or len(busy) == len(hung)
+            return busy, Certainty.CERTAIN if is_rare else Certainty.PROBABLE
+        rarest = _rarest(places, len(busy))
+        return (rarest, Certainty.PROBABLE) if rarest else (busy, Certainty.UNKNOWN)
     unknown = [f for f in hung if activity_of(f).stance is Stance.UNKNOWN]
     for candidates in (unknown, hung):
         if found := _rarest(_places(candidates), len(hung)):

@@ -79,7 +79,7 @@ def _blame_text(why: reasons.WorkerFailed, hang: Hang) -> str:
     if hang.certainty is Certainty.UNKNOWN:
         return f"it cannot be told which worker holds up the others; {named} is named by its step and its time"
     if len(hang.spots) == 1:
-        return f"all of them stand there, and none waits for another; {named} is named by its step and its time"
+        return f"all of them stand there; {named} is named by its step and its time"
     probably = "probably " if hang.certainty is Certainty.PROBABLE else ""
     if len(ranks) == 1:
         return f"{probably}{named} holds up the others"

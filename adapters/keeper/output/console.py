@@ -82,13 +82,13 @@ class LineStyle:
     def written(self, line: str, *, to_terminal: bool) -> str:
         """`line` as it is written now. A line without the prefix, such as an event of torchelastic, stays as it is."""
         if not line.startswith(_PREFIX):
-            return line
+            return escaped(line)
         if self.is_json:
             import json  # only now: few jobs need it
 
             return json.dumps({"time": time.strftime("%Y-%m-%dT%H:%M:%S%z"), "message": line.removeprefix(_PREFIX)})
         has_time = not to_terminal if self.has_times is None else self.has_times
-        return f"{time.strftime('%Y-%m-%d %H:%M:%S')} {line}" if has_time else line
+        return f"{time.strftime('%Y-%m-%d %H:%M:%S')} {escaped(line)}" if has_time else escaped(line)
 
 
 PLAIN = LineStyle(has_times=False)
@@ -132,7 +132,7 @@ class ConsoleWriter:
         """Write a line of reknit's own after everything that came before. Never waits, never raises."""
         if self.style.is_quiet:
             return
-        data = self._lined(escaped(line))
+        data = self._lined(line)
         with self._changed:
             if self._leaving is not None:
                 self._missing += 1

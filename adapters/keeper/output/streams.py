@@ -96,7 +96,7 @@ class Streams:
         self._fds = {STDOUT: stdout, STDERR: stderr}
         self._relay = Relay(self.say)
         err = ConsoleWriter(stderr, has_room=self._relay.wake, style=settings.lines)
-        self._is_one = _is_same(stdout, stderr)
+        self._is_one = is_same(stdout, stderr)
         """Stdout and stderr are the same console. Then all output to it goes through the relay, in whole lines."""
         self._consoles = {
             STDOUT: err if self._is_one else ConsoleWriter(stdout, has_room=self._relay.wake),
@@ -303,7 +303,7 @@ def _prefix(template: str, role: str, local_rank: int, rank: int) -> str:
     return Template(template).safe_substitute(macros)
 
 
-def _is_same(one: int, other: int) -> bool:
+def is_same(one: int, other: int) -> bool:
     """Both descriptors are open on the same file, pipe or terminal. False if that is /dev/null: nobody reads it, so the
     order of lines does not matter there. False if one of them is closed."""
     try:

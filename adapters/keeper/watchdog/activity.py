@@ -123,10 +123,13 @@ def activity_of(threads: Sequence[ThreadStack], kernel: Kernel) -> Activity:
     if any(thread.has_gil and thread.is_busy is False for thread in threads):
         return Activity(Stance.OWN, seen.op, seen.site)  # a call in C that keeps all other threads waiting
     if main is not None and _OF_THREADS.search(main.frames[0].path):
-        others = [_of_thread(thread, Kernel()) for thread in threads if thread is not main and thread.frames]
+        device = Kernel(has_gpu=kernel.has_gpu)  # what the kernel says is said of the main thread
+        others = [_of_thread(thread, device) for thread in threads if thread is not main and thread.frames]
         for other in others:
             if other.stance in (Stance.COLLECTIVE, Stance.WAITING):
                 return Activity(Stance.WAITING, other.op, other.site)
+        if any(other.stance is Stance.UNKNOWN for other in others):
+            return Activity(Stance.UNKNOWN, seen.op, seen.site)  # this thread may wait for another worker
     return seen
 
 

@@ -173,6 +173,8 @@ def split_dump(lines: Sequence[str]) -> tuple[tuple[ThreadStack, ...], tuple[str
 
     `lines`: the end of the worker's stderr."""
     start = next((at for at in range(len(lines) - 1, -1, -1) if _FATAL.match(lines[at])), None)
+    if start is None:  # the beginning of a long dump is lost. The main thread comes last
+        start = next((at - 1 for at, line in enumerate(lines) if _THREAD.match(line)), None)
     if start is None:
         return (), tuple(lines)
     found: list[tuple[str, list[Frame]]] = []
@@ -185,7 +187,7 @@ def split_dump(lines: Sequence[str]) -> tuple[tuple[ThreadStack, ...], tuple[str
     # The main thread is the oldest one, and comes last.
     last = len(found) - 1
     threads = tuple(ThreadStack(tuple(frames), title, at == last) for at, (title, frames) in enumerate(found))
-    return threads, tuple(lines[:start])
+    return threads, tuple(lines[: max(0, start)])
 
 
 def stacks_text(threads: Sequence[ThreadStack]) -> str:

@@ -57,6 +57,9 @@ class Hung:
         self.look_until: float | None = None
         """Until when py-spy may take. None: the worker was not looked at yet."""
         self.signalled_at: float | None = None
+        self.is_signalled = False
+        """The signal went to the worker's first process. Else it went to Pythons that this shell or launcher has
+        started. The shell or launcher may end with any status then."""
         self.killed_at: float | None = None
         self.has_survived = False
         """The worker has survived SIGKILL for `GIVE_UP_AFTER_S`."""
@@ -70,7 +73,8 @@ class Hung:
     def has_ended_itself(self) -> bool:
         """The worker was ending when the signal came: nobody exits with such a status because of these signals. For
         example, a time limit of torch has ended it at the same moment."""
-        return self.signum in (signal.SIGKILL, signal.SIGABRT) and 0 < (self.leader.exitcode or 0) < 128
+        is_deadly = self.signum in (signal.SIGKILL, signal.SIGABRT)
+        return self.is_signalled and is_deadly and 0 < (self.leader.exitcode or 0) < 128
 
     @property
     def wakes_at(self) -> float | None:
@@ -102,7 +106,9 @@ class Hung:
         if self.signum == signal.SIGABRT and self.threads:
             self.signum = signal.SIGKILL  # SIGABRT would only write the same stacks once more
         # Not the whole group: each child of a DataLoader would write its stacks as well. The stop ends the children.
-        for pid in pythons_of(self.leader.pid) or [self.leader.pid]:
+        pids = pythons_of(self.leader.pid) or [self.leader.pid]
+        self.is_signalled = self.leader.pid in pids
+        for pid in pids:
             if self.signum == signal.SIGABRT:
                 _forbid_core(pid)
             signal_process(pid, self.signum)

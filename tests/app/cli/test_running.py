@@ -437,6 +437,15 @@ def test_without_stdin_stdout_and_stderr(tmp_path: Path, command: str) -> None:
     assert (tmp_path / "seen").read_text().split() == [os.devnull] * 6
 
 
+def test_output_for_a_slow_reader_is_never_lost(tmp_path: Path) -> None:
+    """stdout may be data for another program. The job has ended long before this reader begins."""
+    script = "for i in range(4000): print('a line of some data', i)"
+    with open(tmp_path / "err", "wb") as err, Run(tmp_path, "w.py", script=script, stderr=err) as job:
+        until(lambda: "waits until its output is read" in (tmp_path / "err").read_text(), "the line about the wait")
+        assert job.end() == 0
+    assert job.out.splitlines() == [f"a line of some data {i}" for i in range(4000)]
+
+
 # ---- the lines of reknit's own ----
 
 TIME = r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d"

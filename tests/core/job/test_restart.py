@@ -8,7 +8,7 @@ from attrs import evolve
 from reknit.core.job.entries import Admit, Entry, Failed, LastCall, Leaving, Left, Opened, RestartPolicy, Steady, Terms
 from reknit.core.job.fold import fold, fold_all
 from reknit.core.job.hanging import blamed
-from reknit.core.job.job import Closed, Job, Running
+from reknit.core.job.job import Closed, Gathering, Job, Running
 from reknit.core.job.reasons import BudgetSpent, Departure, NodeGone, Unstable, WorkerFailed
 from reknit.core.job.restart import Sequel, backoff_s, is_echo, root_cause, root_cause_of, sequel, suggests_hang
 from reknit.core.job.workers import NoProgress, TimerExpired, WorkerFailure
@@ -307,3 +307,14 @@ def test_an_excuse_is_why_the_round_ended() -> None:
     """Who reads the line of the next round must learn which node went, not what its peers died of."""
     job = running(3, TERMS, failed("n0"), lost("n1", by="n2"), joined("n0", 1), joined("n2", 1))
     assert (job.round, counted(job), job.why) == (1, (0, 1), NodeGone(node("n1"), Departure.LOST, node("n2")))
+
+
+def test_failures_that_a_node_names_later_come_after_the_first() -> None:
+    """The worker that failed first stays the one to blame, whatever its rank. A repetition changes nothing."""
+    first, later = failure(1, rank=1, message="ValueError: x"), failure(0, rank=0, message="EOFError: y")
+    entries = (Failed(node("n0"), 0, (first,)), Failed(node("n0"), 0, (later, first)))
+    job = running(2, TERMS, *entries)
+    assert isinstance(job.phase, Gathering)
+    assert job.phase.ledger == (Failed(node("n0"), 0, (first, later)),)
+    assert fold_all(job, entries) == job
+    assert root_cause(job.phase.ledger).failure == first

@@ -561,7 +561,7 @@ NAMED = "rank 0 on node n1 is named by its step and its time"
             (
                 "ranks 1-2: load (data.py:41), not in a collective",
                 "rank 0: all_reduce (train.py:88)",
-                "ranks 1-2 hold up the others",
+                "probably ranks 1-2 hold up the others",
             ),
         ),
         (
@@ -577,7 +577,7 @@ NAMED = "rank 0 on node n1 is named by its step and its time"
             hang(LOADS, LOADS),
             (
                 "ranks 0-1: load (data.py:41), not in a collective",
-                f"all of them stand there, and none waits for another; {NAMED}",
+                f"all of them stand there; {NAMED}",
             ),
         ),
         (hang(LOADS), ()),

@@ -120,6 +120,14 @@ def test_a_shell_that_runs_python(make: Make, clock: SystemClock, tmp_path: Path
     assert failure.exitcode == 128 + (signal.SIGKILL if has_py_spy else signal.SIGABRT)
 
 
+def test_a_wrapper_that_ends_with_a_status_of_its_own(make: Make, clock: SystemClock, tmp_path: Path) -> None:
+    """Its Python was ended, because it hung."""
+    call = shlex.join([sys.executable, "-c", f"from tests.support import hanging; hanging.waits({str(tmp_path)!r})"])
+    failure = Hanging(make, clock, tmp_path, "waits", ("sh", "-c", f"{call} || exit 1")).expire()
+    assert failure.exitcode == 1
+    assert "waits" in failure.traceback
+
+
 def test_what_faulthandler_will_write_is_announced(
     make: Make, clock: SystemClock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
