@@ -57,13 +57,12 @@ def play(names: list[str], nodes: int) -> str:
 
 def verdict(said: str) -> str:
     """What one round's lines say."""
-    blamed = re.findall(r"(probably )?rank (\d+) on node \S+ holds up the others", said)
+    blamed = re.findall(r"rank (\d+) on node \S+ holds up the others", said)
     if blamed:
-        return "right" if blamed[-1][1] == "1" else "wrong"
-    groups = re.findall(r"(?:probably )?ranks ([\d,-]+) hold up the others", said)
-    if groups:
+        return "right" if blamed[-1] == "1" else "wrong"
+    if re.search(r"ranks [\d,-]+ hold up the others", said):
         return "wrong"
-    if "cannot be told" in said or "none waits for another" in said:
+    if "cannot be told" in said or "all of them stand there" in said:
         return "cannot tell"
     failed = re.findall(r"rank (\d+) on node \S+ failed", said)
     return "no report" if not failed else "right" if failed[-1] == "1" else "wrong"

@@ -51,7 +51,7 @@ def usage_text() -> str:
 
 
 def _folders() -> Iterator[tuple[str, _Files]]:
-    """The folders of this process's memory cgroup. In a container the own cgroup may be the root of what is mounted."""
+    """Where the files of this process's memory cgroup may lie. In a container it may be mounted as the root."""
     for line in _read("/proc/self", "cgroup").splitlines():
         number, names, path = line.split(":", 2)
         if number == "0":

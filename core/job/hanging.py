@@ -58,9 +58,9 @@ class Hang:
 
     certainty: Certainty
     spots: tuple[Spot, ...]
-    """The group of the blamed worker first, and then the largest."""
+    """The place of the blamed worker first, and then those with the most workers."""
     unlisted: int = 0
-    """Number of workers that hung and are in none of these spots."""
+    """Number of workers that hung at other places."""
 
 
 def blamed(failures: Iterable[WorkerFailure]) -> tuple[WorkerFailure, Hang]:

@@ -84,7 +84,7 @@ def are_echoes(failures: Sequence[WorkerFailure]) -> bool:
 
 
 def suggests_hang(failure: WorkerFailure) -> bool:
-    """Whether other workers of the job probably hang as well, on any node."""
+    """Whether this failure suggests that other workers of the job hang, on any node."""
     return isinstance(failure.cause, NoProgress) or _says(failure, TIMEOUTS)
 
 

@@ -7,7 +7,7 @@ from signal import Signals
 from typing import assert_never
 
 from reknit.core.agent import reasons as own
-from reknit.core.agent.agent import Agent, Timer
+from reknit.core.agent.agent import Agent, NodeWorkers, Timer
 from reknit.core.agent.commands import SIGKILL, Command, StopWorkers
 from reknit.core.agent.reasons import Reason
 from reknit.core.agent.timers import pause_s
@@ -221,8 +221,8 @@ def _hang_news(before: Agent, after: Agent) -> Iterator[str]:
     """Workers of this node were found to hang: where they stand, and the stacks of those that tell most. And once the
     hang is judged, where the workers of all nodes stood."""
     old, new = before.workers, after.workers
-    hung = [f for f in failures(new) if f.cause is not None]
-    if new.round == old.round and len(hung) > len([f for f in failures(old) if f.cause is not None]):
+    hung = _hung(new) if new.exits is not old.exits else []  # in most steps no worker ends
+    if hung and new.round == old.round and len(hung) > len(_hung(old)):
         why = why_failed(new)
         if lines := list(hang_lines(why)):
             yield f"{_count(len(hung), 'worker')} of this node hung:"
@@ -233,6 +233,11 @@ def _hang_news(before: Agent, after: Agent) -> Iterator[str]:
             yield from stacks_lines(failure)
     if after.job.spent > before.job.spent and isinstance(after.job.why, reasons.WorkerFailed):
         yield from _verdict(before, after.job.why)
+
+
+def _hung(workers: NodeWorkers) -> list[WorkerFailure]:
+    """The failures of workers that reknit has ended because they hung."""
+    return [f for f in failures(workers) if f.cause is not None]
 
 
 def _verdict(before: Agent, why: reasons.WorkerFailed) -> Iterator[str]:

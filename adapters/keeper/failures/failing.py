@@ -63,7 +63,8 @@ def unread(failure: WorkerFailure) -> WorkerFailure:
 
 
 def killed(failure: WorkerFailure, kills_before: int | None) -> WorkerFailure:
-    """The failure of a worker that SIGKILL has ended, with a word about who has sent it. reknit has not.
+    """The failure of a worker that was ended by a SIGKILL of others. The message says whether the kernel has killed
+    processes for lack of memory since the worker was started.
 
     `kills_before`: how many processes the kernel had killed for lack of memory when the worker was started. None: this
     is not known."""

@@ -142,8 +142,9 @@ class Processes:
         self._owes_port = False
         self._wakes_at: float | None = None
         self._fenced_at: float | None = None
-        self._memory_kills = count()
-        """How many processes the kernel had killed for lack of memory when the workers were started."""
+        self._memory_kills: int | None = None
+        """How many processes the kernel had killed for lack of memory when the workers were started. None: this is not
+        known."""
 
     # ---- the port ----
 

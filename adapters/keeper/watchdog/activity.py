@@ -53,7 +53,7 @@ class Frame:
 
     @property
     def site(self) -> str:
-        """`train.py:88`. The same call has the same text on nodes with other folders."""
+        """`train.py:88`: the file without its folder. Nodes may have the program in different folders."""
         library = _LIBRARIES.search(self.path)
         return f"{self.path[library.end() :] if library else os.path.basename(self.path)}:{self.line}"
 
