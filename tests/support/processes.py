@@ -20,6 +20,7 @@ from reknit.adapters.keeper.output.console import LAST_WORDS_S, PLAIN
 from reknit.adapters.keeper.output.streams import StreamSettings
 from reknit.adapters.keeper.process.processes import Processes
 from reknit.adapters.keeper.protocol.wire import Configure, Stop
+from reknit.adapters.keeper.watchdog.page import Page
 from reknit.adapters.keeper.watchdog.watchdog import Watchdog
 from reknit.adapters.runtime.clock import SystemClock
 from reknit.core.agent.commands import StopWorkers
@@ -115,9 +116,9 @@ class ToldWatchdog(Watchdog):
         """All workers that were started, in this order."""
         self.has_news = False
 
-    def watch(self, leader: Leader) -> None:
+    def watch(self, leader: Leader, page: Page) -> None:
         self.leaders.append(leader)
-        super().watch(leader)
+        super().watch(leader, page)
 
     def find(self, cause: TimerExpired, *local_ranks: int, signum: int = signal.SIGABRT) -> None:
         """These workers are hung."""

@@ -285,12 +285,10 @@ class Keeper:
             return None
         from reknit.adapters.keeper.watchdog.watchdog import Watchdog
 
-        folder = self._folder.path if self._folder is not None else ""
         return Watchdog(
             self._clock,
             hang_after_s=wanted.hang_after_s,
             start_timeout_s=wanted.start_timeout_s,
-            folder=folder,
             timer_file=wanted.timer_file,
             run_id=wanted.run_id,
         )

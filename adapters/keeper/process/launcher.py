@@ -25,6 +25,7 @@ from reknit.core.job.workers import WorkerFailure, WorkerRanks
 
 if TYPE_CHECKING:
     from reknit.adapters.keeper.functions.forks import Forks
+    from reknit.adapters.keeper.watchdog.page import Page
     from reknit.adapters.keeper.watchdog.watchdog import Watchdog
     from reknit.adapters.keeper.zygote.warming import Warming
     from reknit.adapters.runtime.ports import Clock
@@ -55,6 +56,8 @@ class Launcher:
         self._is_abandoned = is_abandoned
         self._watchdog = watchdog
         self._guard: Guard | None = None
+        self.page: Page | None = None
+        """Where the workers of this round write their progress. None: there are none yet, or there is no page."""
         self._warming: Warming | None = None
         """None: workers are started by exec."""
 
@@ -130,8 +133,9 @@ class Launcher:
             if self._wanted.stdin is not None:
                 streams.ends[STDIN] = file_with(self._wanted.stdin.encode("latin-1"))
             env = whole(self._env, given, process.error_file)
+            env |= self._progress(process.local_rank, env)
             if self._watchdog is not None:
-                env |= self._watchdog.variables(process.local_rank, env)
+                env |= self._watchdog.variables(env)
             ends = {**streams.ends, **_files(process, descriptors)}
             if process.argv:
                 if self._warming is not None:
@@ -148,7 +152,28 @@ class Launcher:
             self._streams.release(streams)
             raise
         streams.spawned()
+        if self.page is not None:
+            self.page.started(process.local_rank, pid)
         return Leader(pid, self._clock, **ranks, streams=streams, error_file=process.error_file)
+
+    def _progress(self, local_rank: int, env: Mapping[str, str]) -> dict[str, str]:
+        """The variables by which a worker tells its progress. Raises `OSError` if it must be told."""
+        try:
+            if self.page is None:
+                from reknit.adapters.keeper.watchdog.page import Page
+
+                self.page = Page(self._wanted.log_dir)
+            return self.page.variables(local_rank, env)
+        except OSError:
+            if self._watchdog is not None:
+                raise
+            return {}  # nobody but `reknit status` would have looked at it
+
+    def forget(self) -> None:
+        """The round is over, or is being stopped: nobody looks at the progress of its workers. May be repeated."""
+        if self.page is not None:
+            self.page.close()
+            self.page = None
 
     @property
     def spared(self) -> Collection[int]:

@@ -186,8 +186,8 @@ class Processes:
                     round_.exits.append(WorkerExit(worker.local_rank, self._launcher.failure(worker, error)))
                     return
                 round_.leaders.append(leader)
-                if self._watchdog is not None:
-                    self._watchdog.watch(leader)
+                if self._watchdog is not None and self._launcher.page is not None:
+                    self._watchdog.watch(leader, self._launcher.page)
         finally:
             round_.release()
             self._launcher.release()
@@ -335,6 +335,7 @@ class Processes:
     def _forget(self) -> None:
         """The round is being stopped: no worker is watched any more."""
         self._pauses.forget()
+        self._launcher.forget()
         if self._watchdog is not None:
             self._watchdog.forget()
 

@@ -22,11 +22,12 @@ from attrs import frozen
 
 from reknit.core.job.workers import NoProgress
 
-from .page import Page
-from .progress import BETWEEN, FOR_EVER, VARIABLE
+from .progress import FOR_EVER
 
 if TYPE_CHECKING:
     from reknit.adapters.keeper.common.spawn import Leader
+
+    from .page import Page
 
 _SILENT_S = 10.0
 """When one worker hangs, those that have made no progress for so many seconds hang with it. It is less if the limit is
@@ -74,25 +75,16 @@ class _Watched:
 
 
 class Hangs:
-    def __init__(self, limits: Limits, folder: str = "") -> None:
-        """`folder`: see `Page`."""
+    def __init__(self, limits: Limits) -> None:
         self._limits = limits
-        self._folder = folder
         self._page: Page | None = None
         self._watched: dict[int, _Watched] = {}
         """By local rank."""
         self._look_at: float | None = None
 
-    def variables(self, local_rank: int, env: Mapping[str, str]) -> dict[str, str]:
-        """What this worker needs in its environment besides `env`, before it is started. Raises `OSError`."""
-        if self._page is None:
-            self._page = Page(self._folder)
-        own = self._page.variables(local_rank)
-        # This agent may itself be a worker, whose own agent waits for progress as well.
-        return {VARIABLE: BETWEEN.join([own[VARIABLE], *filter(None, [env.get(VARIABLE)])])}
-
-    def watch(self, leader: Leader, now: float) -> None:
-        """This worker was started."""
+    def watch(self, leader: Leader, page: Page, now: float) -> None:
+        """This worker was started. `page`: where it writes, the same one for all workers of a round."""
+        self._page = page
         self._watched[leader.local_rank] = _Watched(leader, now)
         self._plan()
 
@@ -166,9 +158,6 @@ class Hangs:
         return self._look_at
 
     def forget(self) -> None:
-        """The round is over, or is being stopped. Closes the page. May be repeated."""
+        """The round is over, or is being stopped. May be repeated."""
         self._watched.clear()
-        self._look_at = None
-        if self._page is not None:
-            self._page.close()
-            self._page = None
+        self._look_at = self._page = None

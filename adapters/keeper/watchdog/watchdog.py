@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from reknit.adapters.runtime.ports import Clock
 
     from .activity import Kernel, ThreadStack
+    from .page import Page
     from .stacks import Dump
     from .timerpipe import TimerPipe
 
@@ -124,14 +125,12 @@ class Watchdog:
         *,
         hang_after_s: float | None = None,
         start_timeout_s: float | None = None,
-        folder: str = "",
         timer_file: str | None = None,
         run_id: str = "",
     ) -> None:
         """`hang_after_s`: a worker without progress for so many seconds is hung. None: not after its first progress.
         `start_timeout_s`: a worker that has made no progress so many seconds after its start is hung. None: as
         `hang_after_s` says.
-        `folder`: where files may be made. Empty: the host's folder for temporary files.
         `timer_file`: workers can set timers through a pipe at this path. Empty: at a new path. None: they cannot.
         `run_id`: the name of the job.
 
@@ -140,7 +139,7 @@ class Watchdog:
         self.say: Callable[[str], None] = lambda line: None
         """Shows a line on the console, and never waits. The owner of this watchdog sets it."""
         limits = Limits(hang_after_s, start_timeout_s)
-        self._hangs = Hangs(limits, folder) if limits.are_watched else None
+        self._hangs = Hangs(limits) if limits.are_watched else None
         self._timers: TimerPipe | None = None
         if timer_file is not None:
             from .timerpipe import TimerPipe
@@ -154,15 +153,14 @@ class Watchdog:
 
     # ---- the workers of a round ----
 
-    def variables(self, local_rank: int, env: Mapping[str, str]) -> dict[str, str]:
-        """What this worker gets in its environment besides `env`. To be called before its start. Raises `OSError`."""
-        progress = {} if self._hangs is None else self._hangs.variables(local_rank, env)
-        return progress | ({} if "PYTHONFAULTHANDLER" in env else {"PYTHONFAULTHANDLER": "1"})
+    def variables(self, env: Mapping[str, str]) -> dict[str, str]:
+        """What a worker gets in its environment besides `env`."""
+        return {} if "PYTHONFAULTHANDLER" in env else {"PYTHONFAULTHANDLER": "1"}
 
-    def watch(self, leader: Leader) -> None:
-        """This worker was started."""
+    def watch(self, leader: Leader, page: Page) -> None:
+        """This worker was started. `page`: where it writes its progress."""
         if self._hangs is not None:
-            self._hangs.watch(leader, self._clock.now())
+            self._hangs.watch(leader, page, self._clock.now())
 
     def progressed(self, leader: Leader) -> None:
         """This worker has made progress: a source other than `reknit.progress` says so."""

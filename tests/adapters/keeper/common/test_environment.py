@@ -39,7 +39,7 @@ TABLE = {
     "REKNIT_ROUND": "0",
 }
 """What is the same for all workers of the first round."""
-PER_WORKER = {"RANK", "LOCAL_RANK", "ROLE_RANK", "MASTER_PORT", "TORCHELASTIC_ERROR_FILE"}
+PER_WORKER = {"RANK", "LOCAL_RANK", "ROLE_RANK", "MASTER_PORT", "TORCHELASTIC_ERROR_FILE", "REKNIT_PROGRESS"}
 OPTIONS = ("--nproc-per-node=3", "--max-restarts=2", "--role=trainer", "--rdzv-id=job-7", "--log-dir=logs")
 
 

@@ -7,14 +7,14 @@ import signal
 import sys
 import types
 from collections.abc import Callable
+from math import inf
 from pathlib import Path
 
 import pytest
 
 from reknit.adapters.keeper.client.function_workers import Function
 from reknit.adapters.keeper.protocol.wire import variables
-from reknit.adapters.keeper.watchdog.page import Page
-from reknit.adapters.keeper.watchdog.progress import FOR_EVER, VARIABLE
+from reknit.adapters.keeper.watchdog.page import Page, seen
 from reknit.core.agent.worker_words import WorkersExited, WorkersStarted, WorkersStopped
 from tests.support import called
 from tests.support.calling import begin
@@ -110,10 +110,9 @@ def test_a_failure_is_told_while_others_wait(keep: Keep, start_method: str, tmp_
 
 def test_who_waits_is_not_hung(keep: Keep, tmp_path: Path) -> None:
     """It has said that it will report no more progress. A page of an outer agent still awaits that."""
-    own, outer = Page(), Page()
-    places = "\n".join(page.variables(0)[VARIABLE] for page in (own, outer))
-    returned = Returned(keep("unused"), tmp_path, env=variables({VARIABLE: places}))
+    outer, kept = Page(), keep("unused")
+    returned = Returned(kept, tmp_path, env=variables(outer.variables(0, {})))
     returned.wait()
-    assert (own.read(0)[0], outer.read(0)[0]) == (FOR_EVER, 0)
-    own.close()
+    assert seen(kept.keeper.pid)[0].at == inf
+    assert outer.read(0)[0] == 0
     outer.close()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import re
 import resource
 import signal
 import socket
@@ -86,6 +87,7 @@ def test_the_environment_is_torchelastics(make: Make, clock: SystemClock, tmp_pa
     drive(workers, clock, WorkersStopped)
     told = json.loads((tmp_path / "3").read_text())
     told.pop("LC_CTYPE", None)
+    assert re.fullmatch(r"/proc/\d+/fd/\d+:1", told.pop("REKNIT_PROGRESS"))
     assert told == {
         "PATH": os.environ["PATH"],
         "OMP_NUM_THREADS": "7",

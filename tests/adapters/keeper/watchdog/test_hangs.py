@@ -9,6 +9,7 @@ import pytest
 from reknit.adapters.keeper.common.spawn import Leader
 from reknit.adapters.keeper.output.streams import WorkerStreams
 from reknit.adapters.keeper.watchdog.hangs import Hangs, Limits
+from reknit.adapters.keeper.watchdog.page import Page
 from reknit.adapters.keeper.watchdog.progress import FOR_EVER, RECORD, SLOT, VARIABLE
 from reknit.adapters.runtime.clock import SystemClock
 from reknit.core.job.workers import NoProgress
@@ -21,14 +22,14 @@ class Watched:
     """`Hangs` with workers that write what a test wants."""
 
     def __init__(self, clock: SystemClock, count: int = 1, limits: Limits = Limits(LIMIT)) -> None:
-        self.hangs = Hangs(limits)
+        self.hangs, self._page = Hangs(limits), Page()
         self.leaders = [
             Leader(2**22 + rank, clock, local_rank=rank, rank=rank, streams=WorkerStreams(), error_file="")
             for rank in range(count)
         ]
         for leader in self.leaders:
-            path, _, _ = self.hangs.variables(leader.local_rank, {})[VARIABLE].rpartition(":")
-            self.hangs.watch(leader, BEGIN)
+            path, _, _ = self._page.variables(leader.local_rank, {})[VARIABLE].rpartition(":")
+            self.hangs.watch(leader, self._page, BEGIN)
         self.page = os.open(path, os.O_RDWR)
 
     def write(self, at: float, step: int = 0, rank: int = 0) -> None:
@@ -39,6 +40,7 @@ class Watched:
 
     def close(self) -> None:
         self.hangs.forget()
+        self._page.close()
         os.close(self.page)
 
 

@@ -9,7 +9,6 @@ from collections.abc import Iterator
 import pytest
 
 from reknit.adapters.keeper.watchdog import progress as client
-from reknit.adapters.keeper.watchdog.hangs import Hangs
 from reknit.adapters.keeper.watchdog.page import Page
 from tests.support.alone import run_alone
 
@@ -19,7 +18,7 @@ def page(monkeypatch: pytest.MonkeyPatch) -> Iterator[Page]:
     """The page of a keeper whose worker, with local rank 1, is this process."""
     made = Page()
     monkeypatch.setattr(client, "_records", ())
-    monkeypatch.setenv(client.VARIABLE, made.variables(1)[client.VARIABLE])
+    monkeypatch.setenv(client.VARIABLE, made.variables(1, {})[client.VARIABLE])
     yield made
     made.close()
 
@@ -88,7 +87,7 @@ def test_a_forked_child_counts_for_its_worker(page: Page) -> None:
     for number, step in ((1, 2), (0, 9)):
         pid = os.fork()
         if pid == 0:
-            os.environ[client.VARIABLE] = page.variables(number)[client.VARIABLE]
+            os.environ[client.VARIABLE] = page.variables(number, {})[client.VARIABLE]
             client.progress(step)
             os._exit(0)
         assert os.waitpid(pid, 0)[1] == 0
@@ -97,13 +96,12 @@ def test_a_forked_child_counts_for_its_worker(page: Page) -> None:
 
 def test_the_worker_of_a_worker_counts_for_both(page: Page, monkeypatch: pytest.MonkeyPatch) -> None:
     """A script may run an agent of its own. Its workers make progress, and it does not."""
-    inner = Hangs(60.0)
+    inner = Page()
     monkeypatch.setenv(client.VARIABLE, inner.variables(0, os.environ)[client.VARIABLE])
     client.progress(5)
     assert page.read(1)[1] == 5
-    assert inner._page is not None
-    assert inner._page.read(0)[1] == 5
-    inner.forget()
+    assert inner.read(0)[1] == 5
+    inner.close()
 
 
 def test_any_thread_may_call_it(page: Page) -> None:

@@ -35,7 +35,9 @@ def normal(ended: Ended) -> Ended:
     def text(said: str) -> str:
         said = re.sub(r"0x[0-9a-f]+|#\d+ \(deleted\)", "…", said)
         said = re.sub(r"(pid|psm|mp-|pym-)[-_=: ]?\w+", r"\1…", said)
-        said = re.sub(r"(MASTER_PORT=|TORCHELASTIC_RUN_ID=|pipe:|socket:|port )\[?\w+\]?", r"\1…", said)
+        said = re.sub(
+            r"(MASTER_PORT=|TORCHELASTIC_RUN_ID=|REKNIT_PROGRESS=/proc/|pipe:|socket:|port )\[?[\w/]+\]?", r"\1…", said
+        )
         return re.sub(r"(job_|keeper-)\w+", r"\1…", said)
 
     return Ended(ended.exitcode, text(ended.out), text(ended.err))
