@@ -11,6 +11,7 @@ from reknit.core.agent.agent import Agent
 from reknit.core.agent.commands import Command, Result
 from reknit.core.agent.events import Event
 from reknit.core.agent.states import WorkerState
+from reknit.core.agent.workers import asks_somebody
 from reknit.core.job import reasons
 from reknit.core.job.restart import is_echo
 from reknit.core.job.workers import NoProgress, WorkerFailure
@@ -137,15 +138,25 @@ def _status_of(failure: WorkerFailure) -> int:
 
 
 def final_lines(
-    result: Result, restarts: int, *, ran_s: float | None = None, is_alone: bool = True, names_options: bool = True
+    result: Result,
+    restarts: int,
+    *,
+    ran_s: float | None = None,
+    is_alone: bool = True,
+    names_options: bool = True,
+    has_terminal: bool = False,
 ) -> Iterator[str]:
     """The last lines: how the run has ended, in one line or in a report, and then `origin`.
 
     `restarts`: number of restarts of the job (`Job.restarts`). `ran_s`: seconds for which this agent has run. None:
     they are not told. `is_alone`: no other node can go on with the job.
     `names_options`: the reader has called `reknit run`. False: the reader's program has made the settings.
+    `has_terminal`: a worker has the terminal.
     """
     yield from _ending(result, restarts, ran_s, is_alone=is_alone, names_options=names_options)
+    if isinstance(result.why, reasons.BudgetSpent) and asks_somebody(result.why.root.failure) and not has_terminal:
+        how = "run one worker on a terminal, or give --stdin=RANK" if names_options else "use reknit run --stdin=RANK"
+        yield f"this worker has asked somebody, and has no terminal: {how}"
     if line := origin(result):
         yield line
 
@@ -179,7 +190,10 @@ def _ending(
     name = "--max-restarts" if names_options else "max_restarts"
     setting = "" if result.why.max_restarts else f" ({name}=0)"
     after = "" if ran_s is None else f"; it had run for {time_text(ran_s)}"
-    yield f"the job {word}: {budget_text(result.why.max_restarts)}{setting}{after}"
+    if asks_somebody(root.failure):
+        yield f"the job {word}: a worker that asks somebody is not started again{after}"
+    else:
+        yield f"the job {word}: {budget_text(result.why.max_restarts)}{setting}{after}"
     yield from _details(root.failure, str(root.node))
     if lines := list(hang_lines(root)):
         yield "  where the workers stood that hung:"

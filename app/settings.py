@@ -233,6 +233,10 @@ class Settings:
     (docs/warm.md). True: what most scripts with torch import. Names: these modules. False: every worker imports for
     itself. For a function it needs start method forkserver, which always has such a process: names are then imported
     besides."""
+    terminal: int | None = field(default=None, validator=optional(_whole(0, MOST_WORKERS)))
+    """The local rank of the worker of `command` that has this process's stdin, and its terminal if that is one: so
+    `breakpoint()` works in this worker. For `reknit run` alone: the worker joins the process group of the agent. None:
+    no worker has it."""
     stdin: bytes | None = field(default=None, repr=False)
     """What each worker reads from its standard input. None: the worker inherits the agent's standard input."""
     env: Mapping[str, str] = field(default=Factory(dict))
@@ -290,6 +294,9 @@ class Settings:
     log_dir: str = field(default="", converter=_path, validator=_a(str))
     """The folder in which the folder of this run is made. Empty: the host's folder for temporary files, and the folder
     of this run is removed at the end unless `streams` writes files. `/dev/null`: there are no files."""
+    trace: bool = field(default=True, validator=_a(bool))
+    """Whether the agent writes down what it sees and decides, into its log folder or a folder of this host
+    (docs/records.md)."""
     verbose: bool = field(default=False, validator=_a(bool))
     """Show every event and command of the agent."""
     event_handler: str = field(default=NO_EVENTS, validator=_name(1))

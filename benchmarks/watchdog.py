@@ -29,12 +29,12 @@ import psutil
 
 from reknit.adapters.keeper.watchdog import progress as client
 from reknit.adapters.keeper.watchdog.page import Page
-from reknit.adapters.keeper.watchdog.stacks import py_spy_for
+from reknit.adapters.keeper.watchdog.thread_stacks import py_spy_for
 
 HANG_AFTER_S = 2.0
 WITHOUT_PY_SPY = """
 import sys
-import reknit.adapters.keeper.watchdog.stacks as stacks
+import reknit.adapters.keeper.watchdog.thread_stacks as stacks
 stacks.py_spy_for = lambda pid: ""
 from reknit.app.cli.main import main
 sys.exit(main())

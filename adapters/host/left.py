@@ -28,7 +28,7 @@ from .lock import ALONE, END_S, NEW, alone_prefix, is_same_file, lock, remove
 from .place import open_folder
 
 if TYPE_CHECKING:
-    from .record import HostRecord
+    from .record import HostRecord, ProcessId
 
 _NEW_S = 60.0
 """A file that has had the name of a new one for longer than this was left by a killed agent. Seconds."""
@@ -61,6 +61,26 @@ def end_left(deadline_s: float = END_S) -> tuple[int, tuple[int, ...]]:
     finally:
         for fd in (*named.values(), folder):
             os.close(fd)
+
+
+def left_alive() -> tuple[ProcessId, ...]:
+    """The processes of killed agents on this host that still run, as far as the agents have written them down. Nothing
+    is ended or removed. The next agent ends them."""
+    from .record import is_alive
+
+    try:
+        folder, _ = open_folder()
+    except (OSError, Refused):
+        return ()
+    try:
+        names = [n for n in os.listdir(folder) if n.startswith(alone_prefix()) or _NAMED.fullmatch(n)]
+        records = [_written(folder, name) for name in names if _is_left(folder, name)]
+        known = {process for record in records if record is not None for process in record.processes}
+        return tuple(sorted((p for p in known if is_alive(p)), key=lambda process: process.pid))
+    except OSError:
+        return ()
+    finally:
+        os.close(folder)
 
 
 def _end(folder: int, alone: Collection[str], named: dict[str, int], deadline_s: float) -> tuple[int, tuple[int, ...]]:

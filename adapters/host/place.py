@@ -73,6 +73,11 @@ def boot() -> str:
         return ""
 
 
+def this_host() -> str:
+    """The boot of this host and the namespace of pids: with them a pid and a start time name one process."""
+    return f"{boot()}/{pid_namespace()}"
+
+
 def _opened(base: str) -> tuple[int, str]:
     give_up = time.monotonic() + WAIT_S
     while True:

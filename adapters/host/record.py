@@ -21,7 +21,7 @@ from collections.abc import Collection
 from attrs import frozen
 
 from .children import stat_of
-from .place import boot, pid_namespace
+from .place import this_host
 
 _MOST = 1000
 """Upper bound on the processes that a record names. It names the latest."""
@@ -91,7 +91,7 @@ def write(fd: int, record: HostRecord) -> None:
     without a record."""
     processes = [(each.pid, each.start) for each in record.processes[-_MOST:]]
     agent = None if record.agent is None else (record.agent.pid, record.agent.start)
-    body = json.dumps([_host(), agent, processes, record.note]).encode()
+    body = json.dumps([this_host(), agent, processes, record.note]).encode()
     line = b"%08x %s\n" % (binascii.crc32(body), body)
     try:
         os.pwrite(fd, line, 0)
@@ -109,7 +109,7 @@ def read(fd: int) -> HostRecord | None:
         host, agent, processes, note = json.loads(body)
     except (OSError, ValueError):
         return None
-    if host != _host() or agent is None:
+    if host != this_host() or agent is None:
         return HostRecord(None, (), note)
     return HostRecord(ProcessId(*agent), tuple(ProcessId(*each) for each in processes), note)
 
@@ -128,7 +128,3 @@ def shown(process: ProcessId) -> str:
     command = "".join(each if each.isprintable() else "?" for each in " ".join(words).strip())
     command = command if len(command) <= _SHOWN else command[: _SHOWN - 1] + "…"
     return f"pid {process.pid}, since {since}: {command}"
-
-
-def _host() -> str:
-    return f"{boot()}/{pid_namespace()}"

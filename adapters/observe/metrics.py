@@ -17,10 +17,14 @@ from attrs import evolve, frozen
 from reknit.core.agent.agent import Agent
 from reknit.core.agent.commands import Command
 from reknit.core.agent.events import EntriesRead, Event
+from reknit.core.agent.worker_words import WorkersExited
 from reknit.core.job.job import EMPTY, Closed, Gathering, Job, Outcome, Running, Unopened, Verdict
 from reknit.core.job.reasons import Departure, NodeGone, NodesAdmitted, RoundEnd, WorkerFailed
 from reknit.core.job.workers import NoProgress, TimerExpired
 from reknit.core.text.doing import Doing, doing, takes_part
+from reknit.core.text.picture import cause_of
+
+from .progress_seen import progress_of
 
 if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry
@@ -68,6 +72,8 @@ class Counts:
     """Epoch and number of the last round that has begun. None: the journal has not been read."""
     rounds: int = 0
     restarts: Mapping[str, int] = EMPTY
+    failures: Mapping[tuple[int, str], int] = EMPTY
+    """Failures of this node's workers, by local rank and cause (`picture.cause_of`)."""
 
 
 class MetricsObserver:
@@ -83,6 +89,8 @@ class MetricsObserver:
         counts = self.counts
         if isinstance(event, EntriesRead):
             counts = _with_rounds(counts, after.job)
+        if isinstance(event, WorkersExited) and after.workers.exits is not before.workers.exits:
+            counts = _with_failures(counts, event)
         if (what := doing(after)) is not counts.doing:
             past = {**counts.seconds, counts.doing: _lasted(counts, after.at)}
             counts = evolve(counts, doing=what, since=after.at, seconds=past)
@@ -111,6 +119,15 @@ def _with_rounds(counts: Counts, job: Job) -> Counts:
             key = cause if number == begun else UNSEEN
             restarts[key] = restarts.get(key, 0) + 1
     return evolve(counts, sealed=(job.epoch, begun), rounds=counts.rounds + new, restarts=restarts)
+
+
+def _with_failures(counts: Counts, event: WorkersExited) -> Counts:
+    failures = dict(counts.failures)
+    for exit_ in event.exits:
+        if exit_.failure is not None:
+            key = exit_.local_rank, cause_of(exit_.failure)
+            failures[key] = failures.get(key, 0) + 1
+    return evolve(counts, failures=failures)
 
 
 def _begun(job: Job) -> int:
@@ -199,7 +216,29 @@ class Metrics:
             spent = counts.seconds.get(what, 0.0) if what is not counts.doing else _lasted(counts, self._now())
             phases.add_metric([what.value], spent)
         yield phases
+        failures = Counter(
+            "reknit_worker_failures", "Failures of a worker of this node.", labels=["local_rank", "cause"]
+        )
+        for (local_rank, why), count in sorted(counts.failures.items()):
+            failures.add_metric([str(local_rank), why], count)
+        yield failures
+        yield from self._progress()
         yield from self._usage()
+
+    def _progress(self) -> Iterator[Family]:
+        """How far the workers are that report progress (`reknit.progress`)."""
+        from prometheus_client.core import GaugeMetricFamily as Gauge
+
+        label = ["local_rank"]
+        step = Gauge("reknit_worker_step", "The step that a worker has reported last.", labels=label)
+        ago = Gauge("reknit_worker_seconds_since_progress", "Time since a worker has reported progress.", labels=label)
+        for local_rank, one in sorted(progress_of(self._processes()[0]).items()):
+            if one.step is not None:
+                step.add_metric([str(local_rank)], one.step)
+            if one.ago_s is not None:
+                ago.add_metric([str(local_rank)], one.ago_s)
+        yield step
+        yield ago
 
     def _usage(self) -> Iterator[Family]:
         from prometheus_client.core import CounterMetricFamily as Counter

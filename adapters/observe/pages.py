@@ -22,10 +22,12 @@ from reknit.adapters.runtime.ports import Clock, Requests
 from reknit.core.agent.agent import Agent
 from reknit.core.agent.commands import Command
 from reknit.core.agent.events import Event
-from reknit.core.text.doing import doing, doing_text, takes_part
+from reknit.core.text.doing import doing_text, takes_part
+from reknit.core.text.picture import agent_picture, job_picture, workers_picture
 
 from .http import Page, Response, line
 from .metrics import KIND, Metrics, MetricsObserver, Processes, standings, workers
+from .progress_seen import progress_of, with_progress
 
 JSON = "application/json"
 
@@ -114,10 +116,12 @@ class Pages:
         *,
         timeout_s: float,
         run_id: str,
+        about: Mapping[str, object],
         processes: Processes,
     ) -> None:
         """`now`: the clock of the loop. `timeout_s`: an agent that does not answer for so many seconds is hung.
-        `run_id`: the name of the job."""
+        `run_id`: the name of the job. `about`: what else /state tells of the agent."""
+        self._about = about
         self._round_trips = round_trips
         self._watch = watch
         self._now = now
@@ -147,37 +151,21 @@ class Pages:
         return line(200 if takes_part(agent) else 503, _clean(doing_text(agent)))
 
     def _state(self, query: Mapping[str, str]) -> Response:
-        from reknit.core.text import codec, snapshot
-
-        agent, counts = self._watch.agent, self._watch.counts
-        own = agent.workers
+        agent, counts, own = self._watch.agent, self._watch.counts, self._watch.agent.workers
+        parent, pids = self._processes()
         data = {
-            "job": {
-                "run_id": self._run_id,
-                "phase": type(agent.job.phase).__name__.lower(),
-                "round": agent.job.round,
-                "restarts_spent": agent.job.spent,
-                "nodes": standings(agent.job),
-                "fold": json.loads(snapshot.freeze(agent.job)),
-            },
+            "job": {"run_id": self._run_id, **job_picture(agent.job), "nodes": standings(agent.job)},
             "agent": {
-                "node": str(agent.me) if agent.nonce else agent.spec.node_id,
-                "address": agent.spec.address,
-                "doing": doing(agent).value,
+                **agent_picture(agent),
                 "for_s": round(max(0.0, self._now() - counts.since), 3),
-                "text": doing_text(agent),
-                "ready": takes_part(agent),
-                "stage": agent.stage.value,
-                "outage": agent.contact.outage,
-                "leaving": agent.causes.why_leaving is not None,
+                **self._about,
             },
             "workers": {
                 "round": own.round if own.round >= 0 else None,
                 "state": own.state.value,
                 "count": workers(agent),
-                "assignment": None if own.assignment is None else codec.encode(own.assignment),
-                "exits": {str(rank): codec.encode(exit_) for rank, exit_ in own.exits.items()},
-                "pids": {str(rank): pid for rank, pid in self._processes()[1].items()},
+                "pids": {str(rank): pid for rank, pid in pids.items()},
+                "ranks": with_progress(workers_picture(agent), progress_of(parent)),
             },
         }
         return Response(200, json.dumps(data, indent=1) + "\n", JSON)

@@ -1,6 +1,6 @@
 """Reading the command line of a verb, by its table of options.
 
-1. Everything after the script belongs to the script. A verb without a script takes no such words.
+1. Everything after the script belongs to the script. A verb without a script takes options anywhere.
 2. An option may be written with dashes or underscores, and shortened as long as no other option begins alike.
 3. The command line decides, then the variable `PET_<NAME>` (as in torchrun), then the table.
 4. A wrong option or variable is a `UsageError`: one line that names it and says what is expected.
@@ -36,6 +36,9 @@ class Table:
     """The last lines of `--help`."""
     epilog_all: str = ""
     """The last lines of `--help-all`."""
+    mixes: bool = False
+    """Options may come after the first word that is none, as for most commands. False: what comes then belongs to the
+    script."""
 
 
 @frozen
@@ -69,6 +72,12 @@ def parse(argv: Sequence[str], environ: Mapping[str, str], table: Table | None =
     """Read a command line. `table`: None means that of `reknit run`. Raises `UsageError`."""
     table = table or RUN
     words, rest = _split(argv, table)
+    if table.mixes:
+        found, rest = rest, []
+        while found:
+            rest.append(found[0])
+            more, found = _split(found[1:], table)
+            words += more
     asks_for_help = any(option.name.startswith("help") for option, _ in words)
     variables = {} if asks_for_help else dict(_from_environment(environ, table))
     given = {option.name: option.variable for option in variables} | {o.name: f"--{o.name}" for o, _ in words}

@@ -8,15 +8,24 @@ from typing import NoReturn
 
 _HELP = """\
 usage: reknit run [options] SCRIPT [script arguments]
-       reknit run --help
-       reknit prune [options]
-       reknit prune --help
+       reknit COMMAND --help
        reknit --version
 
 reknit starts the worker processes of a PyTorch job, watches them, and starts all of them again when one fails.
 It takes torchrun's options. If it is called by the name torchrun, it does what `reknit run` does.
-`reknit prune` removes what jobs with several nodes have left in etcd or in a shared folder.
+
+  run         start the workers of this node
+  doctor      look for what would make a job fail on this host
+  status      show what the jobs on this host do now
+  stacks      show where the workers on this host stand in their programs
+  explain     tell what has become of a job, and why
+  timeline    draw what each node of a job did when
+  replay      check that this version decides as the agents of a job have decided
+  prune       remove what jobs with several nodes have left in etcd or in a shared folder
+  completion  write a script that completes commands and options in a shell, or the manual page
 """
+VERBS = ("run", "doctor", "status", "stacks", "explain", "timeline", "replay", "prune", "completion")
+"""Each has a module with a function of that name, which gets the arguments and returns the exit status."""
 _KEEPER_HELP = """\
 usage: reknit keeper
 
@@ -36,7 +45,7 @@ def main() -> int:
         _show(_HELP, 2)
         return 2
     verb = argv[0]
-    if verb in ("run", "prune"):
+    if verb in VERBS:
         _run(verb, argv[1:])
     elif verb == "keeper":  # not for users: adapters/keeper/remote/command.py calls it on another host
         if len(argv) > 1:
@@ -46,7 +55,7 @@ def main() -> int:
 
         be_one()
     elif verb in ("--version", "-V"):
-        from reknit import __version__
+        from reknit.app.version import __version__
 
         _show(f"reknit {__version__}\n")
     elif verb in ("--help", "-h"):
@@ -105,10 +114,7 @@ def _status(verb: str, argv: list[str]) -> int:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
     # Imported modules stay in use. The collector would look through them again and again and find no garbage.
     gc.disable()
-    if verb == "prune":
-        from .prune import prune
+    from importlib import import_module
 
-        return prune(argv)
-    from .run import run
-
-    return run(argv)
+    module = import_module(f"{__package__}.{verb}")
+    return int(getattr(module, verb)(argv))

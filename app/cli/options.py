@@ -114,6 +114,14 @@ OPTIONS = (
         readers.signals,
         group=_END,
     ),
+    _rare(
+        "stdin",
+        "the worker with this local rank gets the terminal, for breakpoint(). With one worker on a terminal: 0",
+        "RANK",
+        "",
+        readers.optional(readers.whole(0)),
+        group=_OUTPUT,
+    ),
     Option("log-dir", "folder for error files and output files", "DIR", group=_OUTPUT),
     Option(
         "redirects", "output to files only: 1 stdout, 2 stderr, 3 both", "N", "0", readers.masks, "r", group=_OUTPUT
@@ -161,6 +169,7 @@ OPTIONS = (
         readers.one_of("text", "json"),
         group=_OUTPUT,
     ),
+    _rare("no-trace", "keep no record of the agent's steps, for reknit explain and others", group=_OUTPUT),
     _rare(
         "event-log-handler",
         "where torchelastic's events go: null, console, the name of a handler, or its import path MODULE:NAME",

@@ -60,6 +60,7 @@ def _asked(parsed: Parsed, environ: Mapping[str, str], read_stdin: Callable[[], 
     health, mistakes = _health(environ)
     fields: dict[str, Any] = {
         "command": command,
+        "terminal": _terminal(parsed, workers, is_alone=is_alone),
         "stdin": read_stdin() if _reads_stdin(parsed) else None,
         "env": {"TORCHELASTIC_SIGNALS_TO_HANDLE": parsed.texts["signals-to-handle"]} | threads,
         "local_world_size": workers,
@@ -85,6 +86,7 @@ def _asked(parsed: Parsed, environ: Mapping[str, str], read_stdin: Callable[[], 
         ),
         "log_dir": parsed["log-dir"],
         "health": health,
+        "trace": not parsed["no-trace"],
         "verbose": parsed["verbose"],
         "event_handler": _event_handler(parsed),
     }
@@ -241,6 +243,26 @@ def _health(environ: Mapping[str, str]) -> tuple[HealthCheck | None, tuple[str, 
         return None, (f"{HEALTH_CHECK_PORT}={text:.60}: {error}; there is no health check server",)
 
 
+def _terminal(parsed: Parsed, workers: int, *, is_alone: bool) -> int | None:
+    """The local rank of the worker that has the terminal."""
+    wanted = parsed["stdin"]
+    if wanted is None:
+        from .terminal import is_terminal
+
+        is_one = workers == 1 and is_alone and not _reads_stdin(parsed) and not parsed["warm"]
+        return 0 if is_one and parsed["output"] == "relay" and not _goes_to_files(parsed) and is_terminal() else None
+    if wanted >= workers:
+        raise UsageError(f"{parsed.spelled('stdin')}: there are {workers} workers here, from 0")
+    for other, is_given in (("a script that is -", _reads_stdin(parsed)), ("--warm", parsed["warm"])):
+        if is_given:
+            raise UsageError(f"{parsed.spelled('stdin')} and {other} exclude each other")
+    return int(wanted)
+
+
+def _goes_to_files(parsed: Parsed) -> bool:
+    return bool(parsed["redirects"] or parsed["tee"])
+
+
 def _reads_stdin(parsed: Parsed) -> bool:
     return bool(parsed.script == _STDIN and not parsed["module"] and not parsed["no-python"])
 
@@ -335,7 +357,8 @@ def _without_meaning(parsed: Parsed, workers: int) -> Iterator[str]:
         listed = ", ".join(map(str, others))
         yield f"{parsed.spelled('local-ranks-filter')}: no worker of this node has local rank {listed}"
     if parsed["log-dir"] not in ("", os.devnull) and not (parsed["redirects"] or parsed["tee"]):
-        yield f"{parsed.spelled('log-dir')}: only error files go there; --redirects and --tee write the output there"
+        written = "only error files and the trace go there; --redirects and --tee write the output there"
+        yield f"{parsed.spelled('log-dir')}: {written}"
 
 
 def _without_watchdog(environ: Mapping[str, str]) -> Iterator[str]:

@@ -57,7 +57,7 @@ _OPTIONS = (
     Option("dry-run", "remove nothing, and say what would be removed", group=_WHAT),
     Option("help", "this text", short="h", group="Help"),
 )
-_TABLE = Table(
+TABLE = Table(
     "reknit prune",
     _OPTIONS,
     "reknit prune --rdzv-backend=etcd --rdzv-endpoint=HOST:PORT [options]",
@@ -74,13 +74,13 @@ def prune(
 ) -> int:
     """Run the command. Returns the exit status. `wait`: waits for seconds."""
     try:
-        parsed = parse(argv, environ, _TABLE)
+        parsed = parse(argv, environ, TABLE)
         if parsed["help"]:
-            write(1, help_text(_TABLE, shows_all=False))
+            write(1, help_text(TABLE, shows_all=False))
             return 0
         if parsed.script:
             raise UsageError(f"reknit prune takes options only, and not {parsed.script}")
-        shelf = _shelf(kept(parsed, environ), parsed)
+        shelf = _shelf(kept(parsed, environ, "reknit prune", ("etcd", "file")), parsed)
         try:
             for line in _pruned(shelf, parsed, wait):
                 write(1, line + "\n")

@@ -15,8 +15,10 @@ from reknit.app.wiring.surroundings import Prevented
 from reknit.core.agent.commands import Result
 from reknit.core.agent.states import WorkerState
 
-from .arguments import help_text, parse
+from .arguments import RUN, help_text, parse
 from .options import UsageError
+
+TABLE = RUN
 
 
 def run(argv: Sequence[str]) -> int:

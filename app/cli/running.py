@@ -9,7 +9,7 @@ from __future__ import annotations
 import gc
 import os
 import signal
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from reknit.adapters.host.children import become_subreaper, children, reaped, sweep
@@ -32,6 +32,7 @@ from reknit.core.agent.states import WorkerState
 from reknit.core.job.reasons import BudgetSpent
 
 from .signals import Signals
+from .terminal import has_shell, restored
 
 if TYPE_CHECKING:
     from reknit.app.wiring.recording import Recording
@@ -66,17 +67,19 @@ def run(settings: Settings, environ: Mapping[str, str], console: ConsoleWriter, 
         wired = wire(settings, world, os.urandom(8).hex())
         signals.on_child = lambda: _reap_adopted({wired.keeper.pid, *own})
         signals.on_resize = wired.keeper.resized
+        signals.are_others = lambda: wired.keeper.has_terminal_worker
         # Ctrl-Z would stop this process alone. Its workers would run on, and their end would go unnoticed. The signal
         # is ignored only after the keeper was started. Otherwise the keeper would take this for a wish of the user, and
-        # let the workers ignore the signal as well.
-        if signal.SIGTSTP not in settings.signals:
+        # let the workers ignore the signal as well. A worker that has the terminal is stopped with this process.
+        if signal.SIGTSTP not in settings.signals and not (settings.terminal is not None and has_shell()):
             signal.signal(signal.SIGTSTP, signal.SIG_IGN)
         gc.freeze()  # imported modules stay in use: see `cli`
         gc.enable()
-        try:
-            return _run(settings, environ, console, wired, notices)
-        finally:
-            wired.close()
+        with restored(settings.terminal is not None):
+            try:
+                return _run(settings, environ, console, wired, notices)
+            finally:
+                wired.close()
     finally:
         # The signals stay taken until the process ends. A further SIGTERM would otherwise kill it, and the scheduler
         # would not see the exit status of the job.
@@ -97,8 +100,7 @@ def _run(
         observers.append(recording)
     loop, began = Loop(Agent(wired.spec), wired.ports, observers), wired.ports.clock.now()
     result = _result(loop, recording)
-    ran_s, is_alone = loop.agent.at - began, settings.meeting is None
-    last = [PREFIX + line for line in final_lines(result, loop.agent.job.restarts, ran_s=ran_s, is_alone=is_alone)]
+    last = [PREFIX + line for line in _final(settings, result, loop, began)]
     writer = keeper.pid
     is_quiet = settings.streams.lines.is_quiet
     for line in last:
@@ -111,6 +113,12 @@ def _run(
         for line in last:
             console.say(line)
     return exit_status(result)
+
+
+def _final(settings: Settings, result: Result, loop: Loop, began: float) -> Iterator[str]:
+    ran_s, is_alone, has_terminal = loop.agent.at - began, settings.meeting is None, settings.terminal is not None
+    restarts = loop.agent.job.restarts
+    return final_lines(result, restarts, ran_s=ran_s, is_alone=is_alone, has_terminal=has_terminal)
 
 
 def _unsaid(line: str) -> None:

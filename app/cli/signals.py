@@ -14,6 +14,9 @@ if TYPE_CHECKING:
     from reknit.adapters.runtime.clock import SystemClock
 
 
+_KEYS = (signal.SIGINT, signal.SIGQUIT)
+
+
 class Signals:
     """Implements `ports.Requests`: collects signals and wakes `SystemClock.wait`.
 
@@ -27,6 +30,9 @@ class Signals:
     """Called when a child process has ended."""
     on_resize: Callable[[], None] | None = None
     """Called when the terminal has another size."""
+    are_others: Callable[[], bool] | None = None
+    """Whether Ctrl-C and Ctrl-\\ are for a worker that has the terminal, which gets them as well. `taken` does not
+    return them then."""
 
     def __init__(self, clock: SystemClock, signals: Iterable[int]) -> None:
         self._clock = clock
@@ -62,7 +68,8 @@ class Signals:
             self.on_child()
         if signal.SIGWINCH in came and self.on_resize is not None:
             self.on_resize()
-        return [signum for signum in came if signum in self._handed_out and signum in self._before]
+        others = _KEYS if self.are_others is not None and self.are_others() else ()
+        return [s for s in came if s in self._handed_out and s in self._before and s not in others]
 
     def close(self) -> None:
         """Restore the earlier handlers, and the mask of blocked signals. May be repeated."""

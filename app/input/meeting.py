@@ -6,7 +6,7 @@ All agents of a job must have the same `Terms`. So terms are made only of option
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from attrs import frozen
@@ -81,13 +81,13 @@ def judged(
     )
 
 
-def kept(parsed: Parsed, environ: Mapping[str, str]) -> Meeting:
-    """Where journals are kept after the end of their jobs. Raises `UsageError`."""
+def kept(parsed: Parsed, environ: Mapping[str, str], verb: str, backends: Sequence[str]) -> Meeting:
+    """Where journals are. `backends`: those that the verb can use, at least two. Raises `UsageError`."""
     backend = parsed["rdzv-backend"]
     if not backend:
-        raise UsageError("reknit prune needs --rdzv-backend=etcd or --rdzv-backend=file")
-    if backend not in ("etcd", "file"):
-        raise UsageError(f"{parsed.spelled('rdzv-backend')}: etcd or file expected")
+        raise UsageError(f"{verb} needs --rdzv-backend={' or --rdzv-backend='.join(backends)}")
+    if backend not in backends:
+        raise UsageError(f"{parsed.spelled('rdzv-backend')}: {', '.join(backends[:-1])} or {backends[-1]} expected")
     return _meeting(parsed, _Conf(parsed), environ, backend, backend)
 
 

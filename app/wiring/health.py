@@ -6,7 +6,9 @@ wiring). A server that cannot be started is one line for the operator, and the j
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import os
+import time
+from collections.abc import Mapping, Sequence
 
 from attrs import evolve
 
@@ -16,6 +18,7 @@ from reknit.adapters.observe.metrics import MetricsObserver, Processes, no_proce
 from reknit.adapters.observe.pages import Pages, RoundTrips
 from reknit.app.input.readers import whole
 from reknit.app.settings import HealthCheck
+from reknit.app.version import __version__
 from reknit.core.agent.agent import Agent
 
 from .surroundings import Wired
@@ -36,9 +39,9 @@ def health_check(text: str) -> HealthCheck:
         raise ValueError("PORT or HOST:PORT with a numeric address expected, for example 0.0.0.0:8080") from None
 
 
-def serve(health: HealthCheck, run_id: str, wired: Wired) -> None:
+def serve(health: HealthCheck, run_id: str, wired: Wired, command: Sequence[str] = ()) -> None:
     """Start the server of this agent, and close it with the wiring. To be called before the agent begins."""
-    pages, round_trips = observe(wired, health.timeout_s, run_id, _kept(wired))
+    pages, round_trips = observe(wired, health.timeout_s, run_id, _kept(wired), command)
     server, note = listen(health.host, health.port, pages)
     wired.notes = [*wired.notes, note]
     if server is None:
@@ -53,14 +56,20 @@ def serve(health: HealthCheck, run_id: str, wired: Wired) -> None:
     wired.close = close_all
 
 
-def observe(wired: Wired, timeout_s: float, run_id: str, processes: Processes) -> tuple[Mapping[str, Page], RoundTrips]:
-    """Have the agent observed. Returns the pages that a server can show, and what /healthz waits for."""
+def observe(
+    wired: Wired, timeout_s: float, run_id: str, processes: Processes, command: Sequence[str] = ()
+) -> tuple[Mapping[str, Page], RoundTrips]:
+    """Have the agent observed. `command`: the command line of the workers. Returns the pages that a server can show,
+    and what /healthz waits for."""
     ports = wired.ports
     round_trips = RoundTrips(ports.clock, ports.requests)
+    about = {"version": __version__, "pid": os.getpid(), "began": round(time.time(), 3), "command": [*command]}
     watch = MetricsObserver(Agent(wired.spec), ports.clock.now())
     wired.ports = evolve(ports, requests=round_trips)
     wired.observers += [watch, round_trips]
-    pages = Pages(round_trips, watch, ports.clock.now, timeout_s=timeout_s, run_id=run_id, processes=processes)
+    pages = Pages(
+        round_trips, watch, ports.clock.now, timeout_s=timeout_s, run_id=run_id, about=about, processes=processes
+    )
     return pages.by_path(), round_trips
 
 

@@ -30,6 +30,8 @@ from reknit.app.limits import limit_text
 from reknit.app.settings import Meeting, Settings
 from reknit.core.agent.reasons import JournalRefused, Replaced
 from reknit.core.job.entries import Node, NodeId, Terms
+from reknit.core.job.fold import fold_all
+from reknit.core.job.job import Job
 
 from .surroundings import Prevented, Surroundings, Wired, end_left, ended_text, open_workers, spec_of
 
@@ -205,6 +207,32 @@ def open_journal(
     from reknit.adapters.journals.tcpstore.journal import TCPStoreJournal
 
     return TCPStoreJournal(*meeting.endpoints[0], envelope, founds=founds, has_elders=has_elders, on_slow=on_slow)
+
+
+def read_job(meeting: Meeting, job: str) -> Job:
+    """The job as its journal tells it now. Nothing is written. Raises `Refused` and `Unavailable`."""
+    envelope = Envelope(job, meeting.secret)
+    journal: Journal
+    if meeting.backend == "file":
+        from reknit.adapters.journals.file.journal import FileJournal
+
+        journal = FileJournal(meeting.folder, envelope, group=meeting.group, reads_only=True)
+    elif meeting.backend == "c10d":
+        from reknit.adapters.journals.tcpstore.journal import TCPStoreJournal
+
+        journal = TCPStoreJournal(*meeting.endpoints[0], envelope, reads_only=True)
+    else:
+        from reknit.adapters.journals.etcd.journal import EtcdJournal
+
+        journal = EtcdJournal(cluster_of(meeting), envelope, timeout_s=_ETCD_S)  # it writes only what is appended
+    try:
+        folded, position = Job(), 0
+        while (batch := journal.read(position, 0.0)).position != position:
+            folded = fold_all(folded if batch.base is None else batch.base, batch.entries)
+            position = batch.position
+        return folded
+    finally:
+        journal.close()
 
 
 def cluster_of(meeting: Meeting) -> Cluster:

@@ -141,6 +141,7 @@ def open_workers(settings: Settings, world: Surroundings, nonce: str, *, mark: s
         withheld=SECRETS,
         cwd=working_folder(),
         stdin=None if settings.stdin is None else settings.stdin.decode("latin-1"),
+        terminal=settings.terminal,
         streams=settings.streams,
         log_base=settings.log_dir,
         master_port=settings.master_port,

@@ -26,8 +26,16 @@ def wire(settings: Settings, world: Surroundings, nonce: str) -> Wired:
         try:
             from .health import serve
 
-            serve(settings.health, settings.run_id, wired)
+            serve(settings.health, settings.run_id, wired, settings.command)
         except BaseException:  # for example an import that finds no free descriptor
+            wired.close()
+            raise
+    if settings.trace:
+        try:
+            from .tracing import trace
+
+            trace(settings, world, wired, nonce)
+        except BaseException:
             wired.close()
             raise
     return wired

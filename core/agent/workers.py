@@ -60,7 +60,21 @@ def exited(agent: Agent, event: WorkersExited) -> Agent:
         state = WorkerState.SUCCEEDED
     else:
         state = workers.state
-    return evolve(agent, workers=evolve(workers, exits=exits, state=state), quick=quick)
+    agent = evolve(agent, workers=evolve(workers, exits=exits, state=state), quick=quick)
+    if any(e.failure is not None and asks_somebody(e.failure) for e in event.exits):
+        # Another try would ask again.
+        return evolve(agent, max_restarts=agent.restart_count)
+    return agent
+
+
+_ASKS = ("bdb.BdbQuit", "BdbQuit", "EOFError: EOF when reading a line")
+"""How the exceptions begin of a worker in a debugger that was quit, and of one that reads from a closed stdin."""
+
+
+def asks_somebody(failure: WorkerFailure) -> bool:
+    """The worker has failed because it has asked somebody, for example by `breakpoint()`, and there was nobody, or
+    because this person has quit the debugger. Such a worker is not started again."""
+    return failure.message.startswith(_ASKS)
 
 
 def stopped(agent: Agent, event: WorkersStopped) -> Agent:

@@ -11,7 +11,7 @@ from reknit.core.agent.agent import Agent, NodeWorkers, Timer
 from reknit.core.agent.commands import SIGKILL, Command, StopWorkers
 from reknit.core.agent.reasons import Reason
 from reknit.core.agent.timers import pause_s
-from reknit.core.agent.workers import QUICK_S, failures, why_failed
+from reknit.core.agent.workers import QUICK_S, asks_somebody, failures, why_failed
 from reknit.core.job import reasons
 from reknit.core.job.hanging import Certainty, Hang
 from reknit.core.job.job import Closed, Gathering, Job, Running, has_enough
@@ -121,7 +121,8 @@ def reason_text(reason: Reason) -> str:  # noqa: C901  # a dispatcher: one arm p
         case reasons.NodesAdmitted(nodes):
             return f"{_count(len(nodes), 'node')} admitted: {', '.join(map(str, nodes))}"
         case reasons.BudgetSpent(max_restarts, root):
-            return f"{reason_text(root)}, and {budget_text(max_restarts)}"
+            again = "such a worker is not started again"
+            return f"{reason_text(root)}, and {again if asks_somebody(root.failure) else budget_text(max_restarts)}"
         case reasons.Unstable(max_unspent):
             return f"more than {max_unspent} rounds ended without a failure"
         case reasons.TooFewNodes(have, need):
@@ -331,6 +332,8 @@ def _rank_news(before: Agent, after: Agent) -> Iterator[str]:
 
 def _pause_news(before: Agent, after: Agent) -> Iterator[str]:
     wait_s, running = pause_s(after), after.since.get(Timer.BACKOFF)
+    if not after.is_working:
+        return
     if wait_s and running is not None and before.since.get(Timer.BACKOFF) != running:
         wait_s = max(wait_s, backoff_s(after.job))
         yield f"the workers failed within {QUICK_S:g} s of their start: this node joins again in {wait_s:g} s"

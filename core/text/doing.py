@@ -6,6 +6,8 @@ from __future__ import annotations
 from enum import Enum
 from typing import assert_never
 
+from attrs import frozen
+
 from reknit.core.agent.agent import Agent
 from reknit.core.agent.commands import Append, Beat, Command, Finish, StopWorkers
 from reknit.core.agent.events import (
@@ -54,6 +56,25 @@ class Doing(Enum):
     """The agent has its result."""
 
 
+@frozen
+class Situation:
+    """What an agent does, in the least that tells its story."""
+
+    doing: Doing
+    round: int
+    """The round that it is about: that of this node's workers while there are any, else the job's."""
+    outage: str = ""
+    """Why the store cannot be used. Empty: it can."""
+    unable: str = ""
+    """Why the agent cannot take part in the job. Empty: it can, or is not asked to any more."""
+
+
+def situation(agent: Agent) -> Situation:
+    now, why = doing(agent), agent.causes.unable
+    round = agent.workers.round if now in _WITH_WORKERS else agent.job.round
+    return Situation(now, round, agent.contact.outage or "", "" if why is None else reason_text(why))
+
+
 def doing(agent: Agent) -> Doing:
     """What the agent does now."""
     workers, job = agent.workers, agent.job
@@ -73,6 +94,9 @@ def doing(agent: Agent) -> Doing:
         if workers.state is WorkerState.SUCCEEDED and workers.round == job.round:
             return Doing.FINISHING
     return Doing.GATHERING
+
+
+_WITH_WORKERS = (Doing.LAUNCHING, Doing.RUNNING, Doing.STOPPING)
 
 
 def takes_part(agent: Agent) -> bool:

@@ -12,8 +12,6 @@ name is fetched when it is first asked for.
 The names in `__all__` of these three modules are stable: a version that changes one of them says so in CHANGELOG.md.
 """
 
-__version__ = "0.1.0"
-
 TYPE_CHECKING = (
     False  # type checkers take it for true under this name; importing `typing` would cost more than the rest
 )
@@ -23,6 +21,7 @@ if TYPE_CHECKING:
     from .adapters.runtime.ports import CannotStart
     from .app.python.launch import JobFailed, launch, launch_async, report_lines
     from .app.settings import HealthCheck, Meeting, Settings
+    from .app.version import __version__
     from .app.wiring.surroundings import Prevented
     from .core.job.entries import Admission, RestartPolicy, Terms
 
@@ -45,6 +44,7 @@ __all__ = [
 ]
 
 _HOME = {
+    "__version__": "app.version",
     "Admission": "core.job.entries",
     "CannotStart": "adapters.runtime.ports",
     "FunctionError": "adapters.keeper.client.function_workers",

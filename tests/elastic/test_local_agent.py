@@ -89,6 +89,7 @@ def test_what_a_worker_is_told(tmp_path: Path) -> None:
         "LOCAL_RANK",
         "ROLE_RANK",
         "TORCHELASTIC_ERROR_FILE",
+        "REKNIT_PROGRESS",
     }
     wanted = {
         "RANK": "1",

@@ -52,6 +52,7 @@ NO_TEST_OF_ITS_OWN = {
     "adapters/link/messages.py": "vocabulary; test_machine",
     "adapters/observe/pages.py": "test_health asks for them over HTTP",
     "app/cli/run.py": "test_main and test_running",
+    "app/version.py": "test_main asks for it",
     "adapters/runtime/ports.py": "protocols: the contract suites are their tests",
     "adapters/keeper/common/bootstrap.py": "test_processes: the port, with torch's store on it",
     "adapters/keeper/output/relay.py": "test_streams",

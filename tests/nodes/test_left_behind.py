@@ -17,7 +17,7 @@ import pytest
 
 from tests.support.alone import ENV, ROOT, command, run_alone
 from tests.support.command import Run, run
-from tests.support.places import below, move
+from tests.support.places import below, locks, move
 from tests.support.waiting import is_alive, read_pids, until
 
 HOSTS = {
@@ -74,7 +74,7 @@ def test_the_next_start_ends_a_daemon(host: str, start_method: str, tmp_path: Pa
     try:
         run_alone("from reknit import launch; launch('true')")
         assert not is_alive(daemon)
-        assert not os.listdir(folder)
+        assert not locks(folder)
     finally:
         if is_alive(daemon):
             os.kill(daemon, signal.SIGKILL)
@@ -90,7 +90,7 @@ def test_a_start_of_processes_ends_what_was_left(tmp_path: Path, folder: Path) -
         context.close()
     """)
     assert not is_alive(daemon)
-    assert not os.listdir(folder)
+    assert not locks(folder)
 
 
 BARE = """
@@ -123,7 +123,7 @@ def test_the_next_start_ends_workers_that_have_cleared_their_environment(tmp_pat
         assert status == 0, second.err
         assert not any(map(is_alive, pids))
         assert "ended 2 processes that an earlier agent had left behind" in second.said
-        assert not os.listdir(record)
+        assert not locks(record)
 
 
 DAEMON = """
@@ -159,7 +159,7 @@ def test_a_daemon_without_an_environment_is_ended(tmp_path: Path, nodes: str, ki
                 status, second = run(tmp_path, *([] if "another" in nodes else argv), "w.py", script="pass")
                 assert status == 0, second.err
                 assert "ended 1 process that an earlier agent had left behind" in second.said
-                assert not os.listdir(below(tmp_path))
+                assert not locks(below(tmp_path))
             else:
                 os.kill(keeper, signal.SIGKILL)
             until(lambda: not is_alive(daemon), "the end of the daemon")
@@ -193,7 +193,7 @@ def test_the_next_start_removes_what_was_left_on_the_disk(tmp_path: Path, what: 
     status, second = run(tmp_path, "w.py", script="pass")
     assert status == 0, second.err
     assert not list(tmp_path.glob("reknit_*"))
-    assert not os.listdir(below(tmp_path))
+    assert not locks(below(tmp_path))
 
 
 def several(tmp_path: Path) -> list[str]:
@@ -204,5 +204,6 @@ def several(tmp_path: Path) -> list[str]:
 
 def written(folder: Path) -> str:
     """The text of the file in the folder."""
-    (file,) = folder.iterdir()
+    (name,) = locks(folder)
+    file = folder / name
     return file.read_text()

@@ -28,7 +28,7 @@ from reknit.core.job.job import Job
 from reknit.core.job.reasons import Refusal
 from tests.support.alone import STUBBORN
 from tests.support.command import Run
-from tests.support.places import below
+from tests.support.places import below, locks
 from tests.support.stores import free_port
 from tests.support.waiting import is_alive, read_pids, until
 
@@ -59,7 +59,7 @@ def pair(tmp_path: Path, script: str, *argv: str, each: tuple[str, str] = ("--ro
     with agent(tmp_path, *argv, each[0], script=script) as a, agent(tmp_path, *argv, each[1]) as b:
         statuses = [a.end(), b.end()]
         assert statuses == [0, 0], a.err + b.err
-    assert os.listdir(below(tmp_path)) == [], "no lock is left"
+    assert locks(below(tmp_path)) == [], "no lock is left"
     return [a, b]
 
 
@@ -199,7 +199,7 @@ def test_a_port_that_somebody_else_has(tmp_path: Path) -> None:
         "cannot host the store at 127.0.0.1:PORT: address already in use",
         "exit status 69: the job's journal cannot be used as asked",
     ]
-    assert os.listdir(below(tmp_path)) == []
+    assert locks(below(tmp_path)) == []
 
 
 def test_told_to_end_while_waiting_for_others(tmp_path: Path, c10d: tuple[str, ...]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import socket
 import urllib.error
 import urllib.request
@@ -13,6 +14,7 @@ from typing import Any
 
 from prometheus_client.parser import text_string_to_metric_families
 
+from tests.support.alone import ROOT
 from tests.support.waiting import PATIENCE_S, until
 
 
@@ -96,3 +98,15 @@ def listening(pid: int) -> set[str]:
         if link.startswith("socket:[") and link[8:-1] in inodes:
             found.add(link)
     return found
+
+
+def documented() -> dict[str, set[str]]:
+    """The fields of /state and of `reknit status --json`, as the documentation has them: those of `job`, `agent` and
+    `workers`, and those of each worker as `ranks`."""
+    found: dict[str, set[str]] = {}
+    for row in (ROOT / "docs/records.md").read_text().splitlines():
+        if match := re.fullmatch(r"\| `(job|agent|workers)` \| (.*?) \| (.*) \|", row):
+            part, names, _ = match.groups()
+            found.setdefault(part, set()).update(re.findall(r"`(\w+)`", names))
+    assert found.keys() == {"job", "agent", "workers"}
+    return found | {"ranks": {"rank", "local_rank", "pid", "state", "failure", "step", "progress_s"}}

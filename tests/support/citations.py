@@ -9,7 +9,7 @@ A citation is one of these (CONTRIBUTING.md, "Citations", explains them to a wri
 4. The name of a file in code font without a folder, and the name of any page.
 5. A link of a page. If the target is a Python file and the text is in code font, the text is a name in that file.
 6. A name of the package: `reknit.core.job.fold`, and what a code block of a page imports from there.
-7. A member in code font: `Terms.silence_s`, `situation.TOLD`.
+7. A member in code font: `Terms.silence_s`, `reasons.WorkerFailed`.
 
 A citation by the number of a section is always wrong: numbers of sections move, anchors do not.
 """

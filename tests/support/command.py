@@ -17,6 +17,7 @@ from typing import Any, Self
 
 import psutil
 
+from tests.support import traces
 from tests.support.leaks import marked
 from tests.support.places import VARIABLE
 from tests.support.waiting import PATIENCE_S, until
@@ -65,6 +66,7 @@ class Run:
         self.process.communicate(timeout=PATIENCE_S)
         if kind is None:
             until(lambda: not self.left_over(), f"the end of {self.left_over()}")
+            traces.check(Path(self.base_env[VARIABLE]))  # whatever happens to an agent, it can be made again
 
     @property
     def keeper(self) -> int:

@@ -51,6 +51,11 @@ def below(base: os.PathLike[str]) -> Path:
     return Path(base) / f"reknit-{os.geteuid()}"
 
 
+def locks(folder: Path) -> list[str]:
+    """The names of the files in a folder of locks. The traces of agents are there as well, and stay."""
+    return sorted(name for name in os.listdir(folder) if name != "traces")
+
+
 @contextmanager
 def shared() -> Iterator[Path]:
     """A folder that every user can write to, as /tmp is."""

@@ -17,6 +17,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
@@ -29,8 +30,15 @@ from reknit.adapters.keeper.protocol import wire
 from reknit.adapters.keeper.protocol.stream import Broken, Limited, StreamEnded
 from reknit.adapters.runtime.ports import CannotStart, Clock
 from reknit.core.agent.commands import StopWorkers
-from reknit.core.agent.events import Event, Started
-from reknit.core.agent.worker_words import PortReserved, ReservePort, StartWorkers, WorkersExited, WorkersStopped
+from reknit.core.agent.events import Event, Started, StopRequested
+from reknit.core.agent.worker_words import (
+    PortReserved,
+    ReservePort,
+    StartWorkers,
+    WorkerExit,
+    WorkersExited,
+    WorkersStopped,
+)
 from reknit.core.job.job import EMPTY
 
 from .calling import Calling
@@ -49,6 +57,13 @@ CLOSE_S = 15.0
 _TRIES = 3
 """Number of keepers that may fail in a row. After that, the next keeper is started with the next start of workers."""
 _SWEEP_S = 5.0
+_INTERRUPTED = {
+    -signal.SIGINT: signal.SIGINT,
+    128 + signal.SIGINT: signal.SIGINT,
+    -signal.SIGQUIT: signal.SIGQUIT,
+    128 + signal.SIGQUIT: signal.SIGQUIT,
+}
+"""By exit code of a worker: the key of the terminal by which it has ended. A shell has the larger codes."""
 _MOST_UNSENT = 1 << 20
 """If the keeper has this many bytes still to take, `say` does not send it further lines."""
 
@@ -300,6 +315,7 @@ class KeeperClient:
             case WorkersExited(_, _, exits) if self._round is not None:
                 event = self._calling.judged(event, self._round.running)
                 self._round.ended(exits)
+                self._interrupted(exits)
             case WorkersStopped(_, number, port, stuck):
                 self._port = port
                 self._used_ports.add(port)
@@ -310,6 +326,19 @@ class KeeperClient:
                 self._owes_port, self._port = False, port
                 self._used_ports.add(port)
         return event
+
+    def _interrupted(self, exits: Sequence[WorkerExit]) -> None:
+        """Ctrl-C and Ctrl-\\ reach agent and worker. If the worker with the terminal dies of it, somebody has asked for
+        the end of the whole command. If it lives on, as in a debugger, nothing was asked of the agent."""
+        for exit_ in exits:
+            code = 0 if exit_.failure is None else exit_.failure.exitcode
+            if exit_.local_rank == self._configure.terminal and code in _INTERRUPTED:
+                self._pending.append(StopRequested(self._clock.now(), _INTERRUPTED[code]))
+
+    @property
+    def has_terminal_worker(self) -> bool:
+        """A worker runs that has the terminal."""
+        return self._round is not None and self._configure.terminal in self._round.running
 
     # ---- keepers that come and go ----
 

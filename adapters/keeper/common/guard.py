@@ -46,14 +46,15 @@ class Guard:
         finally:
             os.close(fd)
 
-    def arm(self, ticket: int, pgid: int) -> None:
-        """Have the kernel kill the group `pgid` when the keeper dies. Closes this process's copy of the ticket.
+    def arm(self, ticket: int, pid: int, *, leads: bool = True) -> None:
+        """Have the kernel kill this process when the keeper dies, with its group if it leads one. Closes this process's
+        copy of the ticket.
 
         To be called when the worker has inherited the ticket.
         """
         try:
             fcntl.fcntl(ticket, fcntl.F_SETSIG, signal.SIGKILL)
-            fcntl.fcntl(ticket, fcntl.F_SETOWN, -pgid)
+            fcntl.fcntl(ticket, fcntl.F_SETOWN, -pid if leads else pid)
             fcntl.fcntl(ticket, fcntl.F_SETFL, os.O_ASYNC | os.O_NONBLOCK)
         except OSError:
             pass  # the worker is dead already, or the system (for example gVisor) cannot do that

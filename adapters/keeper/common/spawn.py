@@ -9,8 +9,11 @@ from __future__ import annotations
 import errno
 import os
 import signal
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
+
+from attrs import frozen
 
 from reknit.adapters.host.children import descendants, signal_group, signal_process
 from reknit.adapters.keeper.output.streams import WorkerStreams
@@ -24,6 +27,20 @@ if TYPE_CHECKING:
 _CANNOT_EXECUTE = (errno.EACCES, errno.ENOEXEC)
 
 
+@frozen
+class Terminal:
+    """The terminal of the agent, for a worker that somebody talks to, for example by `breakpoint()`.
+
+    The worker joins the process group of the agent. So the shell and the kernel treat both as one job: Ctrl-C, Ctrl-Z,
+    `fg` and `bg` concern both. If the worker had a group of its own and were given the terminal by tcsetpgrp(3), the
+    shell would not know of it."""
+
+    group: int
+    """The process group of the agent."""
+    has_shell: bool
+    """A shell can continue the group after Ctrl-Z."""
+
+
 def spawn(
     argv: list[str],
     env: Mapping[str, str],
@@ -31,39 +48,55 @@ def spawn(
     *,
     guard: Guard,
     given_back: Collection[signal.Signals] = (),
+    terminal: Terminal | None = None,
 ) -> int:
-    """Start a process as leader of a new process group. Returns its pid.
+    """Start a process as leader of a new process group, or with a terminal. Returns its pid.
 
     `ends`: for a descriptor of the new process, the descriptor of this process that it becomes.
     `guard`: kills the group if this process dies.
     `given_back`: signals that this process ignores and the new process does not.
+    `terminal`: the process keeps stdin, and belongs to the group of the agent. None: it does not.
 
     Raises `OSError`. Raises `ValueError` for a command that no process can have, for example one with a null byte.
     """
     actions: list[tuple[int, int, int] | tuple[int, int, str, int, int]] = []
-    if 0 not in ends and os.isatty(0):
+    if terminal is None and 0 not in ends and os.isatty(0):
         # The kernel stops a background group that reads from the terminal. The worker would hang without a message.
         actions.append((os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0))
     ticket = guard.ticket(above=max(ends, default=2))
     try:
         with apart({**ends, **({ticket: ticket} if ticket >= 0 else {})}) as numbers:
             actions += [(os.POSIX_SPAWN_DUP2, fd, number) for number, fd in numbers.items()]
-            pid = os.posix_spawnp(
-                argv[0],
-                argv,
-                env,
-                file_actions=actions,
-                setpgroup=0,
-                setsigmask=(),
-                setsigdef=(signal.SIGPIPE, signal.SIGXFSZ, *given_back),  # Python ignores the first two
-            )
+            with _stops_ignored(terminal):
+                pid = os.posix_spawnp(
+                    argv[0],
+                    argv,
+                    env,
+                    file_actions=actions,
+                    setpgroup=0 if terminal is None else terminal.group,
+                    setsigmask=(),
+                    setsigdef=(signal.SIGPIPE, signal.SIGXFSZ, *given_back),  # Python ignores the first two
+                )
     except BaseException:
         if ticket >= 0:
             os.close(ticket)
         raise
     if ticket >= 0:
-        guard.arm(ticket, pid)
+        guard.arm(ticket, pid, leads=terminal is None)
     return pid
+
+
+@contextmanager
+def _stops_ignored(terminal: Terminal | None) -> Iterator[None]:
+    """A process that is started meanwhile ignores Ctrl-Z if nobody could continue it."""
+    if terminal is None or terminal.has_shell:
+        yield
+        return
+    before = signal.signal(signal.SIGTSTP, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTSTP, before)
 
 
 def spawn_exitcode(error: OSError | ValueError) -> int:

@@ -82,7 +82,7 @@ def _of_hung(
 ) -> tuple[str, str, Sequence[str], NoProgress | TimerExpired]:
     """Message, stacks, last lines and cause of a worker that was hung. `message`: from its error file."""
     from reknit.adapters.keeper.watchdog.activity import Kernel, activity_of
-    from reknit.adapters.keeper.watchdog.stacks import split_dump, stacks_text
+    from reknit.adapters.keeper.watchdog.thread_stacks import split_dump, stacks_text
 
     kernel = hung.kernel or Kernel()
     dumped, before = split_dump(lines)

@@ -109,24 +109,34 @@ class Streams:
         return bool(self._settings.redirects or self._settings.tee)
 
     def open(
-        self, *, local_rank: int, rank: int, role: str, folder: str, paths: Mapping[int, str] | None = None
+        self,
+        *,
+        local_rank: int,
+        rank: int,
+        role: str,
+        folder: str,
+        paths: Mapping[int, str] | None = None,
+        is_direct: bool = False,
     ) -> WorkerStreams:
         """Prepare both streams of a worker. `folder`: an existing folder for its files. Empty: it has no files.
         `paths`: by stream, the file that it is written to. Empty or missing, or None for both streams: the stream goes
-        where the settings say."""
+        where the settings say. `is_direct`: stdout goes to the console without the relay, so a program
+        that talks to somebody finds a terminal at both ends."""
         streams = WorkerStreams()
         try:
             streams.files = {stream: path for stream, path in (paths or {}).items() if path}
             for stream, path in streams.files.items():
                 streams.ends[stream] = _create(path)
-            self._open(streams, local_rank, rank, role, folder)
+            self._open(streams, local_rank, rank, role, folder, is_direct)
         except BaseException:
             streams.spawned()
             self.release(streams)
             raise
         return streams
 
-    def _open(self, streams: WorkerStreams, local_rank: int, rank: int, role: str, folder: str) -> None:
+    def _open(
+        self, streams: WorkerStreams, local_rank: int, rank: int, role: str, folder: str, is_direct: bool
+    ) -> None:
         settings = self._settings
         is_shown = not settings.shown or local_rank in settings.shown
         plain = []
@@ -144,13 +154,15 @@ class Streams:
             else:
                 plain.append(stream)
         if is_shown:
-            self._open_shown(streams, plain)
+            self._open_shown(streams, plain, is_direct=is_direct)
         else:
             self._open_hidden(streams, plain)
 
-    def _open_shown(self, streams: WorkerStreams, plain: list[int]) -> None:
+    def _open_shown(self, streams: WorkerStreams, plain: list[int], *, is_direct: bool) -> None:
         """Open the streams that go to the console and nowhere else."""
         relayed = [] if self._settings.output == "inherit" else plain
+        if is_direct:
+            relayed = [stream for stream in relayed if stream == STDERR]  # its last lines tell why a worker has failed
         if _is_null(self._fds[STDOUT]):
             relayed = [stream for stream in relayed if stream == STDERR]  # its last lines are still wanted
         if relayed and self._is_one:

@@ -9,6 +9,7 @@ import errno
 import os
 import signal
 from collections.abc import Callable, Collection, Mapping, Sequence
+from errno import EMFILE
 from typing import TYPE_CHECKING
 
 from attrs import evolve
@@ -24,6 +25,7 @@ from reknit.core.agent.worker_words import StartWorkers
 from reknit.core.job.workers import WorkerFailure, WorkerRanks
 
 if TYPE_CHECKING:
+    from reknit.adapters.keeper.common.spawn import Terminal
     from reknit.adapters.keeper.functions.forks import Forks
     from reknit.adapters.keeper.watchdog.page import Page
     from reknit.adapters.keeper.watchdog.watchdog import Watchdog
@@ -45,6 +47,7 @@ class Launcher:
         forks: Forks | None,
         is_abandoned: Callable[[], bool],
         watchdog: Watchdog | None,
+        terminal: Terminal | None,
     ) -> None:
         """The arguments are those of `Processes`."""
         self._clock = clock
@@ -55,6 +58,7 @@ class Launcher:
         self._forks = forks
         self._is_abandoned = is_abandoned
         self._watchdog = watchdog
+        self._terminal = terminal
         self._guard: Guard | None = None
         self.page: Page | None = None
         """Where the workers of this round write their progress. None: there are none yet, or there is no page."""
@@ -127,6 +131,7 @@ class Launcher:
             role=given.get("ROLE_NAME", ""),
             folder=os.path.dirname(process.error_file),
             paths={STDOUT: process.stdout, STDERR: process.stderr},
+            is_direct=self.has_terminal(process.local_rank),
         )
         try:
             guard = self._guarded()
@@ -141,7 +146,9 @@ class Launcher:
                 if self._warming is not None:
                     pid = self._warming.start(process.argv, env, ends)
                 else:
-                    pid = spawn([*process.argv], env, ends, guard=guard, given_back=self._given_back)
+                    terminal = self._terminal if self.has_terminal(process.local_rank) else None
+                    given_back = self._given_back
+                    pid = spawn([*process.argv], env, ends, guard=guard, given_back=given_back, terminal=terminal)
             elif self._forks is not None:
                 which = process.local_rank
                 pid = self._forks.start(which, env, ends, guard=guard, given_back=self._given_back)
@@ -156,6 +163,10 @@ class Launcher:
             self.page.started(process.local_rank, pid)
         return Leader(pid, self._clock, **ranks, streams=streams, error_file=process.error_file)
 
+    def has_terminal(self, local_rank: int) -> bool:
+        """This worker has the terminal of the agent."""
+        return self._terminal is not None and local_rank == self._wanted.terminal
+
     def _progress(self, local_rank: int, env: Mapping[str, str]) -> dict[str, str]:
         """The variables by which a worker tells its progress. Raises `OSError` if it must be told."""
         try:
@@ -164,9 +175,9 @@ class Launcher:
 
                 self.page = Page(self._wanted.log_dir)
             return self.page.variables(local_rank, env)
-        except OSError:
+        except (OSError, ImportError) as error:  # an import fails if no descriptor is free
             if self._watchdog is not None:
-                raise
+                raise error if isinstance(error, OSError) else OSError(EMFILE, os.strerror(EMFILE)) from None
             return {}  # nobody but `reknit status` would have looked at it
 
     def forget(self) -> None:

@@ -37,6 +37,7 @@ from .pauses import Pauses
 from .strays import STUCK_AFTER_S, Strays
 
 if TYPE_CHECKING:
+    from reknit.adapters.keeper.common.spawn import Terminal
     from reknit.adapters.keeper.functions.forks import Forks
     from reknit.adapters.keeper.watchdog.watchdog import Hung, Watchdog
     from reknit.adapters.runtime.ports import Clock
@@ -101,6 +102,7 @@ class Processes:
         console: tuple[int, int] = (1, 2),
         forks: Forks | None = None,
         watchdog: Watchdog | None = None,
+        terminal: Terminal | None = None,
     ) -> None:
         """`wanted`: what the workers are. Its `log_dir` must be there. A worker's files are in
         `<log_dir>/round_<round>/<local_rank>/`. Empty: there are no files.
@@ -111,6 +113,7 @@ class Processes:
         `console`: the descriptors of stdout and stderr of the console.
         `forks`: the workers without a program, which are forked from this process. None: there are none.
         `watchdog`: ends hung workers. None: nobody looks for them.
+        `terminal`: what the worker `wanted.terminal` has. None: there is no such worker.
         """
         self._clock = clock
         stdout, stderr = console
@@ -124,6 +127,7 @@ class Processes:
             is_abandoned=is_abandoned,
             forks=forks,
             watchdog=watchdog,
+            terminal=terminal,
         )
         self._is_abandoned = is_abandoned
         self._watchdog = watchdog
@@ -186,7 +190,8 @@ class Processes:
                     round_.exits.append(WorkerExit(worker.local_rank, self._launcher.failure(worker, error)))
                     return
                 round_.leaders.append(leader)
-                if self._watchdog is not None and self._launcher.page is not None:
+                is_watched = not self._launcher.has_terminal(worker.local_rank)  # somebody may think for an hour
+                if is_watched and self._watchdog is not None and self._launcher.page is not None:
                     self._watchdog.watch(leader, self._launcher.page)
         finally:
             round_.release()

@@ -112,6 +112,8 @@ class Configure:
     stdin: str | None = None
     """What each worker reads from its standard input, one character per byte (Latin-1). None: workers inherit the
     keeper's standard input."""
+    terminal: int | None = None
+    """The local rank of the worker that has the terminal of the agent. None: no worker has."""
     streams: StreamSettings = StreamSettings()
     log_base: str = ""
     """The folder in which a folder for this run's files is made. Empty: the host's folder for temporary files."""

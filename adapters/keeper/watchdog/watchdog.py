@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     from .activity import Kernel, ThreadStack
     from .page import Page
-    from .stacks import Dump
+    from .thread_stacks import Dump
     from .timerpipe import TimerPipe
 
 KILL_AFTER_S = 1.0
@@ -102,7 +102,7 @@ class Hung:
             self.has_survived = True
 
     def _signal(self) -> None:
-        from .stacks import pythons_of
+        from .thread_stacks import pythons_of
 
         if self.signum == signal.SIGABRT and self.threads:
             self.signum = signal.SIGKILL  # SIGABRT would only write the same stacks once more
@@ -234,7 +234,7 @@ class Watchdog:
 
     def _look_into(self, hung: Hung, now: float) -> None:
         """Take the stacks of a worker, step by step. `hung.dumps` is empty when that is done."""
-        from . import stacks
+        from . import thread_stacks as stacks
 
         if hung.look_until is None:
             hung.look_until = now + stacks.DUMP_S
@@ -258,7 +258,7 @@ class Watchdog:
     def _dumps_of(self, pids: Sequence[int]) -> list[Dump]:
         from reknit.adapters.keeper.common.guard import Guard
 
-        from .stacks import Dump, py_spy_for
+        from .thread_stacks import Dump, py_spy_for
 
         made: list[Dump] = []
         try:

@@ -97,7 +97,7 @@ def test_files_of_other_containers_are_left_for_a_day(folder: Path, monkeypatch:
     with agent() as (process, worker):
         process.kill()
         process.wait()
-        monkeypatch.setattr("reknit.adapters.host.record.pid_namespace", lambda: 7)
+        monkeypatch.setattr("reknit.adapters.host.place.pid_namespace", lambda: 7)
         assert end_left() == (0, ())
         assert is_alive(worker)
         (file,) = folder.iterdir()

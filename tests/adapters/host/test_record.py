@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from reknit.adapters.host import record as hostrecord
+from reknit.adapters.host import place as hostplace
 from reknit.adapters.host.record import (
     LONGEST_NOTE,
     HostRecord,
@@ -79,7 +79,7 @@ def test_another_boot_or_container_knows_none_of_the_processes(
 ) -> None:
     """There the same pids are other processes. The note counts all the same."""
     write_record(fd, RECORD)
-    monkeypatch.setattr(hostrecord, what, lambda: "other")
+    monkeypatch.setattr(hostplace, what, lambda: "other")
     assert read(fd) == HostRecord(None, (), RECORD.note)
 
 

@@ -8,7 +8,8 @@ from functools import partial
 import pytest
 from attrs import evolve
 
-from reknit.adapters.observe.trace import Trace, replay
+from reknit.adapters.observe.trace import Trace
+from reknit.adapters.observe.trace_reader import replay
 from reknit.adapters.simulated import faults
 from reknit.adapters.simulated import workers as staff
 from reknit.adapters.simulated.hosts import Proc
@@ -82,7 +83,8 @@ def test_a_trace_written_again_from_its_replay_is_the_same_trace(traced: Traces)
     """Nothing of a step is missing in its line."""
     for lines in traced.lines.values():
         again: list[str] = []
-        trace = Trace(again.append)
+        times = iter([made.time for made in replay(lines)])
+        trace = Trace(again.append, now=times.__next__)
         for made in replay(lines):
             trace(made.before, made.event, made.after, made.commands)
         assert again == lines

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import select
 import signal
 import socket
@@ -14,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from reknit.app.cli.main import VERBS
 from tests.support.command import REKNIT, STUBBORN, Run, refusal, run
 from tests.support.stores import free_port
 from tests.support.waiting import PATIENCE_S, is_alive, processor_share, read_pids, until
@@ -430,3 +432,22 @@ def test_other_verbs(tmp_path: Path) -> None:
         assert (done.returncode, done.stderr) == (0, b""), "nobody needs to read it"
     done = subprocess.run([sys.executable, "-m", "reknit", "--version"], capture_output=True)
     assert done.returncode == 0
+
+
+def test_every_verb_that_is_named_explains_itself() -> None:
+    """On the smallest terminal, in one screen and a half. Nothing is named that is not there."""
+
+    def help_of(*verb: str) -> str:
+        env = {**os.environ, "COLUMNS": "80"}
+        done = subprocess.run([REKNIT, *verb, "--help"], env=env, capture_output=True, text=True, timeout=PATIENCE_S)
+        assert (done.returncode, done.stderr) == (0, ""), verb
+        lines = done.stdout.splitlines()
+        assert len(lines) <= 40, verb
+        assert max(map(len, lines)) <= 80 or not verb, verb
+        return done.stdout
+
+    named = re.findall(r"^  (\w+) {2,}\S", help_of(), re.M)
+    assert {"run", "status", "stacks", "explain", "timeline", "replay"} <= set(named)
+    assert tuple(named) == VERBS
+    for verb in named:
+        assert help_of(verb).startswith(f"usage: reknit {verb}")

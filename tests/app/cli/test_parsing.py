@@ -126,7 +126,7 @@ def test_a_misspelt_backend_is_refused_with_one_node_as_well() -> None:
 
 def test_a_log_folder_without_output_files_holds_error_files_alone() -> None:
     """Somebody who gives --log-dir usually looks for the output there."""
-    line = "--log-dir=logs: only error files go there; --redirects and --tee write the output there"
+    line = "--log-dir=logs: only error files and the trace go there; --redirects and --tee write the output there"
     assert notices("--log-dir=logs") == (line,)
     assert notices("--log-dir=logs", "--tee=3") == notices("--log-dir=/dev/null") == ()
 

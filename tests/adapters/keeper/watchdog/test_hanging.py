@@ -14,7 +14,7 @@ import pytest
 
 from reknit import JobFailed, launch
 from reknit.adapters.keeper.process.processes import Processes
-from reknit.adapters.keeper.watchdog import stacks
+from reknit.adapters.keeper.watchdog import thread_stacks as stacks
 from reknit.adapters.keeper.watchdog.watchdog import Watchdog
 from reknit.adapters.runtime.clock import SystemClock
 from reknit.app.report import HUNG

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from reknit.adapters.keeper.watchdog import stacks
+from reknit.adapters.keeper.watchdog import thread_stacks as stacks
 from reknit.adapters.keeper.watchdog.watchdog import KILL_AFTER_S, Hung
 from reknit.adapters.runtime.clock import SystemClock
 from reknit.core.agent.worker_words import WorkersExited, WorkersStopped
@@ -192,7 +192,8 @@ def test_nothing_is_imported_for_a_job_that_does_not_watch() -> None:
     script = """
         import sys
         import reknit.adapters.keeper.process.keeper
-        print(*sorted(name for name in sys.modules if name.endswith((".watchdog", ".hangs", ".page", ".stacks"))))
+        unwanted = (".watchdog", ".hangs", ".page", ".thread_stacks")
+        print(*sorted(name for name in sys.modules if name.endswith(unwanted)))
     """
     assert run_alone(script) == "\n"
 

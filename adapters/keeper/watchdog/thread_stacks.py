@@ -44,6 +44,13 @@ _THREAD = re.compile(r"^(Current thread|Thread) 0x[0-9a-f]+.*\(most recent call 
 _CALL = re.compile(r'^  File "(.*)", line (\d+) in (.*)$')
 
 
+def dump_command(py_spy: str, pid: int) -> list[str]:
+    """The command line that looks into this process."""
+    # py-spy cannot halt a process that is stopped already, and need not.
+    how = ["--nonblocking"] if kernel_of(pid).is_stopped else []
+    return [py_spy, "dump", "--json", *how, "--pid", str(pid)]
+
+
 class Dump:
     """One run of `py-spy dump`. Nothing here waits."""
 
@@ -54,12 +61,10 @@ class Dump:
         self._clock = clock
         self._output = b""
         self._fd, theirs = os.pipe()
-        # py-spy cannot halt a process that is stopped already, and need not.
-        how = ["--nonblocking"] if kernel_of(pid).is_stopped else []
         try:
             null = os.open(os.devnull, os.O_RDWR)
             try:
-                argv = [py_spy, "dump", "--json", *how, "--pid", str(pid)]
+                argv = dump_command(py_spy, pid)
                 self.pid = spawn(argv, os.environ, {0: null, 1: theirs, 2: null}, guard=guard)
             finally:
                 os.close(null)
@@ -96,10 +101,15 @@ class Dump:
     @property
     def threads(self) -> tuple[ThreadStack, ...]:
         """The threads of the process. Empty: py-spy could not look into it."""
-        try:
-            return tuple(_thread(each, self.subject) for each in json.loads(self._output))
-        except (KeyError, TypeError, ValueError):
-            return ()
+        return threads_in(self._output, self.subject)
+
+
+def threads_in(dump: bytes, pid: int) -> tuple[ThreadStack, ...]:
+    """What py-spy has written of the threads of a process. Empty: it could not look into it."""
+    try:
+        return tuple(_thread(each, pid) for each in json.loads(dump))
+    except (KeyError, TypeError, ValueError):
+        return ()
 
 
 def _thread(said: Any, pid: int) -> ThreadStack:

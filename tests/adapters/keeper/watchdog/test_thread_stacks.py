@@ -14,7 +14,7 @@ import pytest
 
 from reknit.adapters.keeper.common.guard import Guard
 from reknit.adapters.keeper.watchdog.activity import Frame, Kernel, ThreadStack
-from reknit.adapters.keeper.watchdog.stacks import (
+from reknit.adapters.keeper.watchdog.thread_stacks import (
     Dump,
     _memory_file,
     kernel_of,

@@ -1,0 +1,155 @@
+"""What the verbs that read traces share: which traces the user means, and how they end."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import TypeVar
+
+from attrs import evolve, frozen
+
+from reknit.adapters.keeper.output.console import escaped
+from reknit.adapters.observe.trace_reader import Resumed
+from reknit.adapters.observe.traces import StoredTrace, Unreadable, below, of_this_host, told_by
+from reknit.app.report import PREFIX, USAGE, write
+from reknit.core.text.story import NodeStory, Told, lasting, node_story
+
+from .arguments import Parsed, Table, help_text, parse
+from .options import Option, UsageError
+
+HELP = Option("help", "this text", short="h", group="Help")
+WORDS = (
+    "DIR is a folder with traces, for example what --log-dir has named. It may also be the name of a job (--rdzv-id)"
+    " whose agents run or ran on this host. Without it, the latest job on this host is meant."
+)
+UNREADABLE = 65
+"""The exit status for a trace of which nothing can be read: EX_DATAERR."""
+
+
+def main(
+    argv: Sequence[str], environ: Mapping[str, str], table: Table, run: Callable[[Parsed], Iterator[str] | int]
+) -> int:
+    """Parse the command line and run the verb. Returns the exit status. `run` gives lines for stdout, or a status. A
+    mistake of the user gives one line and no traceback."""
+    try:
+        parsed = parse(argv, environ, table)
+        if parsed["help"]:
+            write(1, help_text(table))
+            return 0
+        done = run(parsed)
+        return done if isinstance(done, int) else show(done)
+    except UsageError as e:
+        return fail(str(e), USAGE)
+
+
+def fail(line: str, status: int) -> int:
+    """Write a line to stderr. Returns the status."""
+    write(2, f"{PREFIX}{line}\n")
+    return status
+
+
+def show(lines: Iterator[str]) -> int:
+    """Write lines to stdout. Returns 0: a reader that has gone, as in `… | head`, is no failure."""
+    for line in lines:
+        try:
+            os.write(1, f"{escaped(line)}\n".encode(errors="backslashreplace"))
+        except OSError:
+            return 0
+    return 0
+
+
+def words_of(parsed: Parsed) -> tuple[str, ...]:
+    return (parsed.script, *parsed.args) if parsed.script else ()
+
+
+def found(words: Sequence[str]) -> dict[str, list[StoredTrace]]:
+    """The traces that the user means, by the name of the job. Raises `UsageError` if there are none."""
+    if not words:
+        here = of_this_host()
+        if not here:
+            raise UsageError("no agent has left a trace on this host; name a folder with traces")
+        words = (_name(here[-1]),)
+    traces: dict[str, StoredTrace] = {}
+    for word in words:
+        given = below(word) if os.path.isdir(word) else [t for t in of_this_host() if _name(t) == word]
+        if not given:
+            what = "holds no trace" if os.path.isdir(word) else "is no folder, and no job that ran on this host"
+            raise UsageError(f"{word} {what}")
+        traces |= {trace.path: trace for trace in given}
+    jobs: dict[str, list[StoredTrace]] = {}
+    for trace in traces.values():
+        jobs.setdefault(_name(trace), []).append(trace)
+    return jobs
+
+
+def _name(trace: StoredTrace) -> str:
+    return trace.about.job if trace.about is not None else "?"
+
+
+@frozen
+class RunOfJob:
+    """One run of a job: the agents that have used one journal."""
+
+    job: str
+    """Its name."""
+    nodes: tuple[NodeStory, ...]
+    live: frozenset[str]
+    """The nodes whose agents run now."""
+    troubles: tuple[str, ...]
+    """Lines about what cannot be read."""
+
+
+def runs(words: Sequence[str]) -> list[RunOfJob]:
+    """The runs that the user means, the oldest first. A job that is named, or nothing, means its latest run. A folder
+    means all runs whose traces it holds. Raises `UsageError` if there are none."""
+    made: list[RunOfJob] = []
+    for job, traces in found(words).items():
+        by_journal: dict[str, list[tuple[StoredTrace, NodeStory]]] = {}
+        troubles: list[str] = []
+        for trace in traces:
+            if (story := _story(trace, troubles)) is not None:
+                by_journal.setdefault(story.job.journal, []).append((trace, story))
+        own = [_run(job, stories) for stories in by_journal.values()]
+        own.sort(key=lambda run: min(node.began for node in run.nodes))
+        own = own if any(os.path.isdir(word) for word in words) else own[-1:]
+        last = own.pop() if own else RunOfJob(job, (), frozenset(), ())
+        made += [*own, evolve(last, troubles=tuple(troubles))]
+    return made
+
+
+def _run(job: str, stories: Sequence[tuple[StoredTrace, NodeStory]]) -> RunOfJob:
+    now, live, nodes = time.time(), set(), []
+    for trace, story in stories:
+        if not story.has_ended and trace.is_live:
+            live.add(story.node)
+        until = now if story.node in live else min(now, trace.alive_at)
+        nodes.append(story if story.has_ended or until <= story.ended else lasting(story, until))
+    return RunOfJob(job, tuple(nodes), frozenset(live), ())
+
+
+def _story(trace: StoredTrace, troubles: list[str]) -> NodeStory | None:
+    told: Iterator[Resumed | Told] = readable(trace, told_by(trace), troubles)
+    agents_and_steps = (each.agent if isinstance(each, Resumed) else each for each in told)
+    return node_story(agents_and_steps)
+
+
+T = TypeVar("T")
+
+
+def readable(trace: StoredTrace, found: Iterable[T | Unreadable], troubles: list[str]) -> Iterator[T]:
+    """What could be read. Lines about what could not are added to `troubles` meanwhile."""
+    for each in found:
+        if isinstance(each, Unreadable):
+            troubles.append(f"{each.path}, line {each.line}, cannot be read: {each.why}")
+            continue
+        if isinstance(each, Resumed) and each.has_lost:
+            troubles.append(f"{trace.path}: some steps are missing")
+        yield each
+
+
+def clock_of(began: float, ended: float) -> Callable[[float], str]:
+    """How times between these two are written: the day is left out if it is one day."""
+    days = {time.strftime("%Y-%m-%d", time.localtime(at)) for at in (began, ended)}
+    form = "%H:%M:%S" if len(days) == 1 else "%Y-%m-%d %H:%M:%S"
+    return lambda at: f"{time.strftime(form, time.localtime(at))}.{int(at % 1 * 10)}"

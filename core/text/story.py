@@ -1,0 +1,406 @@
+"""What has become of a job, from the steps of its agents: its rounds, what each node did when, and why.
+
+    node_story(told)  ->  NodeStory       from the steps of one agent
+    merged([…])             ->  Story           of the job
+
+1. Nothing is decided here a second time. What a round was, and why it ended, is what the agents have folded.
+2. The clocks of nodes differ. All nodes read the same journal, so the beginnings of rounds that two nodes have read
+   tell how far their clocks are apart. A difference above `SKEW_S` is taken out.
+3. A node may have skipped a part of the journal, and a trace may have holes. What one node has not seen is taken from
+   another.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from attrs import define, evolve, field, frozen
+
+from reknit.core.agent.agent import Agent
+from reknit.core.agent.events import EntriesRead, StopRequested
+from reknit.core.job.entries import Entry, Joined, Lost, Terms
+from reknit.core.job.fold import fold, fold_all
+from reknit.core.job.job import EMPTY, Closed, Gathering, Job, Outcome, Running, Unopened
+from reknit.core.job.reasons import Departure, NodeGone, RoundEnd, WorkerFailed
+from reknit.core.job.workers import NoProgress, WorkerFailure
+
+from .describe import signal_name
+from .doing import Doing, Situation, situation
+
+_CROWD = 64
+"""More entries than these are folded at once."""
+SKEW_S = 1.0
+"""Clocks that differ by less are taken for equal. Seconds."""
+
+Key = tuple[int, int]
+"""Names a round: its epoch and its number."""
+
+
+@frozen
+class Told:
+    """What a trace tells of one step."""
+
+    time: float
+    """When it was made, in seconds since 1970."""
+    event: EntriesRead | StopRequested | None = None
+    """None: another event, of which the story does not need to know."""
+    lost: tuple[Lost, ...] = ()
+    """The nodes that the agent declares lost."""
+    now: Situation | None = None
+    """What the agent does after the step. None: the same as before."""
+
+
+@define
+class Span:
+    """A node did the same for some time. Times are in seconds since 1970."""
+
+    doing: Doing
+    round: int
+    """The round that it was about: the one that was gathered, or that of the node's workers."""
+    began: float
+    ended: float
+
+
+@frozen
+class Remark:
+    """Something that concerns one node alone."""
+
+    at: float
+    text: str
+    """One line."""
+
+
+@define
+class RoundStory:
+    """A round, as far as it was seen. Times are in seconds since 1970, and None if the moment was not seen."""
+
+    key: Key
+    joined: dict[str, float] = field(factory=dict)
+    """By node: when it was there."""
+    sealed_at: float | None = None
+    members: tuple[str, ...] = ()
+    """The nodes, in the order of their ranks."""
+    workers: int = 0
+    master: str = ""
+    ended_at: float | None = None
+    failed_at: float | None = None
+    """When that happened for which the round has ended. It may have been noticed later."""
+    why: RoundEnd | None = None
+    """Why it has ended, if the job went on."""
+    failures: tuple[tuple[str, WorkerFailure], ...] = ()
+    """All failures, each with its node."""
+    spent: int = 0
+    """Restarts that were spent after its end."""
+    outcome: Outcome | None = None
+    """How the job has ended with it. None: it went on, or goes on."""
+
+
+@frozen
+class NodeStory:
+    node: str
+    began: float
+    ended: float
+    """When the last step was made."""
+    spans: tuple[Span, ...]
+    remarks: tuple[Remark, ...]
+    rounds: Mapping[Key, RoundStory]
+    job: Job
+    """The job as the agent has read it last."""
+    last: Situation
+    """What it did last."""
+
+    @property
+    def has_ended(self) -> bool:
+        """The agent has ended in order. False: it runs, or was killed."""
+        return self.last.doing is Doing.ENDED
+
+
+@frozen
+class Story:
+    nodes: tuple[NodeStory, ...]
+    """In the order in which they began."""
+    rounds: tuple[RoundStory, ...]
+    terms: Terms
+    skews: Mapping[str, float] = EMPTY
+    """By node: seconds by which its clock was ahead of that of the first node. Its times are corrected by them."""
+
+    @property
+    def began(self) -> float:
+        return min(node.began for node in self.nodes)
+
+    @property
+    def ended(self) -> float:
+        return max(node.ended for node in self.nodes)
+
+    @property
+    def outcome(self) -> Outcome | None:
+        """How the job has ended. None: no agent has read of an end."""
+        return self.rounds[-1].outcome if self.rounds else None
+
+
+def lasting(node: NodeStory, now: float) -> NodeStory:
+    """The story of an agent that still does what it did last. `now`: in seconds since 1970."""
+    for span in node.spans[-1:]:
+        span.ended = now
+    return evolve(node, ended=now)
+
+
+# ---- one node --------------------------------------------------------------------------------------------------------
+
+
+def node_story(told: Iterable[Agent | Told]) -> NodeStory | None:
+    """The story of one agent. `told`: the agent before its first step, its steps, and where steps are missing, the
+    agent as it was after them. None: it has made no step."""
+    teller = _Teller()
+    for each in told:
+        if isinstance(each, Told):
+            teller.take(each)
+        else:
+            teller.go_on(each)
+    return teller.story()
+
+
+class _Teller:
+    """Takes the steps of one agent, one after the other."""
+
+    def __init__(self) -> None:
+        self._spans: list[Span] = []
+        self._remarks: list[Remark] = []
+        self._rounds: dict[Key, RoundStory] = {}
+        self._began: float | None = None
+        self._at = 0.0
+        self._node = ""
+        self._job = Job()
+        self._now: Situation | None = None
+        self._lost: set[Lost] = set()
+        """What the agent has said of lost nodes. It says it again until it has read it."""
+
+    def take(self, step: Told) -> None:
+        at = self._at = step.time
+        if self._began is None:
+            self._began = at
+        if isinstance(step.event, EntriesRead):
+            self._read(at, step.event)
+        elif step.event is not None:
+            self._remark(f"asked to stop: {signal_name(step.event.signal)}")
+        for lost in step.lost:
+            if lost not in self._lost:
+                self._lost.add(lost)
+                silent = f"{self._job.terms.silence_s:g} s"
+                self._remark(f"nothing was heard of node {lost.node} for {silent}, so it was declared lost")
+        self._situation(self._now if step.now is None else step.now)
+
+    def go_on(self, agent: Agent) -> None:
+        self._node = agent.spec.node_id
+        self._took(self._at, agent.job)
+        if self._began is not None:
+            self._situation(situation(agent))
+
+    def story(self) -> NodeStory | None:
+        if self._began is None or self._now is None:
+            return None
+        spans, remarks = tuple(self._spans), tuple(self._remarks)
+        return NodeStory(self._node, self._began, self._at, spans, remarks, self._rounds, self._job, self._now)
+
+    def _remark(self, text: str) -> None:
+        self._remarks.append(Remark(self._at, text))
+
+    def _situation(self, now: Situation | None) -> None:
+        if now is None:
+            return
+        at, was, self._now = self._at, self._now, now
+        outage, why = (was.outage, was.unable) if was is not None else ("", "")
+        if now.outage and not outage:
+            self._remark(f"the store could not be used: {now.outage}")
+        elif outage and not now.outage:
+            self._remark("the store could be used again")
+        if now.unable and now.unable != why:
+            self._remark(now.unable)
+        if self._spans:
+            self._spans[-1].ended = at
+        if was is None or (was.doing, was.round) != (now.doing, now.round):
+            self._spans.append(Span(now.doing, now.round, at, at))
+
+    # ---- the journal ----
+
+    def _read(self, at: float, event: EntriesRead) -> None:
+        if event.is_anew:
+            self._job = Job()
+        if event.base is not None:
+            self._took(at, event.base)
+        if len(event.entries) > _CROWD:
+            self._took(at, fold_all(self._job, event.entries), event.entries)
+            return
+        for entry in event.entries:
+            self._took(at, fold(self._job, entry), (entry,))
+
+    def _took(self, at: float, job: Job, entries: Sequence[Entry] = ()) -> None:
+        """The job is this one now, because of these entries."""
+        old, self._job = self._job, job
+        phase, epoch = job.phase, job.epoch
+        if job is old or isinstance(phase, Unopened):
+            return
+        for entry in entries:
+            if isinstance(entry, Joined) and job.live.get(entry.node.id) == entry:
+                self._round((epoch, entry.round)).joined.setdefault(entry.node.id, at)
+        previous = self._rounds.get((epoch, phase.round - 1))
+        if isinstance(phase, Closed):
+            is_unformed = isinstance(old.phase, Gathering) and old.round == phase.round
+            last = previous if is_unformed and previous is not None else self._round((epoch, phase.round))
+            self._ended(at, last, job)
+            last.outcome, last.spent = phase.outcome, job.restarts
+            told = tuple((f.node.id, failure) for f in phase.outcome.failures for failure in f.failures)
+            last.failures = told or last.failures
+            return
+        if previous is not None:
+            self._ended(at, previous, job)
+            previous.why, previous.spent = job.why, job.restarts
+            if isinstance(phase, Gathering) and phase.ledger:
+                previous.failures = tuple((f.node.id, failure) for f in phase.ledger for failure in f.failures)
+        if isinstance(phase, Running):
+            self._sealed(at, job)
+
+    def _round(self, key: Key) -> RoundStory:
+        return self._rounds.setdefault(key, RoundStory(key))
+
+    def _sealed(self, at: float, job: Job) -> None:
+        round = self._round((job.epoch, job.round))
+        if round.sealed_at is not None:
+            return
+        round.sealed_at = at
+        round.members = tuple(m.node.id for m in job.members)
+        round.workers = sum(m.local_world_size for m in job.members)
+        round.master = f"{job.members[0].address}:{job.members[0].port}"
+
+    def _ended(self, at: float, round: RoundStory, job: Job) -> None:
+        if round.ended_at is None:
+            round.ended_at = at
+            round.failed_at = at - _noticed_after_s(job)
+
+
+def _noticed_after_s(job: Job) -> float:
+    """Seconds between what has ended a round and its notice."""
+    why = job.why if job.outcome is None else getattr(job.outcome.why, "root", None)
+    if isinstance(why, WorkerFailed) and isinstance(why.failure.cause, NoProgress):
+        return why.failure.cause.for_s
+    if isinstance(why, NodeGone) and why.how is Departure.LOST:
+        return job.terms.silence_s
+    return 0.0
+
+
+# ---- the job ---------------------------------------------------------------------------------------------------------
+
+
+def merged(nodes: Sequence[NodeStory]) -> Story:
+    """The story of the job whose agents these were: at least one. Several agents of one node may follow each other."""
+    nodes = sorted(nodes, key=lambda node: node.began)
+    skews: dict[str, float] = {}
+    reference = max(nodes, key=lambda node: len(node.rounds))
+    for at, node in enumerate(nodes):
+        ahead_s = _ahead_s(node, reference)
+        if abs(ahead_s) > SKEW_S:
+            skews[node.node] = ahead_s
+            nodes[at] = _shifted(node, -ahead_s)
+    rounds: dict[Key, RoundStory] = {}
+    for node in nodes:
+        for key, round in node.rounds.items():
+            rounds[key] = _both(rounds[key], round) if key in rounds else round
+    latest = max(nodes, key=lambda node: (node.job.epoch, node.job.round, node.ended))
+    known = (rounds[key] for key in sorted(rounds))
+    return Story(
+        tuple(nodes), tuple(round for round in known if round != RoundStory(round.key)), latest.job.terms, skews
+    )
+
+
+def _ahead_s(node: NodeStory, reference: NodeStory) -> float:
+    """Seconds by which the clock of a node is ahead. 0: it is not known."""
+    found = sorted(
+        mine.sealed_at - theirs.sealed_at
+        for key, mine in node.rounds.items()
+        if (theirs := reference.rounds.get(key)) is not None
+        and mine.sealed_at is not None
+        and theirs.sealed_at is not None
+    )
+    return found[len(found) // 2] if found else 0.0
+
+
+def _shifted(node: NodeStory, by_s: float) -> NodeStory:
+    def moved(at: float | None) -> float | None:
+        return None if at is None else at + by_s
+
+    rounds = {
+        key: evolve(
+            round,
+            joined={name: at + by_s for name, at in round.joined.items()},
+            sealed_at=moved(round.sealed_at),
+            ended_at=moved(round.ended_at),
+            failed_at=moved(round.failed_at),
+        )
+        for key, round in node.rounds.items()
+    }
+    return evolve(
+        node,
+        began=node.began + by_s,
+        ended=node.ended + by_s,
+        spans=tuple(evolve(span, began=span.began + by_s, ended=span.ended + by_s) for span in node.spans),
+        remarks=tuple(evolve(remark, at=remark.at + by_s) for remark in node.remarks),
+        rounds=rounds,
+    )
+
+
+def _both(one: RoundStory, other: RoundStory) -> RoundStory:
+    """What two nodes have seen of a round. The journal says the same to both, but one may have seen more of it."""
+    joined = dict(one.joined)
+    for name, at in other.joined.items():
+        joined[name] = min(at, joined.get(name, at))
+    sealed = one if one.sealed_at is not None else other
+    more = other if _knowledge(other) > _knowledge(one) else one
+    return evolve(
+        more,
+        joined=joined,
+        sealed_at=_earlier(one.sealed_at, other.sealed_at),
+        members=sealed.members,
+        workers=sealed.workers,
+        master=sealed.master,
+        ended_at=_earlier(one.ended_at, other.ended_at),
+        failed_at=_earlier(one.failed_at, other.failed_at),
+        failures=max(one.failures, other.failures, key=len),
+    )
+
+
+def _knowledge(round: RoundStory) -> tuple[bool, int, bool]:
+    return round.outcome is not None, round.spent, round.why is not None
+
+
+def _earlier(one: float | None, other: float | None) -> float | None:
+    return min((at for at in (one, other) if at is not None), default=None)
+
+
+# ---- where the time went ---------------------------------------------------------------------------------------------
+
+TRAINING, DETECTING = "training", "detecting"
+KINDS = (TRAINING, DETECTING, "stopping", "meeting", "starting", "standing by", "ending")
+"""What the time of a node goes into. Detecting: workers run, but that has happened already for which the round ends."""
+_KIND = {
+    Doing.STARTING: "starting",
+    Doing.GATHERING: "meeting",
+    Doing.STANDBY: "standing by",
+    Doing.LAUNCHING: "starting",
+    Doing.RUNNING: TRAINING,
+    Doing.STOPPING: "stopping",
+    Doing.FINISHING: "ending",
+    Doing.ENDED: "ending",
+}
+
+
+def time_spent(node: NodeStory, rounds: Sequence[RoundStory]) -> dict[str, float]:
+    """Seconds of this node by kind."""
+    failed_at = {round.key[1]: round.failed_at for round in rounds if round.why is not None or round.failures}
+    spent = dict.fromkeys(KINDS, 0.0)
+    for span in node.spans:
+        length = span.ended - span.began
+        happened = failed_at.get(span.round) if span.doing is Doing.RUNNING else None
+        late = 0.0 if happened is None else min(length, max(0.0, span.ended - happened))
+        spent[_KIND[span.doing]] += length - late
+        spent[DETECTING] += late
+    return spent

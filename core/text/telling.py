@@ -1,0 +1,296 @@
+"""The story of a job as lines for people."""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Callable, Collection, Iterator, Sequence
+from typing import assert_never
+
+from reknit.core.job import reasons
+from reknit.core.job.entries import Admission, Terms
+from reknit.core.job.job import Verdict
+from reknit.core.job.restart import is_echo
+from reknit.core.job.workers import NoProgress
+
+from .describe import budget_text, failure_text, hang_lines, ranks_text, reason_text, time_text
+from .doing import Doing
+from .story import KINDS, RoundStory, Story, time_spent
+
+When = Callable[[float], str]
+"""Makes the text of a time, which is given in seconds since 1970."""
+
+_FIRST, _LAST = 3, 10
+"""Rounds at the beginning and at the end that are told one by one, if there are many."""
+_NOTEWORTHY_S = 0.5
+"""A wait that is shorter is not told. Seconds."""
+_LEAST_S = 0.05
+"""A kind of time of which there is less is left out of the table, in a job that has run for some seconds."""
+_MOST_NAMED = 8
+"""If there are more nodes, they are counted and not named."""
+_MOST_FAILURES = 8
+"""Failures that are told one by one."""
+
+
+def told(story: Story, name: str, when: When, *, live: Collection[str], shows_all: bool) -> Iterator[str]:
+    """The whole story. `name`: of the job. `live`: the nodes whose agents run now. `shows_all`: tell each round one by
+    one, even if there are many."""
+    yield from head_lines(story, name, when, live)
+    rounds = story.rounds
+    middle = range(0) if shows_all or len(rounds) <= _FIRST + _LAST + 1 else range(_FIRST, len(rounds) - _LAST)
+    remarks = deque(sorted((remark.at, node.node, remark.text) for node in story.nodes for remark in node.remarks))
+    stops = _slowest_stops(story)
+    for number, round in enumerate(rounds):
+        until = _begins(rounds[number + 1]) if number + 1 < len(rounds) else None
+        own = []
+        while remarks and (until is None or remarks[0][0] < until):
+            own.append(remarks.popleft())
+        if number in middle:
+            if number == middle[0]:
+                yield ""
+                yield from _summary(rounds[middle[0] : middle[-1] + 1])
+            continue
+        yield ""
+        yield from _beginning(round, rounds[number - 1] if number else None, story.terms, when)
+        noticed = [remark for remark in own if round.ended_at is None or remark[0] <= round.ended_at]
+        yield from _remarks(noticed, when)
+        yield from _ending(round, story.terms, when, stops.get(round.key[1], (0.0, "")))
+        yield from _remarks(own[len(noticed) :], when)
+    yield ""
+    yield from _table(story)
+
+
+def _remarks(remarks: Sequence[tuple[float, str, str]], when: When) -> Iterator[str]:
+    """`remarks`: time, node and text, in the order of the times. What several nodes have in common is told once."""
+    alike: dict[str, list[tuple[float, str]]] = {}
+    for at, node, text in remarks:
+        alike.setdefault(text, []).append((at, node))
+    for text, seen in alike.items():
+        yield f"  {when(seen[0][0])}  {_nodes(list(dict.fromkeys(node for _, node in seen)))}: {text}"
+
+
+# ---- the job ---------------------------------------------------------------------------------------------------------
+
+
+def head_lines(story: Story, name: str, when: When, live: Collection[str]) -> Iterator[str]:
+    """What has become of the job in all. The arguments are those of `told`."""
+    yield f'job "{name}": {"runs" if live and story.outcome is None else verdict_text(story)}'
+    lasted = time_text(story.ended - story.began)
+    yield f"from {when(story.began)} to {when(story.ended)} ({lasted}), as seen by {_nodes(_names(story))}"
+    for node, ahead_s in story.skews.items():
+        which = "ahead of" if ahead_s > 0 else "behind"
+        yield f"the clock of node {node} is {abs(ahead_s):.1f} s {which} the others; its times are corrected here"
+    for one in story.nodes:
+        if not one.has_ended:
+            gone = "was killed, or its host died, or its trace was cut off"
+            now = f"runs: now {one.last.doing.value}, round {one.last.round}" if one.node in live else gone
+            yield f"the agent of node {one.node} {now}"
+
+
+def verdict_text(story: Story) -> str:
+    """`failed: all 2 restarts are spent`"""
+    outcome = story.outcome
+    if outcome is None:
+        return "not ended, as far as these traces go"
+    match outcome.verdict, outcome.why:
+        case Verdict.SUCCEEDED, _:
+            restarts = story.rounds[-1].spent
+            return "succeeded" + (f" after {restarts} restart{'s' * (restarts != 1)}" if restarts else "")
+        case verdict, reasons.BudgetSpent(most, _):
+            return f"{verdict.value}: {budget_text(most)}"
+        case verdict, why:
+            return f"{verdict.value}: {reason_text(why)}"
+
+
+def _summary(rounds: Sequence[RoundStory]) -> Iterator[str]:
+    yield f"rounds {rounds[0].key[1]} to {rounds[-1].key[1]} are not told one by one (--all does). They ended because:"
+    causes = Counter(_cause(round) for round in rounds)
+    for cause, count in causes.most_common(10):
+        yield f"  {count:>6} ×  {cause}"
+    if len(causes) > 10:
+        yield f"  {sum(causes.values()) - sum(count for _, count in causes.most_common(10)):>6} ×  another cause"
+
+
+def _cause(round: RoundStory) -> str:
+    match round.why:
+        case reasons.WorkerFailed(node, failure, _):
+            return failure_text(failure, node)
+        case None:
+            return "nothing was seen of an end"
+        case why:
+            return reason_text(why)
+
+
+# ---- one round -------------------------------------------------------------------------------------------------------
+
+
+def _begins(round: RoundStory) -> float:
+    """When it is told."""
+    known = [round.sealed_at, *round.joined.values(), round.ended_at]
+    return round.sealed_at or min((at for at in known if at is not None), default=0.0)
+
+
+def _beginning(round: RoundStory, before: RoundStory | None, terms: Terms, when: When) -> Iterator[str]:
+    number = f"round {round.key[1]}"
+    if round.sealed_at is None:
+        there = _nodes(tuple(round.joined)) if round.joined else "no node"
+        yield f"{number}  not formed: {there} had joined, and the job needs at least {terms.min_nodes}"
+        return
+    workers = f"{round.workers} worker{'s' * (round.workers != 1)}"
+    yield f"{number}  {when(round.sealed_at)}  {_nodes(round.members)}, {workers}, master {round.master}"
+    yield from (f"  {line}" for line in _waits(round, round.sealed_at, before, terms))
+
+
+def round_lines(round: RoundStory, before: RoundStory | None, terms: Terms, when: When) -> Iterator[str]:
+    """The story of one round. `before`: the round before it. None: there is none, or it is not known."""
+    yield from _beginning(round, before, terms, when)
+    yield from _ending(round, terms, when, (0.0, ""))
+
+
+def _waits(round: RoundStory, sealed_at: float, before: RoundStory | None, terms: Terms) -> Iterator[str]:
+    """Who was waited for, and how long."""
+    ended_at = None if before is None else before.ended_at
+    if ended_at is not None and sealed_at - ended_at > _NOTEWORTHY_S:
+        yield f"{sealed_at - ended_at:.1f} s passed since the round before had ended"
+    by_time = sorted((at, node) for node, at in round.joined.items() if node in round.members)
+    if len(by_time) > 1:
+        (first, _), (last, node) = by_time[0], by_time[-1]
+        if last - first > _NOTEWORTHY_S:
+            yield f"node {node} came last, {last - first:.1f} s after the first, which waited for it"
+    if by_time and sealed_at - by_time[-1][0] > _NOTEWORTHY_S and before is None and terms.max_nodes > 1:
+        waited_s = sealed_at - by_time[-1][0]
+        yield f"then {waited_s:.1f} s passed in which more nodes could have come (--rdzv-conf=last_call_timeout)"
+
+
+def _slowest_stops(story: Story) -> dict[int, tuple[float, str]]:
+    """By round: how long stopping the workers took on the node where it took longest, and that node."""
+    found: dict[int, tuple[float, str]] = {}
+    for node in story.nodes:
+        for span in node.spans:
+            if span.doing is Doing.STOPPING:
+                found[span.round] = max(found.get(span.round, (0.0, "")), (span.ended - span.began, node.node))
+    return found
+
+
+def _ending(round: RoundStory, terms: Terms, when: When, slowest: tuple[float, str]) -> Iterator[str]:
+    """`slowest`: how long stopping the workers took where it took longest, and on which node."""
+    if round.ended_at is None:
+        return
+    ran = "" if round.sealed_at is None else f" after {_length(round.ended_at - round.sealed_at)}"
+    yield f"  {when(round.ended_at)}  ended{ran}: {_why(round)}"
+    yield from (f"    {line}" for line in _details(round))
+    if rule := _rule(round, terms):
+        yield f"    {rule}"
+    late_s = 0.0 if round.failed_at is None else round.ended_at - round.failed_at
+    if late_s > _NOTEWORTHY_S:
+        yield f"    it was noticed {late_s:.1f} s after it had happened"
+    if slowest[0] > _NOTEWORTHY_S:
+        yield f"    stopping the workers took {slowest[0]:.1f} s on node {slowest[1]}"
+
+
+def _why(round: RoundStory) -> str:
+    if round.outcome is None:
+        return "for a reason that was not seen" if round.why is None else reason_text(round.why)
+    why = round.outcome.why
+    return reason_text(why.root if isinstance(why, reasons.BudgetSpent) else why)
+
+
+def _failed(round: RoundStory) -> reasons.WorkerFailed | None:
+    why = round.why if round.outcome is None else getattr(round.outcome.why, "root", None)
+    return why if isinstance(why, reasons.WorkerFailed) else None
+
+
+def _details(round: RoundStory) -> Iterator[str]:
+    """More about the failure that is blamed, and the other failures."""
+    blamed = _failed(round)
+    if blamed is not None:
+        failure = blamed.failure
+        lines = list(hang_lines(blamed))
+        yield from (line.strip() for line in lines)
+        shown = failure.traceback.splitlines()
+        if shown:
+            yield "its traceback:" if failure.cause is None else "what it was doing, innermost call first:"
+            yield from (f"  {line}" for line in shown)
+        elif failure.stderr:
+            yield "its last lines of output:"
+            yield from (f"  {line}" for line in failure.stderr)
+        if failure.log:
+            yield f"its output: {failure.log}"
+    others = [(node, f) for node, f in round.failures if blamed is None or f != blamed.failure]
+    echoes = [f.rank for _, f in others if is_echo(f)]
+    hung = [f.rank for _, f in others if isinstance(f.cause, NoProgress)]
+    own = [(node, f) for node, f in others if f.rank not in echoes and f.rank not in hung]
+    for node, failure in own[:_MOST_FAILURES]:
+        yield f"likewise {failure_text(failure, node)}"
+    if len(own) > _MOST_FAILURES:
+        yield f"likewise {ranks_text(sorted(f.rank for _, f in own[_MOST_FAILURES:]))} failed"
+    if echoes:
+        yield f"{ranks_text(sorted(echoes))} failed as a consequence: a connection to another worker broke or timed out"
+
+
+def _rule(round: RoundStory, terms: Terms) -> str:
+    """What was decided, and by which rule of docs/protocol.md."""
+    most = terms.restarts.max_restarts
+    if round.outcome is not None:
+        match round.outcome.why:
+            case reasons.BudgetSpent():
+                return f"so the job failed: a failed worker costs a restart (rule 2), and --max-restarts={most}"
+            case reasons.Unstable():
+                return "so the job failed: too many rounds in a row ended without a failure of a worker (rule 2)"
+            case reasons.TooFewNodes():
+                waited = f"{terms.join_timeout_s:g} s (--rdzv-conf=join_timeout)"
+                return f"so the job failed: a round waits for enough nodes for {waited} (rule 9)"
+            case _:
+                return ""
+    match round.why:
+        case reasons.WorkerFailed():
+            return f"so all workers were stopped and started again: restart {round.spent} of {most} (rule 2)"
+        case reasons.NodeGone(_, how, _):
+            return f"{_GONE[how].format(silence_s=terms.silence_s)} This costs no restart (rule 2)."
+        case reasons.NodesAdmitted():
+            wait = f" {terms.settle_s:g} s after the first of them came" if terms.admission is Admission.SOON else ""
+            return f"so a new round began with them{wait} (--admission={terms.admission.value}, rule 11)"
+        case None:
+            return ""
+        case why:
+            assert_never(why)
+
+
+_GONE = {
+    reasons.Departure.LOST: "A node that does not beat for {silence_s:g} s counts as lost (rule 6), and the others go"
+    " on without it.",
+    reasons.Departure.LEFT: "The others go on without a node that has left (rule 11).",
+    reasons.Departure.LEAVING: "The others go on without a node that leaves (rule 11).",
+    reasons.Departure.REPLACED: "The workers of the agent that was there before are gone, so a new round begins with"
+    " the new agent (rule 4).",
+}
+
+# ---- tables ----------------------------------------------------------------------------------------------------------
+
+
+def _table(story: Story) -> Iterator[str]:
+    """Where the time went."""
+    spent = [(node.node, time_spent(node, story.rounds)) for node in story.nodes]
+    total = sum(sum(one.values()) for _, one in spent) or 1.0
+    yield "where the time went" + (f" (of {len(spent)} agents together)" if len(spent) > 1 else "")
+    for kind in KINDS:
+        length = sum(one[kind] for _, one in spent)
+        if length <= min(_LEAST_S, total / 200):
+            continue
+        node, most = max(((node, one[kind]) for node, one in spent), key=lambda pair: pair[1])
+        where = f"   most on node {node}: {_length(most)}" if len(spent) > 1 and kind != "training" else ""
+        yield f"  {kind:<12} {_length(length):>12}  {100 * length / total:5.1f} %{where}"
+
+
+def _length(seconds: float) -> str:
+    return f"{seconds:.1f} s" if seconds < 60 else time_text(seconds)
+
+
+def _names(story: Story) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(node.node for node in story.nodes))
+
+
+def _nodes(names: Sequence[str]) -> str:
+    """`2 nodes (n0, n1)`, or `node n0`, or `40 nodes`"""
+    if len(names) == 1:
+        return f"node {names[0]}"
+    return f"{len(names)} nodes" + (f" ({', '.join(names)})" if len(names) <= _MOST_NAMED else "")

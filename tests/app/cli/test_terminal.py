@@ -1,0 +1,198 @@
+"""A worker that somebody talks to: the real command on a terminal, with and without a shell."""
+
+from __future__ import annotations
+
+import os
+import pty
+import re
+import select
+import signal
+import sys
+import termios
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.support.command import REKNIT, run
+from tests.support.waiting import PATIENCE_S, until
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the ways of terminals differ")
+
+DEBUGS = "x = 41\nbreakpoint()\nprint('after', x)\n"
+SLEEPS = "import time\nprint('up', flush=True)\ntime.sleep(1000)\n"
+
+
+class Typist:
+    """A terminal with a command, and somebody who types."""
+
+    def __init__(self, folder: Path, *argv: str) -> None:
+        self.screen = ""
+        """All that was shown."""
+        self._unread = ""
+        self.pid, self._fd = pty.fork()
+        if self.pid == 0:
+            os.chdir(folder)
+            plain = {
+                "PS1": "$ ",
+                "TERM": "dumb",
+                "TMPDIR": str(folder),
+                "INPUTRC": "/dev/null",
+                "LOCKS_OF_TESTS": str(folder),
+            }
+            os.execve(argv[0], argv, {**os.environ, **plain})
+
+    def read(self, wanted: str) -> None:
+        """Wait until this is on the screen, behind what was read before."""
+        give_up = time.monotonic() + PATIENCE_S
+        while wanted not in self._unread:
+            assert time.monotonic() < give_up, f"{wanted!r} is not in {self._unread!r}"
+            if select.select([self._fd], [], [], 0.1)[0] and not self._more():
+                pytest.fail(f"the command has ended without {wanted!r}: {self._unread!r}")
+        self._unread = self._unread.partition(wanted)[2]
+
+    def _more(self) -> bool:
+        try:
+            data = os.read(self._fd, 4096).decode(errors="replace")
+        except OSError:
+            return False
+        self.screen += data
+        self._unread += data
+        return bool(data)
+
+    def type(self, text: str) -> None:
+        os.write(self._fd, text.encode())
+
+    def settled(self) -> None:
+        """Wait until somebody reads the terminal letter by letter: keys that come before that are lost."""
+        until(lambda: not termios.tcgetattr(self._fd)[3] & termios.ICANON, "a prompt that is read with editing")
+
+    def end(self) -> int:
+        """Read until the end. Returns the exit status."""
+        while self._more():
+            pass
+        return os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "debugs.py").write_text(DEBUGS)
+    (tmp_path / "sleeps.py").write_text(SLEEPS)
+    return tmp_path
+
+
+def test_a_debugger_can_be_used(folder: Path) -> None:
+    """`breakpoint()` in the only worker of a job: as without a launcher, with line editing."""
+    typist = Typist(folder, REKNIT, "run", "debugs.py")
+    typist.read("(Pdb) ")
+    typist.settled()
+    typist.type("p x + 2\x7f1\n")  # with a letter that is taken back
+    typist.read("42")
+    typist.read("(Pdb) ")
+    typist.type("c\n")
+    assert typist.end() == 0
+    assert "after 41" in typist.screen
+    assert "the job succeeded" in typist.screen
+
+
+def test_ctrl_c_in_the_debugger_is_not_for_reknit(folder: Path) -> None:
+    """It ends what was typed, and the job goes on."""
+    typist = Typist(folder, REKNIT, "run", "debugs.py")
+    typist.read("(Pdb) ")
+    typist.settled()
+    typist.type("\x03")
+    typist.read("(Pdb) ")
+    typist.settled()
+    typist.type("c\n")
+    assert typist.end() == 0
+    assert "SIGINT" not in typist.screen
+
+
+def test_ctrl_c_ends_a_worker_and_the_command(folder: Path) -> None:
+    """The worker dies of it: no restart, and the status of a command that was interrupted."""
+    typist = Typist(folder, REKNIT, "run", "--max-restarts=3", "sleeps.py")
+    typist.read("up")
+    typist.type("\x03")
+    assert typist.end() == 128 + signal.SIGINT
+    assert "KeyboardInterrupt" in typist.screen
+    assert "round 1" not in typist.screen
+
+
+def test_who_quits_the_debugger_wants_no_restart(folder: Path) -> None:
+    """Another try would ask again."""
+    typist = Typist(folder, REKNIT, "run", "--max-restarts=3", "debugs.py")
+    typist.read("(Pdb) ")
+    typist.settled()
+    typist.type("q\n")
+    assert typist.end() == 1
+    assert "the job failed: a worker that asks somebody is not started again" in typist.screen
+    assert "--stdin" not in typist.screen, "it had a terminal"
+    assert "round 1" not in typist.screen
+
+
+def test_one_of_several_workers_has_the_terminal(folder: Path) -> None:
+    """The others get an empty stdin, as ever."""
+    (folder / "two.py").write_text(
+        "import os\nif os.environ['RANK'] == '1':\n    print('got', input('name: '))\nelse:\n"
+        "    import sys; print('empty', repr(sys.stdin.read()))\n"
+    )
+    typist = Typist(folder, REKNIT, "run", "--nproc-per-node=2", "--stdin=1", "two.py")
+    typist.read("name: ")
+    typist.type("Ada\n")
+    assert typist.end() == 0
+    assert "got Ada" in typist.screen
+    assert "empty ''" in typist.screen
+
+
+@pytest.fixture
+def shell(folder: Path) -> Iterator[Typist]:
+    typist = Typist(folder, "/bin/bash", "--norc", "--noprofile", "--noediting", "-i")
+    typist.read("$ ")
+    yield typist
+    os.kill(typist.pid, signal.SIGHUP)
+    typist.end()
+
+
+def test_a_shell_stops_and_continues_both(shell: Typist) -> None:
+    """Ctrl-Z, bg and fg: agent and worker are one job of the shell."""
+    shell.type(f"{REKNIT} run debugs.py\n")
+    shell.read("(Pdb) ")
+    shell.settled()
+    shell.type("\x1a")
+    shell.read("Stopped")
+    shell.type("jobs\n")
+    shell.read("Stopped")
+    shell.type("fg\n")
+    shell.read("debugs.py")
+    shell.type("p x + 1\n")
+    shell.read("42")
+    shell.type("c\n")
+    shell.read("the job succeeded")
+    shell.type("echo status $?\n")
+    shell.read("status 0")
+
+
+def test_the_terminal_works_as_before(shell: Typist, folder: Path) -> None:
+    """A worker that has switched off the echo is killed, and the shell echoes again."""
+    (folder / "mute.py").write_text(
+        "import os, termios\nmode = termios.tcgetattr(0)\nmode[3] &= ~(termios.ECHO | termios.ICANON)\n"
+        "termios.tcsetattr(0, termios.TCSANOW, mode)\nprint('mute', flush=True)\nos.kill(os.getpid(), 9)\n"
+    )
+    shell.type(f"{REKNIT} run mute.py; stty -a\n")
+    shell.read("killed by SIGKILL")
+    shell.read("line = 0")
+    shell.read("echoprt")
+    assert re.search(r"[^-]icanon", shell.screen)
+    assert re.search(r"[^-]echo ", shell.screen)
+
+
+def test_without_a_terminal_a_debugger_says_how_to_get_one(tmp_path: Path) -> None:
+    """A batch job with a forgotten `breakpoint()`: one line, and no restart."""
+    status, job = run(tmp_path, "--max-restarts=3", "w.py", script=DEBUGS)
+    assert status == 1
+    assert "round 1" not in job.err
+    assert (
+        "this worker has asked somebody, and has no terminal: run one worker on a terminal, or give --stdin=RANK"
+        in job.said
+    )
