@@ -12,6 +12,8 @@ import prometheus_client
 import pytest
 from attrs import evolve
 
+from reknit.adapters.keeper.watchdog import progress
+from reknit.adapters.keeper.watchdog.page import Page
 from reknit.adapters.observe import metrics
 from reknit.adapters.observe.metrics import CAUSES, Metrics, MetricsObserver, no_processes, standings, usage, workers
 from reknit.adapters.simulated import faults
@@ -21,13 +23,15 @@ from reknit.adapters.simulated.world import World
 from reknit.core.agent.agent import Agent, Spec
 from reknit.core.agent.commands import Command
 from reknit.core.agent.events import EntriesRead, Event
+from reknit.core.agent.step import step
 from reknit.core.job.entries import Entry, NodeId, RestartPolicy, Terms
 from reknit.core.job.job import Closed, Gathering, Job, Running
 from reknit.core.job.reasons import Departure, NodeGone, NodesAdmitted, RoundEnd, WorkerFailed
-from reknit.core.job.workers import NoProgress, TimerExpired
+from reknit.core.job.workers import NoProgress, TimerExpired, WorkerFailure
 from reknit.core.text.doing import Doing
 from tests.support.asking import parsed
 from tests.support.playbook import an_agent, exits, failure, joined, node, playing, running, stopped
+from tests.support.waiting import until
 
 
 class Watches:
@@ -164,6 +168,72 @@ def test_workers_by_state() -> None:
     assert there(playbook.agent) == {"stopping": 1, "succeeded": 1, "failed": 1}
     playbook.feed(stopped())
     assert there(playbook.agent) == {"stopped": 1, "succeeded": 1, "failed": 1}
+
+
+def test_failures_by_worker_and_cause() -> None:
+    """An alert tells a hang from a crash, and a worker that fails again and again from many that failed once."""
+    terms = Terms(restarts=RestartPolicy(max_restarts=9))
+    watch = MetricsObserver(an_agent(), 0.0)
+    for bad in (
+        WorkerFailure(1, 1, 3, 7),
+        WorkerFailure(1, 1, -9, 7),
+        WorkerFailure(1, 1, -11, 7),
+        WorkerFailure(0, 0, -6, 7, cause=NoProgress(5.0)),
+        WorkerFailure(0, 0, -6, 7, cause=TimerExpired("step")),
+        WorkerFailure(0, 0, 127),
+    ):
+        playbook = playing("n0", terms, local_world_size=2)
+        before, event = playbook.agent, exits(bad)(playbook)
+        playbook.feed(event)
+        watch(before, event, playbook.agent, ())
+        late = step(playbook.agent, event).agent
+        watch(playbook.agent, event, late, ())  # news that the agent has already
+    found = shown(watch)
+    assert {name: count for name, count in found.items() if name.startswith("reknit_worker_failures")} == {
+        f'reknit_worker_failures_total{{cause="{cause}",local_rank="{local_rank}"}}': count
+        for local_rank, cause, count in (
+            (0, "no_progress", 1),
+            (0, "not_started", 1),
+            (0, "timer_expired", 1),
+            (1, "exit", 1),
+            (1, "signal", 2),
+        )
+    }
+
+
+def test_workers_that_succeed_are_no_failures() -> None:
+    """The series begins with the first failure."""
+    playbook = playing("n0", Terms(), local_world_size=2)
+    watch = MetricsObserver(playbook.agent, 0.0)
+    before, event = playbook.agent, exits(0, 1)(playbook)
+    playbook.feed(event)
+    watch(before, event, playbook.agent, ())
+    assert not [name for name in shown(watch) if name.startswith("reknit_worker_failures")]
+
+
+def test_how_far_the_workers_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A worker that reports nothing has no number: 0 would be a step. One that reports no step has a time."""
+    page = Page()  # as a keeper has it: this process is the keeper here
+    for local_rank, report in enumerate((lambda: None, partial(progress.progress, 41), progress.progress)):
+        variables = page.variables(local_rank, {})
+        page.started(local_rank, 100 + local_rank)
+        monkeypatch.setattr(progress, "_records", ())
+        monkeypatch.setenv(progress.VARIABLE, variables[progress.VARIABLE])
+        report()
+    watch = MetricsObserver(an_agent(), 0.0)
+
+    def told() -> dict[str, float]:
+        found = parsed(Metrics(watch, lambda: 0.0, "job42", lambda: (os.getpid(), {})).text())
+        return {name: value for name, value in found.items() if "step" in name or "progress" in name}
+
+    first = told()
+    since = 'reknit_worker_seconds_since_progress{local_rank="%d"}'
+    assert first.keys() == {'reknit_worker_step{local_rank="1"}', since % 1, since % 2}
+    assert first['reknit_worker_step{local_rank="1"}'] == 41
+    assert first[since % 1] >= first[since % 2] >= 0
+    assert until(lambda: told()[since % 2] > first[since % 2], "time to pass")
+    page.close()
+    assert told() == {}
 
 
 def test_nodes_by_standing() -> None:

@@ -10,6 +10,7 @@ import socket
 import sys
 import textwrap
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -20,13 +21,14 @@ import pytest
 from reknit import HealthCheck, Meeting, RestartPolicy, Settings, Terms
 from reknit.adapters.observe.pages import RoundTrips, patience_s
 from reknit.app.python.session import opened_async
+from reknit.app.version import __version__
 from reknit.app.wiring.health import health_check
 from reknit.core.agent.agent import Agent
 from reknit.core.agent.commands import Command
 from reknit.core.agent.events import Event
 from reknit.runtime import Session, start
 from tests.support.alone import run_alone
-from tests.support.asking import get, listening, metrics, served, state
+from tests.support.asking import documented, get, listening, metrics, served, state
 from tests.support.command import Run, run
 from tests.support.leaks import nothing_left
 from tests.support.stores import free_port
@@ -106,7 +108,45 @@ def test_a_restart_is_counted(tmp_path: Path) -> None:
         values = metrics(agent.url)
         assert values['reknit_restarts_total{cause="worker_failed"}'] == 1
         assert (values["reknit_restarts_spent"], values["reknit_restarts_allowed"]) == (1, 2)
-        assert state(agent.url)["workers"]["pids"] == {"0": pid}
+        assert values['reknit_worker_failures_total{cause="signal",local_rank="0"}'] == 1
+        told = state(agent.url)
+        assert told["workers"]["pids"] == {"0": pid}
+        assert (told["job"]["round"], told["job"]["restarts_spent"]) == (1, 1)
+        (failure,) = told["job"]["failures"]
+        assert (failure["rank"], failure["cause"], failure["exitcode"], failure["blamed"]) == (0, "signal", -9, True)
+        assert told["job"]["why"] == failure["text"]
+
+
+def test_how_far_the_workers_are(tmp_path: Path) -> None:
+    """A dashboard sees a straggler before it is a hang. The fields are those of `reknit status --json`."""
+    script = f"""
+        import os, signal, reknit
+        if os.environ["RANK"] == "1":
+            reknit.progress(7)
+        open({str(tmp_path / "pids")!r}, "a").write(f"{{os.getpid()}}\\n")
+        signal.pause()
+    """
+    before = time.time()
+    settings = Settings(
+        command=(sys.executable, "-c", textwrap.dedent(script)), local_world_size=2, health=HealthCheck(0)
+    )
+    with Started(settings) as agent:
+        pids = read_pids(tmp_path / "pids", 2)
+        told = state(agent.url)
+        for part, fields in documented().items():
+            assert fields <= (told[part] if part != "ranks" else told["workers"]["ranks"][0]).keys()
+        ranks = told["workers"]["ranks"]
+        assert [(each["rank"], each["state"], each["step"]) for each in ranks] == [(0, "healthy", None), (1, "healthy", 7)]
+        assert {each["pid"] for each in ranks} == set(pids)
+        assert ranks[0]["progress_s"] is None
+        assert ranks[1]["progress_s"] >= 0
+        about = told["agent"]
+        assert (about["version"], about["pid"], about["command"]) == (__version__, os.getpid(), [*settings.command])
+        assert before - 1 <= about["began"] <= time.time()
+        values = metrics(agent.url)
+        assert values['reknit_worker_step{local_rank="1"}'] == 7
+        assert values['reknit_worker_seconds_since_progress{local_rank="1"}'] >= ranks[1]["progress_s"]
+        assert not [name for name in values if "progress" in name and 'local_rank="0"' in name]
 
 
 class Block:
