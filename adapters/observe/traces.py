@@ -55,6 +55,12 @@ class StoredTrace:
         return evolve(self, parts=self.parts[-1:])
 
     @property
+    def is_cut(self) -> bool:
+        """Files between the first and the last ones were removed, because the trace became too large."""
+        numbers = [int(os.path.basename(part).partition(".")[0]) for part in self.parts]
+        return numbers != [*range(len(numbers))]
+
+    @property
     def alive_at(self) -> float:
         """When the agent was alive last, as far as its trace shows, in seconds since 1970."""
         try:

@@ -38,7 +38,10 @@ def main(
             write(1, help_text(table))
             return 0
         done = run(parsed)
-        return done if isinstance(done, int) else show(done)
+        if isinstance(done, int):
+            return done
+        show(done)
+        return 0
     except UsageError as e:
         return fail(str(e), USAGE)
 
@@ -49,14 +52,14 @@ def fail(line: str, status: int) -> int:
     return status
 
 
-def show(lines: Iterator[str]) -> int:
-    """Write lines to stdout. Returns 0: a reader that has gone, as in `… | head`, is no failure."""
+def show(lines: Iterable[str]) -> bool:
+    """Write lines to stdout. False: nobody reads them any more, as in `… | head`. That is no failure."""
     for line in lines:
         try:
             os.write(1, f"{escaped(line)}\n".encode(errors="backslashreplace"))
         except OSError:
-            return 0
-    return 0
+            return False
+    return True
 
 
 def words_of(parsed: Parsed) -> tuple[str, ...]:
@@ -129,6 +132,8 @@ def _run(job: str, stories: Sequence[tuple[StoredTrace, NodeStory]]) -> RunOfJob
 
 
 def _story(trace: StoredTrace, troubles: list[str]) -> NodeStory | None:
+    if trace.is_cut:
+        troubles.append(f"{trace.path}: the middle is missing, because the trace became too large")
     told: Iterator[Resumed | Told] = readable(trace, told_by(trace), troubles)
     agents_and_steps = (each.agent if isinstance(each, Resumed) else each for each in told)
     return node_story(agents_and_steps)

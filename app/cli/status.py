@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import time
 from collections.abc import Iterator, Mapping
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 from attrs import evolve
 
+from reknit.adapters.keeper.output.console import escaped
 from reknit.adapters.observe.now import Now, of_live
 from reknit.adapters.observe.progress_seen import with_progress
 from reknit.adapters.runtime.ports import Refused, Unavailable
@@ -66,7 +69,10 @@ def _status(parsed: Parsed, environ: Mapping[str, str]) -> int:
     try:
         if not parsed["watch"]:
             lines = list(_lines(parsed, environ))
-            return show(iter(lines)) if lines else fail(_nothing(parsed), _NONE)
+            if not lines:
+                return fail(_nothing(parsed), _NONE)
+            show(iter(lines))
+            return 0
         return _watch(parsed, environ)
     except Refused as e:
         return fail(str(e), exit_status(Result(WorkerState.FAILED, JournalRefused(e.refusal, str(e)))))
@@ -85,12 +91,16 @@ def _watch(parsed: Parsed, environ: Mapping[str, str]) -> int:
     from rich.live import Live
     from rich.text import Text
 
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # the command line has taken it away
     console = Console()
     try:
-        with Live(console=console, screen=console.is_terminal, auto_refresh=False) as live:
+        with Live(console=console, screen=True, auto_refresh=False) if console.is_terminal else nullcontext() as live:
             while True:
-                lines = list(_lines(parsed, environ)) or [_nothing(parsed)]
-                live.update(Text("\n".join([time.strftime("%H:%M:%S"), *lines])), refresh=True)
+                lines = [time.strftime("%H:%M:%S"), *(list(_lines(parsed, environ)) or [_nothing(parsed)])]
+                if live is not None:
+                    live.update(Text("\n".join(map(escaped, lines))), refresh=True)
+                elif not show(iter(lines)):
+                    return 0  # nobody reads
                 time.sleep(_PAUSE_S)
     except KeyboardInterrupt:
         return 0

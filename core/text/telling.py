@@ -286,7 +286,7 @@ def _length(seconds: float) -> str:
 
 
 def _names(story: Story) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(node.node for node in story.nodes))
+    return tuple(sorted({node.node for node in story.nodes}))
 
 
 def _nodes(names: Sequence[str]) -> str:

@@ -15,6 +15,7 @@ import zlib
 from collections.abc import Iterator
 from html.parser import HTMLParser
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
@@ -91,17 +92,17 @@ def _chromium(page: Path, *options: str) -> bytes:
     program = next(filter(None, map(shutil.which, _NAMES)), None)
     if program is None:
         pytest.skip("Chromium is not installed")
-    own = page.with_name("chromium")  # its files
-    own.mkdir(exist_ok=True)
-    how = ["--headless", "--no-sandbox", "--disable-gpu", "--window-size=800,400", f"--user-data-dir={own}"]
-    done = subprocess.run(
-        [program, *how, *options, page.as_uri()],
-        check=False,
-        env={**os.environ, "TMPDIR": str(own), "TZ": "UTC"},
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        timeout=PATIENCE_S,
-    )
+    how = ["--headless", "--no-sandbox", "--disable-gpu", "--window-size=800,400"]
+    # It makes a socket in its folder, whose path must not be long. Its last processes may still write there.
+    with TemporaryDirectory(prefix="chromium-", ignore_cleanup_errors=True) as own:
+        done = subprocess.run(
+            [program, *how, f"--user-data-dir={own}", *options, page.as_uri()],
+            check=False,
+            env={**os.environ, "TMPDIR": own},
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            timeout=PATIENCE_S,
+        )
     assert done.returncode == 0, done.stderr
     return done.stdout
 

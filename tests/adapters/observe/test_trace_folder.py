@@ -71,6 +71,7 @@ def test_the_first_and_the_last_parts_are_kept(tmp_path: Path, monkeypatch: pyte
     assert numbers[0] == 0
     assert numbers[1] > 1
     assert numbers[1:] == [*range(numbers[1], numbers[1] + 3)]
+    assert first.is_cut
     for part in first.parts:
         made = [one for one in steps_of(StoredTrace(first.path, (part,), first.about)) if isinstance(one, Replayed)]
         assert made

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Iterator
 from functools import partial
 from importlib.resources import files
 from pathlib import Path
@@ -51,7 +50,7 @@ function click(row, ms) {
 
 
 @pytest.fixture(scope="module")
-def job(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
+def job(tmp_path_factory: pytest.TempPathFactory) -> Run:
     """A job that has ended: in its first round a worker failed. Its name and its error look like HTML."""
     folder = tmp_path_factory.mktemp("job")
     argv = ("--nproc-per-node=2", "--max-restarts=3", f"--rdzv-id={EVIL}", "w.py")
