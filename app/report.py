@@ -156,7 +156,7 @@ def final_lines(
     yield from _ending(result, restarts, ran_s, is_alone=is_alone, names_options=names_options)
     if isinstance(result.why, reasons.BudgetSpent) and asks_somebody(result.why.root.failure) and not has_terminal:
         how = "run one worker on a terminal, or give --stdin=RANK" if names_options else "use reknit run --stdin=RANK"
-        yield f"this worker has asked somebody, and has no terminal: {how}"
+        yield f"this worker waited for input (breakpoint(), input()), and has no terminal: {how}"
     if line := origin(result):
         yield line
 
@@ -191,7 +191,7 @@ def _ending(
     setting = "" if result.why.max_restarts else f" ({name}=0)"
     after = "" if ran_s is None else f"; it had run for {time_text(ran_s)}"
     if asks_somebody(root.failure):
-        yield f"the job {word}: a worker that asks somebody is not started again{after}"
+        yield f"the job {word}: a worker that waits for input is not started again{after}"
     else:
         yield f"the job {word}: {budget_text(result.why.max_restarts)}{setting}{after}"
     yield from _details(root.failure, str(root.node))

@@ -16,7 +16,7 @@ from reknit.app.input.meeting import kept
 
 from .arguments import Parsed, Table
 from .looking import HELP, main, show
-from .options import OPTIONS, Option
+from .options import OPTIONS, Option, UsageError
 
 _MEETING, _SHOWN = "Where nodes meet", "What is shown"
 _SHARED = {
@@ -83,6 +83,8 @@ def _findings(parsed: Parsed, environ: Mapping[str, str]) -> Iterator[Finding]:
     place = parsed["rdzv-endpoint"]
     backend = parsed["rdzv-backend"] or "c10d"
     meeting = None
+    if not place and parsed["nnodes"] > 1:
+        raise UsageError(f"{parsed.spelled('nnodes')} needs --rdzv-endpoint, where the nodes meet")
     if place:
         named = evolve(parsed, values={**parsed.values, "rdzv-backend": backend})
         meeting = kept(named, environ, "reknit doctor", ("c10d", "etcd", "file"))

@@ -249,7 +249,8 @@ def _terminal(parsed: Parsed, workers: int, *, is_alone: bool) -> int | None:
     if wanted is None:
         from .terminal import is_terminal
 
-        is_one = workers == 1 and is_alone and not _reads_stdin(parsed) and not parsed["warm"]
+        is_watched = parsed["hang-after"] is not None or parsed["start-timeout"] is not None
+        is_one = workers == 1 and is_alone and not (_reads_stdin(parsed) or parsed["warm"] or is_watched)
         return 0 if is_one and parsed["output"] == "relay" and not _goes_to_files(parsed) and is_terminal() else None
     if wanted >= workers:
         raise UsageError(f"{parsed.spelled('stdin')}: there are {workers} workers here, from 0")

@@ -74,6 +74,7 @@ def _pids(now: Now) -> dict[int, int]:
 def _look(rank: int, pid: int) -> _Looked:
     threads: tuple[ThreadStack, ...] = ()
     pythons = pythons_of(pid)
+    kernel = kernel_of(pythons[0] if pythons else pid)  # before py-spy stops and continues it
     for python in pythons:
         if py_spy := py_spy_for(python):
             try:
@@ -82,7 +83,6 @@ def _look(rank: int, pid: int) -> _Looked:
                 threads += threads_in(done.stdout, python)
             except (OSError, subprocess.TimeoutExpired):
                 pass  # the kernel's word is shown
-    kernel = kernel_of(pythons[0] if pythons else pid)
     return _Looked(rank, pid, threads, activity_of(threads, kernel), kernel.description)
 
 

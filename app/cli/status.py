@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 _WHAT, _WHERE = "What is shown", "A job in its store"
 _SHARED = {
-    "rdzv-backend": "where its nodes meet: c10d, etcd or file",
+    "rdzv-backend": "where its nodes meet: c10d (the default), etcd or file",
     "rdzv-endpoint": "HOST[:PORT] of the store, or the shared folder",
     "rdzv-id": "name of the job",
     "rdzv-conf": "etcd: protocol, ca_cert, ssl_cert, ssl_cert_key, user, password_file",
@@ -111,12 +111,15 @@ def _lines(parsed: Parsed, environ: Mapping[str, str]) -> Iterator[str]:
         job_id = parsed["rdzv-id"] or next(iter(words_of(parsed)), "")
         if not job_id:
             raise UsageError("reknit status with --rdzv-endpoint needs the name of the job: --rdzv-id")
-        job = read_job(kept(parsed, environ, "reknit status", ("c10d", "etcd", "file")), job_id)
+        named = evolve(parsed, values={**parsed.values, "rdzv-backend": parsed["rdzv-backend"] or "c10d"})
+        job = read_job(kept(named, environ, "reknit status", ("c10d", "etcd", "file")), job_id)
         if parsed["json"]:
             yield json.dumps({"job": {"run_id": job_id, **job_picture(job)}})
         else:
             yield from _job_lines(job_id, job, None)
         return
+    if parsed["rdzv-backend"]:
+        raise UsageError(f"{parsed.spelled('rdzv-backend')} needs --rdzv-endpoint")
     for now in of_live(words_of(parsed)):
         yield from [json.dumps(_data(now))] if parsed["json"] else _agent_lines(now)
 

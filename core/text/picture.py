@@ -12,7 +12,7 @@ from reknit.core.job.reasons import BudgetSpent, WorkerFailed
 from reknit.core.job.workers import NoProgress, TimerExpired, WorkerFailure
 
 from .describe import failure_text, reason_text
-from .doing import doing, doing_text, takes_part
+from .doing import Doing, doing, doing_text, takes_part
 
 
 def job_picture(job: Job) -> dict[str, Any]:
@@ -68,10 +68,14 @@ def workers_picture(agent: Agent) -> list[dict[str, Any]]:
     for ranks in () if own.assignment is None else own.assignment.workers:
         exit_ = own.exits.get(ranks.local_rank)
         failure = None if exit_ is None else exit_.failure
-        state = own.state.value.lower() if exit_ is None else "succeeded" if failure is None else "failed"
+        state = _STATES.get(doing(agent), "stopped") if exit_ is None else "succeeded" if failure is None else "failed"
         told = None if failure is None else failure_text(failure)
         found.append({"local_rank": ranks.local_rank, "rank": ranks.rank, "state": state, "failure": told})
     return found
+
+
+_STATES = {Doing.LAUNCHING: "starting", Doing.RUNNING: "running", Doing.STOPPING: "stopping"}
+"""How a worker is that has not ended, by what the agent does. Otherwise it was stopped."""
 
 
 def cause_of(failure: WorkerFailure) -> str:

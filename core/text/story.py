@@ -21,7 +21,7 @@ from reknit.core.agent.events import EntriesRead, StopRequested
 from reknit.core.job.entries import Entry, Joined, Lost, Terms
 from reknit.core.job.fold import fold, fold_all
 from reknit.core.job.job import EMPTY, Closed, Gathering, Job, Outcome, Running, Unopened
-from reknit.core.job.reasons import Departure, NodeGone, RoundEnd, WorkerFailed
+from reknit.core.job.reasons import Departure, NodeGone, RoundEnd, TooFewNodes, WorkerFailed
 from reknit.core.job.workers import NoProgress, WorkerFailure
 
 from .describe import signal_name
@@ -245,8 +245,15 @@ class _Teller:
                 self._round((epoch, entry.round)).joined.setdefault(entry.node.id, at)
         previous = self._rounds.get((epoch, phase.round - 1))
         if isinstance(phase, Closed):
-            is_unformed = isinstance(old.phase, Gathering) and old.round == phase.round
-            last = previous if is_unformed and previous is not None else self._round((epoch, phase.round))
+            if isinstance(old.phase, Closed) and old.epoch == epoch:
+                return  # a node says goodbye
+            is_unformed = isinstance(old.phase, Gathering) and not isinstance(phase.outcome.why, TooFewNodes)
+            if is_unformed and previous is not None:
+                # The round before has ended the job: what was gathered meanwhile is no round.
+                last = previous
+                self._rounds.pop((epoch, phase.round), None)
+            else:
+                last = self._round((epoch, phase.round))
             self._ended(at, last, job)
             last.outcome, last.spent = phase.outcome, job.restarts
             told = tuple((f.node.id, failure) for f in phase.outcome.failures for failure in f.failures)

@@ -81,7 +81,7 @@ def head_lines(story: Story, name: str, when: When, live: Collection[str]) -> It
         yield f"the clock of node {node} is {abs(ahead_s):.1f} s {which} the others; its times are corrected here"
     for one in story.nodes:
         if not one.has_ended:
-            gone = "was killed, or its host died, or its trace was cut off"
+            gone = f"ended without a word after {when(one.ended)}: it was killed, or its host died"
             now = f"runs: now {one.last.doing.value}, round {one.last.round}" if one.node in live else gone
             yield f"the agent of node {one.node} {now}"
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import groupby
 from typing import Any
 
 from reknit.core.job.restart import is_echo
@@ -59,6 +60,12 @@ def _mark(row: int, name: str, at: int) -> dict[str, Any]:
     return {"ph": "i", "name": name, "cat": "reknit", "pid": row, "tid": 0, "ts": at, "s": "p"}
 
 
+def _natural(name: str) -> list[tuple[int, str]]:
+    """`node9` before `node10`."""
+    parts = [(is_number, "".join(part)) for is_number, part in groupby(name, str.isdecimal)]
+    return [(int(part), "") if is_number else (-1, part) for is_number, part in parts]
+
+
 def page_data(story: Story, name: str, when: When, head: list[str]) -> dict[str, Any]:
     """What the page shows. Times are in milliseconds since the job began. `head`: the lines above the picture."""
     rows: dict[str, list[list[Any]]] = {}
@@ -88,7 +95,7 @@ def page_data(story: Story, name: str, when: When, head: list[str]) -> dict[str,
         "began": story.began,
         "length": max(1.0, ms(story.ended)),
         "kinds": kinds,
-        "nodes": [{"name": node, "spans": spans} for node, spans in rows.items()],
+        "nodes": [{"name": node, "spans": rows[node]} for node in sorted(rows, key=_natural)],
         "rounds": rounds,
         "marks": marks,
     }

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from reknit.adapters.observe.trace_folder import Parts, TraceFolder, about_line
 from reknit.adapters.observe.trace_reader import Replayed
-from reknit.adapters.observe.traces import Unreadable, below, steps_of
+from reknit.adapters.observe.traces import StoredTrace, Unreadable, steps_of, stored
 from reknit.adapters.simulated.hosts import Proc
 from reknit.adapters.simulated.world import World
 from reknit.core.agent.agent import Agent, Spec
@@ -58,13 +58,24 @@ def simulated(folder: Path, terms: Terms, nodes: int, play: Callable[[World], No
     return watching
 
 
+def left(folder: Path) -> list[StoredTrace]:
+    """The traces that agents have left below this test's folder, the oldest first. Those in log folders are among
+    them."""
+    place = places.below(folder) / "traces"
+    found = [stored(str(entry)) for entry in sorted(place.iterdir())] if place.is_dir() else []
+    return [trace for trace in found if trace is not None]
+
+
 def check(folder: Path) -> int:
     """Every trace that agents have left below this test's folder replays identically. Returns the number of steps."""
+    return sum(map(_replayed, left(folder)))
+
+
+def _replayed(trace: StoredTrace) -> int:
     count = 0
-    for trace in below(str(places.below(folder) / "traces")):
-        for made in steps_of(trace):
-            assert not isinstance(made, Unreadable), f"{made.path}, line {made.line}: {made.why}"
-            if isinstance(made, Replayed):
-                count += 1
-                assert made.is_same, f"{trace.path}: step {count} differs: {made.event}"
+    for made in steps_of(trace):
+        assert not isinstance(made, Unreadable), f"{made.path}, line {made.line}: {made.why}"
+        if isinstance(made, Replayed):
+            count += 1
+            assert made.is_same, f"{trace.path}: step {count} differs: {made.event}"
     return count

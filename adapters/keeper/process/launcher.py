@@ -90,6 +90,7 @@ class Launcher:
 
     def begin(self, command: StartWorkers | StartProcesses) -> None:
         """A round begins."""
+        self.forget()
         if isinstance(command, StartProcesses) and command.warm is not None and command.processes:
             of_all = set.intersection(*({*process.env} for process in command.processes))
             self.warm_up(command.warm, dict(of_all))
@@ -181,7 +182,7 @@ class Launcher:
             return {}  # nobody but `reknit status` would have looked at it
 
     def forget(self) -> None:
-        """The round is over, or is being stopped: nobody looks at the progress of its workers. May be repeated."""
+        """No process of the round is left: nobody looks at the progress of its workers. May be repeated."""
         if self.page is not None:
             self.page.close()
             self.page = None

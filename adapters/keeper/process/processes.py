@@ -282,6 +282,7 @@ class Processes:
             self._streams.release(leader.streams)
         exitcodes = {leader.local_rank: leader.exitcode for leader in round_.leaders if leader.exitcode is not None}
         self.exitcodes, self._round = (round_.number, exitcodes), None
+        self._launcher.forget()
         if self._strays is not None and stuck:
             self._strays.give_up(stuck)
         return WorkersStopped(now, round_.number, self._ports.another(), stuck)
@@ -340,7 +341,6 @@ class Processes:
     def _forget(self) -> None:
         """The round is being stopped: no worker is watched any more."""
         self._pauses.forget()
-        self._launcher.forget()
         if self._watchdog is not None:
             self._watchdog.forget()
 
@@ -413,6 +413,7 @@ class Processes:
             self._round.release()
             leaders, self._round = self._round.leaders, None
         self._forget()
+        self._launcher.forget()
         for leader in leaders:
             leader.signal(signal.SIGKILL)
         if self._strays is not None:

@@ -16,7 +16,7 @@ from reknit.adapters.observe.traces import StoredTrace, below, steps_of
 from reknit.adapters.simulated import workers as staff
 from reknit.adapters.simulated.world import World
 from reknit.core.agent.agent import Agent, Spec
-from reknit.core.agent.events import Started, Woken
+from reknit.core.agent.events import Event, Started, StopRequested, Woken
 from reknit.core.agent.step import step
 from reknit.core.job.entries import NodeId, RestartPolicy, Terms
 from tests.support.traces import Watching, simulated
@@ -59,6 +59,62 @@ def test_a_quiet_stretch_is_not_written(tmp_path: Path) -> None:
             assert not any(one.has_lost for one in made if isinstance(one, Resumed))
             assert len([one for one in made if isinstance(one, Resumed)]) >= 2
     assert sizes[1] < 1.2 * sizes[0]
+
+
+def fed(trace: TraceFolder, *events: Event) -> Agent:
+    """Let an agent make these steps while it is traced. Returns the agent after them."""
+    agent = Agent(Spec(NodeId("n0"), "10.0.0.1"))
+    for event in events:
+        made = step(agent, event)
+        trace(agent, event, made.agent, made.commands)
+        agent = made.agent
+    trace.close()
+    return agent
+
+
+def test_what_came_before_an_event_is_written_with_it(tmp_path: Path) -> None:
+    """The end of a quiet stretch shows what led to the event. The agent before it stands for all that is left out."""
+    ticks = [Woken(at / 100) for at in range(1, 500)]
+    trace = TraceFolder("{}\n", Parts(partial(str, tmp_path)), print)
+    last = fed(trace, Started(0.0, "nonce", 1), *ticks, StopRequested(6.0, 15))
+    lines = (tmp_path / "000000.jsonl").read_text().splitlines(keepends=True)[1:]
+    (again,) = [number for number, line in enumerate(lines) if '"quiet":true' in line and number]
+    kept = [made for made in read(lines[again:]) if isinstance(made, Replayed)]
+    assert [made.event for made in kept] == [*ticks[-len(kept) + 1 :], StopRequested(6.0, 15)]
+    assert 10 < len(kept) < 100
+    assert len(lines) == again + 1 + len(kept)
+    assert kept[-1].after == last
+    assert not any(each.has_lost for each in read(lines) if isinstance(each, Resumed))
+
+
+class Full:
+    """Takes no line while `is_full`, and loses it."""
+
+    def __init__(self) -> None:
+        self.is_full = False
+        self.text = ""
+
+    def write(self, text: str, *, begins: bool, must_wait: bool) -> bool:
+        self.text += "" if self.is_full else text
+        return not self.is_full
+
+    def close(self) -> None: ...
+
+
+def test_a_hole_in_a_trace_says_so() -> None:
+    """The disk was too slow. The trace goes on with the agent as it was then, and nobody takes it for complete."""
+    files = Full()
+    trace = TraceFolder("", files, print)
+    agent = Agent(Spec(NodeId("n0"), "10.0.0.1"))
+    for number, event in enumerate((Started(0.0, "nonce", 1), StopRequested(1.0, 15), StopRequested(2.0, 2))):
+        files.is_full = number == 1
+        made = step(agent, event)
+        trace(agent, event, made.agent, made.commands)
+        agent = made.agent
+    found = [*read(files.text.splitlines(keepends=True))]
+    assert [each.has_lost for each in found if isinstance(each, Resumed)] == [False, True]
+    assert isinstance(found[-1], Replayed)
+    assert found[-1].after == agent
 
 
 def test_the_first_and_the_last_parts_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

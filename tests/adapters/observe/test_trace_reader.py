@@ -74,4 +74,7 @@ def test_a_hole_is_told(lines: list[str]) -> None:
     found = [*read([agents[0], steps[0], json.dumps(lost) + "\n"])]
     assert isinstance(found[-1], Resumed)
     assert found[-1].has_lost
+    looked = [*skim([agents[0], steps[0], json.dumps(lost) + "\n"])]
+    assert isinstance(looked[-1], Resumed)
+    assert looked[-1].has_lost
     assert not any(each.has_lost for each in read(lines) if isinstance(each, Resumed))

@@ -92,3 +92,14 @@ def test_an_error_of_the_disk_is_raised_by_the_next_line(slow: Slow) -> None:
 
     until(fails, "the error")
     files.close()
+
+
+def test_a_disk_that_hangs_does_not_hold_up_the_end(slow: Slow, tmp_path: Path) -> None:
+    """The job has ended, and so does its agent. What waits is written if the disk comes back before that."""
+    files, file = PartsThread(slow), tmp_path / "000000.jsonl"
+    files.write("one\n", begins=True, must_wait=False)
+    files.close()
+    assert not file.exists()
+    slow.goes_on.set()
+    until(lambda: file.exists() and file.read_text() == "one\n", "the line")
+    files.close()

@@ -46,6 +46,7 @@ def test_traces_are_found_below_a_folder(trace: StoredTrace, tmp_path: Path) -> 
     found = below(str(tmp_path))
     assert [one.about.node for one in found if one.about is not None] == ["n0", "n1"]
     assert stored(str(tmp_path)) is None
+    assert stored(found[0].path) == found[0]
     assert below(str(tmp_path / "none")) == []
 
 

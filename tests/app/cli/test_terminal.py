@@ -52,6 +52,14 @@ class Typist:
                 pytest.fail(f"the command has ended without {wanted!r}: {self._unread!r}")
         self._unread = self._unread.partition(wanted)[2]
 
+    def shows(self, wanted: str) -> bool:
+        """Whether this comes to the screen within a second."""
+        give_up = time.monotonic() + 1.0
+        while wanted not in self._unread and time.monotonic() < give_up:
+            if select.select([self._fd], [], [], 0.1)[0]:
+                self._more()
+        return wanted in self._unread
+
     def _more(self) -> bool:
         try:
             data = os.read(self._fd, 4096).decode(errors="replace")
@@ -101,8 +109,8 @@ def test_ctrl_c_in_the_debugger_is_not_for_reknit(folder: Path) -> None:
     typist = Typist(folder, REKNIT, "run", "debugs.py")
     typist.read("(Pdb) ")
     typist.settled()
-    typist.type("\x03")
-    typist.read("(Pdb) ")
+    # Python may overlook the signal in the moment before it waits for a key, with reknit and without.
+    until(lambda: typist.type("\x03") or typist.shows("(Pdb) "), "the prompt")
     typist.settled()
     typist.type("c\n")
     assert typist.end() == 0
@@ -126,7 +134,7 @@ def test_who_quits_the_debugger_wants_no_restart(folder: Path) -> None:
     typist.settled()
     typist.type("q\n")
     assert typist.end() == 1
-    assert "the job failed: a worker that asks somebody is not started again" in typist.screen
+    assert "the job failed: a worker that waits for input is not started again" in typist.screen
     assert "--stdin" not in typist.screen, "it had a terminal"
     assert "round 1" not in typist.screen
 
@@ -192,7 +200,5 @@ def test_without_a_terminal_a_debugger_says_how_to_get_one(tmp_path: Path) -> No
     status, job = run(tmp_path, "--max-restarts=3", "w.py", script=DEBUGS)
     assert status == 1
     assert "round 1" not in job.err
-    assert (
-        "this worker has asked somebody, and has no terminal: run one worker on a terminal, or give --stdin=RANK"
-        in job.said
-    )
+    how = "run one worker on a terminal, or give --stdin=RANK"
+    assert f"this worker waited for input (breakpoint(), input()), and has no terminal: {how}" in job.said

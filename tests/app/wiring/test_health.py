@@ -137,8 +137,8 @@ def test_how_far_the_workers_are(tmp_path: Path) -> None:
             assert fields <= (told[part] if part != "ranks" else told["workers"]["ranks"][0]).keys()
         ranks = told["workers"]["ranks"]
         assert [(each["rank"], each["state"], each["step"]) for each in ranks] == [
-            (0, "healthy", None),
-            (1, "healthy", 7),
+            (0, "running", None),
+            (1, "running", 7),
         ]
         assert {each["pid"] for each in ranks} == set(pids)
         assert ranks[0]["progress_s"] is None

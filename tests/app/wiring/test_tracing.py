@@ -24,17 +24,22 @@ def test_every_run_leaves_a_trace_that_replays(tmp_path: Path) -> None:
     status, _ = run(tmp_path, "--max-restarts=1", "--rdzv-id=job7", "w.py", script=FAILS_ONCE)
     assert status == 0
     assert traces.check(tmp_path) > 10
-    (trace,) = below(str(places.below(tmp_path) / "traces"))
+    (trace,) = traces.left(tmp_path)
     assert trace.about is not None
     assert (trace.about.job, trace.about.command[-1]) == ("job7", "w.py")
 
 
-def test_it_is_with_the_logs(tmp_path: Path) -> None:
-    """They are kept together."""
-    status, _ = run(tmp_path, "--log-dir=logs", "w.py", script="pass")
+@pytest.mark.parametrize("option", ["--log-dir=logs", "--redirects=3"])
+def test_it_is_with_the_logs(tmp_path: Path, option: str) -> None:
+    """They are kept together, and the host knows where."""
+    status, _ = run(tmp_path, option, "w.py", script="pass")
     assert status == 0
-    (trace,) = below(str(tmp_path / "logs"))
+    (trace,) = traces.left(tmp_path)
     assert os.path.basename(trace.path) == "trace"
+    assert not trace.path.startswith(str(places.below(tmp_path)))
+    assert traces.check(tmp_path) > 3
+    if "logs" in option:
+        assert [found.path for found in below(str(tmp_path / "logs"))] == [trace.path]
 
 
 @pytest.mark.parametrize("how", ["option", "variable"])
@@ -52,7 +57,7 @@ def test_a_killed_agent_has_left_all_that_it_did(tmp_path: Path) -> None:
         until((tmp_path / "up").exists, "the worker")
         job.signal(signal.SIGKILL)
     assert traces.check(tmp_path) > 3
-    (trace,) = below(str(places.below(tmp_path) / "traces"))
+    (trace,) = traces.left(tmp_path)
     assert '"StartWorkers"' in Path(trace.parts[0]).read_text()
 
 
@@ -62,7 +67,7 @@ def test_the_secret_of_the_store_is_not_in_it(tmp_path: Path) -> None:
     argv = (*meeting, "--rdzv-conf=last_call_timeout=0", "w.py")
     status, job = run(tmp_path, *argv, script="pass", env={"REKNIT_RDZV_SECRET": "sesame-4711"})
     assert status == 0, job.err
-    (trace,) = below(str(places.below(tmp_path) / "traces"))
+    (trace,) = traces.left(tmp_path)
     assert not any("sesame" in Path(part).read_text() for part in trace.parts)
 
 

@@ -7,7 +7,7 @@ from attrs import evolve
 from reknit.core.agent.agent import Agent
 from reknit.core.job.entries import LastCall, RestartPolicy, Terms
 from reknit.core.job.job import Job
-from reknit.core.text.doing import Doing, doing, doing_text, takes_part
+from reknit.core.text.doing import Doing, Situation, doing, doing_text, situation, takes_part
 from tests.support.playbook import (
     Playbook,
     ack,
@@ -109,3 +109,24 @@ def test_a_last_call_is_waited_for() -> None:
     agent = feed(playbook, start(), read(), echo(), echo())
     assert doing_text(agent) == "waits for round 0: 1 of at least 1 nodes are there"
     assert doing(feed(playbook, read(LastCall(0)), ack())) is Doing.LAUNCHING
+
+
+def test_a_situation_names_the_round_of_the_workers() -> None:
+    """While the workers of a round are stopped, the job may gather the next one. The time of both is told apart."""
+    playbook = Playbook(an_agent("n0", PAIR))
+    assert situation(playbook.agent) == Situation(Doing.STARTING, 0)
+    agent = feed(playbook, start(), read(), echo(), echo(joined("n1")), ack(), up())
+    assert situation(agent) == Situation(Doing.RUNNING, 0)
+    playbook.agent = evolve(agent, workers=evolve(agent.workers, up_at=float("-inf")))
+    agent = feed(playbook, exits(failure()), echo())
+    assert agent.job.round == 1
+    assert situation(agent) == Situation(Doing.STOPPING, 0)
+    assert situation(feed(playbook, stopped(), echo())) == Situation(Doing.GATHERING, 1)
+
+
+def test_a_situation_says_why_nothing_goes_on() -> None:
+    """An outage and what keeps an agent out of the job are told with their moments."""
+    agent = feed(playing("n0", PAIR, joined("n1")), cut_off("no route"))
+    assert situation(agent) == Situation(Doing.RUNNING, 0, outage="no route")
+    agent = feed(playing("n0", PAIR, joined("n1")), read(joined("n0", incarnation=1)))
+    assert situation(agent).unable.startswith("another agent has joined with this node's id")

@@ -154,7 +154,7 @@ def test_an_agent_and_its_workers() -> None:
         False,
     )
     assert told["text"] == "runs the workers of round 0, ranks 0 to 2 of 3"
-    assert workers(playbook.agent) == [(0, "healthy", None), (1, "healthy", None), (2, "healthy", None)]
+    assert workers(playbook.agent) == [(0, "running", None), (1, "running", None), (2, "running", None)]
     playbook.feed(exits(2))
     playbook.feed(exits(failure(1, 7)))
     found = workers(playbook.agent)
@@ -174,7 +174,7 @@ def test_workers_that_were_ended_do_not_look_alive() -> None:
     playbook = playing("n0", Terms(1, 1, RestartPolicy(max_restarts=1)), local_world_size=2)
     for event in (exits(failure(1, 7)), stopped(), echo()):
         playbook.feed(event)
-    assert "healthy" not in [state for _, state, _ in workers(playbook.agent)]
+    assert [state for _, state, _ in workers(playbook.agent)] == ["stopped", "failed"]
     assert workers(an_agent()) == []
 
 

@@ -2,37 +2,43 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
-from attrs import evolve
 
 from reknit.adapters.observe.trace_reader import Resumed, skim
 from reknit.adapters.simulated import workers as staff
 from reknit.adapters.simulated.world import World
 from reknit.core.job.entries import RestartPolicy, Terms
 from reknit.core.job.job import Verdict
-from reknit.core.job.reasons import Departure, NodeGone, TooFewNodes, WorkerFailed
-from reknit.core.text.story import NodeStory, Told, lasting, merged, node_story, time_spent
+from reknit.core.job.reasons import BudgetSpent, Departure, NodeGone, TooFewNodes, WorkerFailed
+from reknit.core.job.workers import NoProgress
+from reknit.core.text.doing import Doing
+from reknit.core.text.story import DETECTING, NodeStory, lasting, merged, node_story, time_spent
 from tests.support.traces import Watching, simulated
 
 TERMS = Terms(2, 3, RestartPolicy(max_restarts=3), last_call_s=5.0)
 
 
 def told(watching: Watching, shift_s: float = 0.0, shifted: str = "") -> list[NodeStory]:
-    """The stories of all agents. The clock of one node may be ahead. Steps are seconds apart, as the simulated clock
-    has it."""
+    """The stories of all agents, by the clock of the simulated world. The clock of one node may be ahead."""
     found = []
     for path in sorted(watching.folder.rglob("*.jsonl")):
-        each = [
-            one.agent if isinstance(one, Resumed) else one for one in skim(path.read_text().splitlines(keepends=True))
-        ]
-        by_s = shift_s if path.parent.name.startswith(shifted) and shifted else 0.0
-        moved = [evolve(one, time=one.time + by_s) if isinstance(one, Told) else one for one in each]
-        story = node_story(moved)
+        by_s = shift_s if shifted and path.parent.name.startswith(shifted) else 0.0
+        lines = (in_world_time(line, by_s) for line in path.read_text().splitlines())
+        story = node_story(one.agent if isinstance(one, Resumed) else one for one in skim(lines))
         assert story is not None
         found.append(story)
     return found
+
+
+def in_world_time(line: str, by_s: float) -> str:
+    """The line of a step says when it was made: in the simulated world as well."""
+    data = json.loads(line)
+    if "event" in data:
+        data["time"] = data["event"]["at"] + by_s
+    return json.dumps(data, separators=(",", ":")) + "\n"
 
 
 def ended(world: World) -> None:
@@ -95,6 +101,73 @@ def test_the_time_of_a_node_is_spent_on_something(eventful: Watching) -> None:
         assert sum(time_spent(node, story.rounds).values()) == pytest.approx(node.ended - node.began, abs=0.01)
 
 
+def test_a_loss_is_noticed_after_the_silence(tmp_path: Path) -> None:
+    """The others could not know before. What their workers did meanwhile was for nothing, and counts as detecting."""
+
+    def lose(world: World) -> None:
+        world.echo = False  # no worker fails because the others are gone
+        world.run_for(60.0)
+        world.kill(world.procs[2])
+        world.run_for(60.0)
+        ended(world)
+
+    story = merged(told(simulated(tmp_path / "t", TERMS, 3, lose)))
+    first = story.rounds[0]
+    assert isinstance(first.why, NodeGone)
+    assert first.ended_at is not None
+    assert first.failed_at == first.ended_at - TERMS.silence_s
+    for node in story.nodes[:2]:
+        assert time_spent(node, story.rounds)[DETECTING] == pytest.approx(TERMS.silence_s, abs=1.0)
+
+
+def test_a_hang_has_lasted_for_as_long_as_the_failure_says(tmp_path: Path) -> None:
+    """It began long before it was noticed."""
+
+    def hang(world: World) -> None:
+        world.run_for(120.0)
+        staff.freeze(world, world.procs[0])
+        world.run_for(30.0)
+        ended(world)
+
+    story = merged(told(simulated(tmp_path / "t", TERMS, 2, hang)))
+    first = story.rounds[0]
+    assert isinstance(first.why, WorkerFailed)
+    assert isinstance(first.why.failure.cause, NoProgress)
+    assert first.ended_at is not None
+    assert first.failed_at == first.ended_at - first.why.failure.cause.for_s
+    for node in story.nodes:
+        assert time_spent(node, story.rounds)[DETECTING] == pytest.approx(first.why.failure.cause.for_s, abs=1.0)
+
+
+def test_a_job_whose_restarts_are_spent(tmp_path: Path) -> None:
+    """Each round has its failure, and the last one the verdict."""
+
+    def fail(world: World) -> None:
+        for _ in range(2):
+            world.run_for(60.0)
+            staff.fail(world, world.procs[0])
+        assert world.run_for(60.0, until=lambda: not any(proc.up for proc in world.procs))
+
+    terms = Terms(2, 2, RestartPolicy(max_restarts=1))
+    story = merged(told(simulated(tmp_path / "t", terms, 2, fail)))
+    first, second = story.rounds[:2]
+    assert isinstance(first.why, WorkerFailed)
+    assert (first.spent, first.outcome) == (1, None)
+    assert second.outcome is not None
+    assert isinstance(second.outcome.why, BudgetSpent)
+    assert second.outcome.why.root.node.id == "n0"
+    assert all(node.has_ended for node in story.nodes)
+
+
+def test_what_a_node_did_when(eventful: Watching) -> None:
+    """One after the other, without a gap: what the timeline draws."""
+    node = next(story for story in told(eventful) if story.node == "n0")
+    assert [span.began for span in node.spans[1:]] == [span.ended for span in node.spans[:-1]]
+    running = [span.round for span in node.spans if span.doing is Doing.RUNNING]
+    assert running == [0, 1, 2]
+    assert (node.spans[0].doing, node.last.doing) == (Doing.STARTING, Doing.ENDED)
+
+
 def test_a_node_that_still_runs_lasts_until_now(eventful: Watching) -> None:
     """What it does last takes as long as it does."""
     node = told(eventful)[2]
@@ -110,6 +183,20 @@ def test_a_job_for_which_too_few_nodes_come(tmp_path: Path) -> None:
     assert (only.sealed_at, only.members, list(only.joined)) == (None, (), ["n0"])
     assert only.outcome is not None
     assert only.outcome.why == TooFewNodes(1, 2)
+
+
+def test_the_failure_that_ends_a_job_belongs_to_its_round(tmp_path: Path) -> None:
+    """The nodes had begun to gather again. No round was formed, and none is told."""
+
+    def play(world: World) -> None:
+        world.run_for(30.0)
+        staff.fail(world, world.procs[0])
+        world.run_for(60.0)
+
+    story = merged(told(simulated(tmp_path / "t", Terms(2, 2), 2, play)))
+    (only,) = story.rounds
+    assert only.sealed_at is not None
+    assert isinstance(getattr(only.outcome, "why", None), BudgetSpent)
 
 
 def test_an_agent_without_a_step_has_no_story() -> None:

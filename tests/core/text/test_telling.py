@@ -6,7 +6,15 @@ from collections.abc import Collection
 
 from reknit.core.job.entries import Node, NodeId, RestartPolicy, Terms
 from reknit.core.job.job import Job, Outcome, Verdict
-from reknit.core.job.reasons import AllSucceeded, BudgetSpent, Departure, NodeGone, NodesAdmitted, WorkerFailed
+from reknit.core.job.reasons import (
+    AllSucceeded,
+    BudgetSpent,
+    Departure,
+    NodeGone,
+    NodesAdmitted,
+    TooFewNodes,
+    WorkerFailed,
+)
 from reknit.core.job.workers import NoProgress, WorkerFailure
 from reknit.core.text.doing import Doing, Situation
 from reknit.core.text.story import NodeStory, Remark, RoundStory, Span, Story
@@ -109,6 +117,24 @@ def test_a_job_that_failed() -> None:
     assert "    so the job failed: a failed worker costs a restart (rule 2), and --max-restarts=2" in lines(story)
 
 
+def test_a_job_for_which_too_few_nodes_came() -> None:
+    """Who was there, how many it takes, and which limit ended the wait."""
+    round = RoundStory((0, 0), {"n0": 1.0}, ended_at=31.0, outcome=Outcome(Verdict.FAILED, TooFewNodes(1, 2)))
+    story = Story((node("n0", Span(Doing.GATHERING, 0, 1.0, 31.0)),), (round,), TERMS)
+    few = "1 node joined in time, but the job needs at least 2"
+    assert lines(story) == [
+        f'job "digits": failed: {few}',
+        "from 1.0 to 31.0 (30 s), as seen by node n0",
+        "",
+        "round 0  not formed: node n0 had joined, and the job needs at least 2",
+        f"  31.0  ended: {few}",
+        "    so the job failed: a round waits for enough nodes for 600 s (--rdzv-conf=join_timeout) (rule 9)",
+        "",
+        "where the time went",
+        "  meeting            30.0 s  100.0 %",
+    ]
+
+
 def test_many_rounds_are_counted() -> None:
     """The first and the last are told. All are, if that is wanted."""
     rounds = tuple(
@@ -134,6 +160,6 @@ def test_what_several_nodes_have_seen_is_told_once() -> None:
         "from 3.0 to 20.0 (17 s), as seen by 2 nodes (n0, n1)",
         "the clock of node n1 is 40.0 s behind the others; its times are corrected here",
         "the agent of node n0 runs: now running, round 0",
-        "the agent of node n1 was killed, or its host died, or its trace was cut off",
+        "the agent of node n1 ended without a word after 20.0: it was killed, or its host died",
     ]
     assert "  5.0  2 nodes (n0, n1): the store could not be used: refused" in lines(story)
