@@ -24,6 +24,8 @@ _IN_LOGS = "trace"
 """The name of the folder with the trace in the log folder of a run."""
 _TRACES = "traces"
 _MOST_TRACES = 64
+_KEPT_S = 86400.0
+"""How long an entry is kept of whose agent it cannot be told whether it runs. Seconds."""
 
 
 def new_folder(job: str, nonce: str, log_dir: str) -> str:
@@ -78,8 +80,23 @@ def tidy() -> None:
     entries = folders()
     if len(entries) > _MOST_TRACES:
         for path in entries[: -_MOST_TRACES // 2]:
-            if not is_live(about(path)):
+            if not _may_live(path):
                 _remove(path)
+
+
+def _may_live(path: str) -> bool:
+    """The agent of this entry runs, or may run. A log folder is not looked into: it may be on a host that hangs."""
+    try:
+        if os.path.islink(path):
+            return time.time() - os.lstat(path).st_mtime < _KEPT_S
+        told = about(path)
+        if is_live(told):
+            return True
+        # An agent in another container cannot be seen from here.
+        newest = max((entry.stat().st_mtime for entry in os.scandir(path)), default=0.0)
+        return told.get("host") != this_host() and time.time() - newest < _KEPT_S
+    except OSError:
+        return False
 
 
 def about(path: str) -> dict[str, Any]:
@@ -87,7 +104,10 @@ def about(path: str) -> dict[str, Any]:
     line is torn."""
     try:
         for name in sorted(os.listdir(path)):
-            with open(os.path.join(path, name), encoding="utf-8", errors="replace") as file:
+            part = os.path.join(path, name)
+            if not os.path.isfile(part):
+                continue  # a FIFO would block
+            with open(part, encoding="utf-8", errors="replace") as file:
                 found = json.loads(file.readline())["about"]
                 return found if isinstance(found, dict) else {}
     except (OSError, ValueError, LookupError, TypeError):

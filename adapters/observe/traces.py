@@ -87,7 +87,7 @@ class Unreadable:
 def stored(path: str) -> StoredTrace | None:
     """The trace in this folder. None: there is none."""
     try:
-        names = sorted(name for name in os.listdir(path) if _PART.fullmatch(name))
+        names = sorted(n for n in os.listdir(path) if _PART.fullmatch(n) and os.path.isfile(os.path.join(path, n)))
     except OSError:
         return None
     parts = tuple(os.path.join(path, name) for name in names)

@@ -124,16 +124,17 @@ def runs(words: Sequence[str]) -> list[RunOfJob]:
 def _run(job: str, stories: Sequence[tuple[StoredTrace, NodeStory]]) -> RunOfJob:
     now, live, nodes = time.time(), set(), []
     for trace, story in stories:
-        if not story.has_ended and trace.is_live:
+        is_live = not story.has_ended and trace.is_live
+        if is_live:
             live.add(story.node)
-        until = now if story.node in live else min(now, trace.alive_at)
+        until = now if is_live else min(now, trace.alive_at)
         nodes.append(story if story.has_ended or until <= story.ended else lasting(story, until))
     return RunOfJob(job, tuple(nodes), frozenset(live), ())
 
 
 def _story(trace: StoredTrace, troubles: list[str]) -> NodeStory | None:
     if trace.is_cut:
-        troubles.append(f"{trace.path}: the middle is missing, because the trace became too large")
+        troubles.append(f"{trace.path}: a part is missing")
     told: Iterator[Resumed | Told] = readable(trace, told_by(trace), troubles)
     agents_and_steps = (each.agent if isinstance(each, Resumed) else each for each in told)
     return node_story(agents_and_steps)

@@ -34,6 +34,9 @@ class Signals:
     """Whether Ctrl-C and Ctrl-\\ are for a worker that has the terminal, which gets them as well. `taken` does not
     return them then."""
 
+    on_key: Callable[[int], None] | None = None
+    """Called with such a signal."""
+
     def __init__(self, clock: SystemClock, signals: Iterable[int]) -> None:
         self._clock = clock
         self._handed_out = frozenset(signals) - {signal.SIGCHLD, signal.SIGWINCH}
@@ -69,6 +72,9 @@ class Signals:
         if signal.SIGWINCH in came and self.on_resize is not None:
             self.on_resize()
         others = _KEYS if self.are_others is not None and self.are_others() else ()
+        for signum in others:
+            if signum in came and self.on_key is not None:
+                self.on_key(signum)
         return [s for s in came if s in self._handed_out and s in self._before and s not in others]
 
     def close(self) -> None:

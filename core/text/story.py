@@ -21,7 +21,7 @@ from reknit.core.agent.events import EntriesRead, StopRequested
 from reknit.core.job.entries import Entry, Joined, Lost, Terms
 from reknit.core.job.fold import fold, fold_all
 from reknit.core.job.job import EMPTY, Closed, Gathering, Job, Outcome, Running, Unopened
-from reknit.core.job.reasons import Departure, NodeGone, RoundEnd, TooFewNodes, WorkerFailed
+from reknit.core.job.reasons import BudgetSpent, Departure, NodeGone, RoundEnd, Unstable, WorkerFailed
 from reknit.core.job.workers import NoProgress, WorkerFailure
 
 from .describe import signal_name
@@ -192,7 +192,7 @@ class _Teller:
 
     def go_on(self, agent: Agent) -> None:
         self._node = agent.spec.node_id
-        self._took(self._at, agent.job)
+        self._took(None, agent.job)  # when that has happened was not seen
         if self._began is not None:
             self._situation(situation(agent))
 
@@ -234,20 +234,20 @@ class _Teller:
         for entry in event.entries:
             self._took(at, fold(self._job, entry), (entry,))
 
-    def _took(self, at: float, job: Job, entries: Sequence[Entry] = ()) -> None:
-        """The job is this one now, because of these entries."""
+    def _took(self, at: float | None, job: Job, entries: Sequence[Entry] = ()) -> None:
+        """The job is this one now, because of these entries. `at`: None if it was not seen when."""
         old, self._job = self._job, job
         phase, epoch = job.phase, job.epoch
         if job is old or isinstance(phase, Unopened):
             return
         for entry in entries:
-            if isinstance(entry, Joined) and job.live.get(entry.node.id) == entry:
+            if at is not None and isinstance(entry, Joined) and job.live.get(entry.node.id) == entry:
                 self._round((epoch, entry.round)).joined.setdefault(entry.node.id, at)
         previous = self._rounds.get((epoch, phase.round - 1))
         if isinstance(phase, Closed):
             if isinstance(old.phase, Closed) and old.epoch == epoch:
                 return  # a node says goodbye
-            is_unformed = isinstance(old.phase, Gathering) and not isinstance(phase.outcome.why, TooFewNodes)
+            is_unformed = isinstance(old.phase, Gathering) and isinstance(phase.outcome.why, BudgetSpent | Unstable)
             if is_unformed and previous is not None:
                 # The round before has ended the job: what was gathered meanwhile is no round.
                 last = previous
@@ -270,17 +270,17 @@ class _Teller:
     def _round(self, key: Key) -> RoundStory:
         return self._rounds.setdefault(key, RoundStory(key))
 
-    def _sealed(self, at: float, job: Job) -> None:
+    def _sealed(self, at: float | None, job: Job) -> None:
         round = self._round((job.epoch, job.round))
-        if round.sealed_at is not None:
+        if round.members:
             return
         round.sealed_at = at
         round.members = tuple(m.node.id for m in job.members)
         round.workers = sum(m.local_world_size for m in job.members)
         round.master = f"{job.members[0].address}:{job.members[0].port}"
 
-    def _ended(self, at: float, round: RoundStory, job: Job) -> None:
-        if round.ended_at is None:
+    def _ended(self, at: float | None, round: RoundStory, job: Job) -> None:
+        if at is not None and round.ended_at is None:
             round.ended_at = at
             round.failed_at = at - _noticed_after_s(job)
 
@@ -321,14 +321,16 @@ def merged(nodes: Sequence[NodeStory]) -> Story:
 
 def _ahead_s(node: NodeStory, reference: NodeStory) -> float:
     """Seconds by which the clock of a node is ahead. 0: it is not known."""
-    found = sorted(
+    found = [
         mine.sealed_at - theirs.sealed_at
         for key, mine in node.rounds.items()
         if (theirs := reference.rounds.get(key)) is not None
         and mine.sealed_at is not None
         and theirs.sealed_at is not None
-    )
-    return found[len(found) // 2] if found else 0.0
+        and node.node in mine.members
+    ]
+    # An agent may read of a round long after it began. So the smallest difference is that of the clocks.
+    return min(found, key=abs, default=0.0)
 
 
 def _shifted(node: NodeStory, by_s: float) -> NodeStory:
@@ -360,7 +362,7 @@ def _both(one: RoundStory, other: RoundStory) -> RoundStory:
     joined = dict(one.joined)
     for name, at in other.joined.items():
         joined[name] = min(at, joined.get(name, at))
-    sealed = one if one.sealed_at is not None else other
+    sealed = one if one.members else other
     more = other if _knowledge(other) > _knowledge(one) else one
     return evolve(
         more,

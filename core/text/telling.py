@@ -79,10 +79,12 @@ def head_lines(story: Story, name: str, when: When, live: Collection[str]) -> It
     for node, ahead_s in story.skews.items():
         which = "ahead of" if ahead_s > 0 else "behind"
         yield f"the clock of node {node} is {abs(ahead_s):.1f} s {which} the others; its times are corrected here"
+    latest = {one.node: one.began for one in story.nodes}  # in the order in which they began
     for one in story.nodes:
         if not one.has_ended:
+            runs = one.node in live and latest[one.node] == one.began
             gone = f"ended without a word after {when(one.ended)}: it was killed, or its host died"
-            now = f"runs: now {one.last.doing.value}, round {one.last.round}" if one.node in live else gone
+            now = f"runs: now {one.last.doing.value}, round {one.last.round}" if runs else gone
             yield f"the agent of node {one.node} {now}"
 
 
@@ -131,6 +133,9 @@ def _begins(round: RoundStory) -> float:
 
 def _beginning(round: RoundStory, before: RoundStory | None, terms: Terms, when: When) -> Iterator[str]:
     number = f"round {round.key[1]}"
+    if round.sealed_at is None and round.members:
+        yield f"{number}  (its beginning was not seen)  {_nodes(round.members)}, master {round.master}"
+        return
     if round.sealed_at is None:
         there = _nodes(tuple(round.joined)) if round.joined else "no node"
         yield f"{number}  not formed: {there} had joined, and the job needs at least {terms.min_nodes}"

@@ -57,13 +57,10 @@ CLOSE_S = 15.0
 _TRIES = 3
 """Number of keepers that may fail in a row. After that, the next keeper is started with the next start of workers."""
 _SWEEP_S = 5.0
-_INTERRUPTED = {
-    -signal.SIGINT: signal.SIGINT,
-    128 + signal.SIGINT: signal.SIGINT,
-    -signal.SIGQUIT: signal.SIGQUIT,
-    128 + signal.SIGQUIT: signal.SIGQUIT,
-}
-"""By exit code of a worker: the key of the terminal by which it has ended. A shell has the larger codes."""
+_INTERRUPTED = (-signal.SIGINT, -signal.SIGQUIT)
+"""Exit codes of a worker that has died of a key of the terminal."""
+_KEY_S = 30.0
+"""A worker that ends within so many seconds after a key has ended because of it. It may write a checkpoint first."""
 _MOST_UNSENT = 1 << 20
 """If the keeper has this many bytes still to take, `say` does not send it further lines."""
 
@@ -115,6 +112,8 @@ class KeeperClient:
         self.told = ToldProcesses()
         self._port = 0
         """The bootstrap port that the loop was told of. 0: a round has started since, or there is none."""
+        self._key: tuple[int, float] | None = None
+        """The last key of the terminal that was for a worker, and when it came."""
         self._used_ports: set[int] = set()  # every port that a keeper of this client has reserved
         self._owes_port = False  # the loop has asked for another port and was not answered
         self._fence_at: float | None = None
@@ -330,10 +329,19 @@ class KeeperClient:
     def _interrupted(self, exits: Sequence[WorkerExit]) -> None:
         """Ctrl-C and Ctrl-\\ reach agent and worker. If the worker with the terminal dies of it, somebody has asked for
         the end of the whole command. If it lives on, as in a debugger, nothing was asked of the agent."""
+        now = self._clock.now()
         for exit_ in exits:
-            code = 0 if exit_.failure is None else exit_.failure.exitcode
-            if exit_.local_rank == self._configure.terminal and code in _INTERRUPTED:
-                self._pending.append(StopRequested(self._clock.now(), _INTERRUPTED[code]))
+            if exit_.local_rank != self._configure.terminal or exit_.failure is None:
+                continue
+            code = exit_.failure.exitcode
+            if self._key is not None and now - self._key[1] < _KEY_S:
+                self._pending.append(StopRequested(now, self._key[0]))  # it may save something first, and exit with 1
+            elif code in _INTERRUPTED:
+                self._pending.append(StopRequested(now, -code))
+
+    def key_pressed(self, signum: int) -> None:
+        """The worker with the terminal has got this signal, by Ctrl-C or Ctrl-\\."""
+        self._key = signum, self._clock.now()
 
     @property
     def has_terminal_worker(self) -> bool:

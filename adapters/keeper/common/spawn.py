@@ -75,7 +75,7 @@ def spawn(
                     file_actions=actions,
                     setpgroup=0 if terminal is None else terminal.group,
                     setsigmask=(),
-                    setsigdef=(signal.SIGPIPE, signal.SIGXFSZ, *given_back),  # Python ignores the first two
+                    setsigdef=_defaults(given_back, terminal),
                 )
     except BaseException:
         if ticket >= 0:
@@ -84,6 +84,12 @@ def spawn(
     if ticket >= 0:
         guard.arm(ticket, pid, leads=terminal is None)
     return pid
+
+
+def _defaults(given_back: Collection[signal.Signals], terminal: Terminal | None) -> set[signal.Signals]:
+    """The signals that get their default. Python ignores SIGPIPE and SIGXFSZ."""
+    ignored = {signal.SIGTSTP} if terminal is not None and not terminal.has_shell else set()
+    return {signal.SIGPIPE, signal.SIGXFSZ, *given_back} - ignored
 
 
 @contextmanager

@@ -52,7 +52,7 @@ def test_the_older_half_is_removed_when_there_are_too_many(place: Path, tmp_path
     for number in range(62, 64):
         left(number)
     tidy()
-    assert len(folders()) == 33, "32 and the one that runs"
+    assert len(folders()) == 34, "32, the one that runs, and the link"
     assert live in folders()
     assert os.path.isdir(linked)
 

@@ -127,6 +127,30 @@ def test_ctrl_c_ends_a_worker_and_the_command(folder: Path) -> None:
     assert "round 1" not in typist.screen
 
 
+def test_a_worker_may_save_something_at_ctrl_c(folder: Path) -> None:
+    """It ends with a status of its own. Nobody who presses Ctrl-C wants it started again."""
+    (folder / "saves.py").write_text(
+        "import sys, time\ntry:\n    print('up', flush=True)\n    time.sleep(1000)\n"
+        "except KeyboardInterrupt:\n    print('saved', flush=True)\n    sys.exit(1)\n"
+    )
+    typist = Typist(folder, REKNIT, "run", "--max-restarts=3", "saves.py")
+    typist.read("up")
+    typist.type("\x03")
+    assert typist.end() == 128 + signal.SIGINT
+    assert "saved" in typist.screen
+    assert "round 1" not in typist.screen
+
+
+def test_nobody_is_stopped_where_nobody_could_continue_it(folder: Path) -> None:
+    """Under `ssh -t` reknit leads the session, and no shell is there. Ctrl-Z does nothing, and Ctrl-C still works."""
+    typist = Typist(folder, REKNIT, "run", "sleeps.py")
+    typist.read("up")
+    typist.type("\x1a")
+    typist.type("\x03")
+    assert typist.end() == 128 + signal.SIGINT
+    assert "was stopped by" not in typist.screen
+
+
 def test_who_quits_the_debugger_wants_no_restart(folder: Path) -> None:
     """Another try would ask again."""
     typist = Typist(folder, REKNIT, "run", "--max-restarts=3", "debugs.py")

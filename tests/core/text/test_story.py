@@ -7,15 +7,18 @@ from pathlib import Path
 
 import pytest
 
-from reknit.adapters.observe.trace_reader import Resumed, skim
+from reknit.adapters.observe.trace_reader import Resumed, replay, skim
 from reknit.adapters.simulated import workers as staff
+from reknit.adapters.simulated.hosts import Proc
 from reknit.adapters.simulated.world import World
-from reknit.core.job.entries import RestartPolicy, Terms
+from reknit.core.agent.agent import Spec
+from reknit.core.job.entries import NodeId, RestartPolicy, Terms
 from reknit.core.job.job import Verdict
 from reknit.core.job.reasons import BudgetSpent, Departure, NodeGone, TooFewNodes, WorkerFailed
 from reknit.core.job.workers import NoProgress
 from reknit.core.text.doing import Doing
-from reknit.core.text.story import DETECTING, NodeStory, lasting, merged, node_story, time_spent
+from reknit.core.text.story import NodeStory, Told, lasting, merged, node_story, time_spent
+from reknit.core.text.telling import round_lines
 from tests.support.traces import Watching, simulated
 
 TERMS = Terms(2, 3, RestartPolicy(max_restarts=3), last_call_s=5.0)
@@ -92,6 +95,34 @@ def test_a_clock_that_is_ahead_is_found_and_corrected(eventful: Watching) -> Non
     assert wrong.skews["n1"] == pytest.approx(37.0, abs=1.0)
     for one, other in zip(right.rounds, wrong.rounds, strict=True):
         assert one.sealed_at == pytest.approx(other.sealed_at, abs=1.0)
+
+
+def test_a_node_that_reads_late_has_no_other_clock(tmp_path: Path) -> None:
+    """A newcomer reads of a round long after it began. Its clock is right all the same."""
+
+    def play(world: World) -> None:
+        world.run_for(60.0)
+        spec = Spec(NodeId("n2"), "10.0.0.2", TERMS, local_world_size=2)
+        world.begin(Proc("p2", 2, spec, 0.0, 2))
+        world.run_for(60.0)
+
+    watching = simulated(tmp_path / "t", TERMS, 2, play)
+    stories = told(watching)
+    first = [node.rounds[0, 0].sealed_at for node in stories]
+    assert max(at for at in first if at is not None) > 50.0 + min(at for at in first if at is not None)
+    assert merged(stories).skews == {}
+
+
+def test_a_trace_without_its_beginning(eventful: Watching) -> None:
+    """What was before its first step has no time."""
+    (path,) = [path for path in eventful.folder.rglob("*.jsonl") if path.parent.name.startswith("n0")]
+    made = [one for one in replay(path.read_text().splitlines(keepends=True)) if one.after.workers.alive]
+    story = node_story([made[5].after, *(Told(each.time) for each in made[6:])])
+    assert story is not None
+    (only,) = story.rounds.values()
+    assert (only.sealed_at, only.ended_at, len(only.members)) == (None, None, 3)
+    told_lines = list(round_lines(only, None, TERMS, str))
+    assert told_lines == [f"round 0  (its beginning was not seen)  3 nodes (n0, n1, n2), master {only.master}"]
 
 
 def test_the_time_of_a_node_is_spent_on_something(eventful: Watching) -> None:
