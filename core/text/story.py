@@ -195,6 +195,8 @@ class _Teller:
         self._took(None, agent.job)  # when that has happened was not seen
         if self._began is not None:
             self._situation(situation(agent))
+        elif agent.nonce:
+            self._now = situation(agent)
 
     def story(self) -> NodeStory | None:
         if self._began is None or self._now is None:
@@ -218,7 +220,7 @@ class _Teller:
             self._remark(now.unable)
         if self._spans:
             self._spans[-1].ended = at
-        if was is None or (was.doing, was.round) != (now.doing, now.round):
+        if was is None or not self._spans or (was.doing, was.round) != (now.doing, now.round):
             self._spans.append(Span(now.doing, now.round, at, at))
 
     # ---- the journal ----

@@ -17,7 +17,7 @@ from reknit.core.job.job import Verdict
 from reknit.core.job.reasons import BudgetSpent, Departure, NodeGone, TooFewNodes, WorkerFailed
 from reknit.core.job.workers import NoProgress
 from reknit.core.text.doing import Doing
-from reknit.core.text.story import NodeStory, Told, lasting, merged, node_story, time_spent
+from reknit.core.text.story import DETECTING, NodeStory, Told, lasting, merged, node_story, time_spent
 from reknit.core.text.telling import round_lines
 from tests.support.traces import Watching, simulated
 
@@ -122,7 +122,8 @@ def test_a_trace_without_its_beginning(eventful: Watching) -> None:
     (only,) = story.rounds.values()
     assert (only.sealed_at, only.ended_at, len(only.members)) == (None, None, 3)
     told_lines = list(round_lines(only, None, TERMS, str))
-    assert told_lines == [f"round 0  (its beginning was not seen)  3 nodes (n0, n1, n2), master {only.master}"]
+    named = ", ".join(only.members)
+    assert told_lines == [f"round 0  (its beginning was not seen)  3 nodes ({named}), master {only.master}"]
 
 
 def test_the_time_of_a_node_is_spent_on_something(eventful: Watching) -> None:
