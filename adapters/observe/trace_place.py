@@ -93,7 +93,8 @@ def _may_live(path: str) -> bool:
         if is_live(told):
             return True
         # An agent in another container cannot be seen from here.
-        newest = max((entry.stat().st_mtime for entry in os.scandir(path)), default=0.0)
+        with os.scandir(path) as entries:
+            newest = max((entry.stat().st_mtime for entry in entries), default=0.0)
         return told.get("host") != this_host() and time.time() - newest < _KEPT_S
     except OSError:
         return False
@@ -132,8 +133,8 @@ def _remove(path: str) -> None:
         if os.path.islink(path):
             os.unlink(path)
             return
-        for entry in os.scandir(path):
-            os.unlink(entry.path)
+        for name in os.listdir(path):
+            os.unlink(os.path.join(path, name))
         os.rmdir(path)
     except OSError:
         pass  # another agent removes it as well

@@ -138,5 +138,5 @@ def _each(trace: StoredTrace, read: Callable[[Iterator[str]], Iterator[T]]) -> I
 
         try:
             yield from read(lines())
-        except (CodecError, OSError) as error:
+        except (OSError, ValueError, TypeError, LookupError) as error:  # whoever has damaged it may have left anything
             yield Unreadable(part, at, str(error))

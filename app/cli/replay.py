@@ -58,6 +58,10 @@ def _compared(trace: StoredTrace, troubles: list[str], statuses: list[int]) -> I
             yield f"{node}: step {count} differs ({trace.path})"
             yield from _difference(made)
             return
+    if not count:
+        statuses.append(UNREADABLE)
+        yield f"{node}: no step can be read ({trace.path})"
+        return
     is_readable = count and not any("cannot be read" in line for line in troubles)
     statuses.append(0 if is_readable else UNREADABLE)
     yield f"{node}: {count} steps, all decided alike ({trace.path})"

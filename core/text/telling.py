@@ -55,6 +55,9 @@ def told(story: Story, name: str, when: When, *, live: Collection[str], shows_al
         yield from _remarks(noticed, when)
         yield from _ending(round, story.terms, when, stops.get(round.key[1], (0.0, "")))
         yield from _remarks(own[len(noticed) :], when)
+    if remarks:
+        yield ""
+        yield from _remarks(list(remarks), when)
     yield ""
     yield from _table(story)
 

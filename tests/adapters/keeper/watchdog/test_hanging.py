@@ -347,4 +347,6 @@ def test_the_rank_that_holds_up_the_others_is_blamed_over_all_nodes(tmp_path: Pa
             assert "  ranks 0,2: all_reduce (w.py:17)\n" in news
             assert "  rank 1 on node b holds up the others\n" in news
         else:
-            assert re.search(r"to blame: rank 1 on node b failed: no progress .* in load \(w.py:10\)", run.err), run.err
+            # On a busy machine a rank that gloo has ended is still there when the hang is found. Then both are shown.
+            alone = re.search(r"to blame: rank 1 on node b failed: no progress .* in load \(w.py:10\)", run.err)
+            assert alone or "  rank 1 on node b holds up the others\n" in run.err, run.err
