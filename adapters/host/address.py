@@ -48,6 +48,12 @@ def full_host_name() -> str:
     return found[0] if found else short
 
 
+def addresses_of(host: str, port: int | None = None) -> list[str]:
+    """The numeric addresses to which this name leads here, in order. Raises `OSError`, and `UnicodeError` for what is
+    no name. Resolving it may take until the resolver gives up."""
+    return sorted({str(info[4][0]) for info in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)})
+
+
 def is_here(host: str, port: int) -> bool:
     """Whether this name or address leads to this host. Resolving a name may take until the resolver gives up."""
     return is_loopback(host) or any(source == address for source, address in _routes(host, port))

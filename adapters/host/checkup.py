@@ -17,7 +17,7 @@ from enum import Enum
 
 from attrs import frozen
 
-from .address import is_here, is_loopback, own_address
+from .address import addresses_of, is_here, is_loopback, own_address
 from .left import left_alive
 from .place import open_folder
 from .record import shown
@@ -128,7 +128,7 @@ def _gpus(names: Sequence[str], built_for: str | None) -> Finding:
 def _name() -> Finding:
     name = socket.gethostname()
     try:
-        found = sorted({str(info[4][0]) for info in socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)})
+        found = addresses_of(name)
     except OSError as error:
         advice = "add the name to /etc/hosts or DNS, or set GLOO_SOCKET_IFNAME: gloo looks for this host's own name"
         return Finding("host name", Level.WARNING, f"{name} cannot be resolved: {error.strerror}", advice)
@@ -236,7 +236,7 @@ def endpoint(host: str, port: int, *, may_be_free: bool) -> Iterator[Finding]:
     need listen there now if it is this host."""
     what = f"{host}:{port}"
     try:
-        found = sorted({str(info[4][0]) for info in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)})
+        found = addresses_of(host, port)
     except (OSError, UnicodeError) as error:
         text = f"{host} cannot be resolved: {getattr(error, 'strerror', None) or error}"
         yield Finding(what, Level.FAILURE, text, "give a name that all nodes can resolve, or an address")

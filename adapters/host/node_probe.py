@@ -15,6 +15,8 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import IO, Any
 
+from .address import addresses_of
+
 _PATIENCE_S = 20.0
 """Time for the others to come and to answer. Seconds."""
 _CONNECT_S = 5.0
@@ -116,11 +118,11 @@ def _reach(peer: Mapping[str, Any]) -> None:
         return
     _tell(f"to {name}", "ok", f"reached at {address}")
     try:
-        found = {str(info[4][0]) for info in socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)}
+        found = addresses_of(name)
     except OSError:
-        found = set()
+        found = []
     if address not in found and name != socket.gethostname():
-        seen = f"leads to {', '.join(sorted(found))}" if found else "cannot be resolved"
+        seen = f"leads to {', '.join(found)}" if found else "cannot be resolved"
         text = f"the name {name} {seen} here, and not to {address}"
         _tell(f"to {name}", "warning", text, "set GLOO_SOCKET_IFNAME, or mend DNS: gloo may use names")
 

@@ -4,7 +4,7 @@
    folder of the locks (adapters/host/place.py).
 2. `<place>/traces` has an entry for each agent: the folder of its trace, or a link to it. So the traces of this host
    are found without being named.
-3. If there are too many entries, an agent that begins removes old ones of agents that have ended. It never removes a
+3. If there are too many entries, an agent that ends removes old ones of agents that have ended. It never removes a
    log folder.
 """
 

@@ -16,7 +16,7 @@ from reknit.app.input.meeting import kept
 
 from .arguments import Parsed, Table
 from .looking import HELP, main, show
-from .options import OPTIONS, Option, UsageError
+from .options import Option, UsageError, borrowed
 
 _MEETING, _SHOWN = "Where nodes meet", "What is shown"
 _SHARED = {
@@ -27,14 +27,10 @@ _SHARED = {
     "rdzv-secret": "as for reknit run. Better set REKNIT_RDZV_SECRET",
     "local-addr": "as for reknit run",
 }
-_OF_RUN = {option.name: option for option in OPTIONS}
 TABLE = Table(
     "reknit doctor",
     (
-        *(
-            evolve(_OF_RUN[name], help=text, group=_MEETING, is_common=True, default="")
-            for name, text in _SHARED.items()
-        ),
+        *borrowed(_SHARED, _MEETING),
         Option(
             "nnodes",
             "run this on so many nodes at the same time: they meet, and each tries to reach each other",

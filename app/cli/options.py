@@ -5,10 +5,10 @@ An option of torchrun that has no meaning here is in the table: it is accepted, 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
-from attrs import frozen
+from attrs import evolve, frozen
 
 from reknit.app.input import readers
 from reknit.app.settings import MOST_WORKERS
@@ -237,3 +237,10 @@ OPTIONS = (
     _inert("duplicate-stderr-filters", "no filtered copy is written; the files of --tee hold every line", "TEXT,TEXT"),
     _inert("numa-binding", "reknit binds no worker to CPUs", "NAME"),
 )
+
+
+def borrowed(texts: Mapping[str, str], group: str) -> tuple[Option, ...]:
+    """Options of `reknit run` for another verb, which shows all of them. `texts`: their help texts there, by name."""
+    of_run = {option.name: option for option in OPTIONS}
+    options = ((of_run[name], text) for name, text in texts.items())
+    return tuple(evolve(option, help=text, group=group, is_common=True, default="") for option, text in options)

@@ -14,8 +14,6 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from attrs import evolve
-
 from reknit.adapters.runtime.ports import Refused, Stored, Unavailable
 from reknit.app.input import readers
 from reknit.app.input.meeting import kept
@@ -25,7 +23,7 @@ from reknit.core.agent.reasons import JournalRefused, StoreLost
 from reknit.core.agent.states import WorkerState
 
 from .arguments import Parsed, Table, help_text, parse
-from .options import OPTIONS, Option, UsageError
+from .options import Option, UsageError, borrowed
 
 if TYPE_CHECKING:
     from reknit.adapters.runtime.ports import Shelf
@@ -41,9 +39,8 @@ _SHARED = {
     "rdzv-secret": "file: the secret of the jobs. Better set REKNIT_RDZV_SECRET",
 }
 """Options of `reknit run`, with their help text here."""
-_OF_RUN = {option.name: option for option in OPTIONS}
 _OPTIONS = (
-    *(evolve(_OF_RUN[name], help=text, group=_WHERE, is_common=True, default="") for name, text in _SHARED.items()),
+    *borrowed(_SHARED, _WHERE),
     Option("rdzv-id", "only this job", "ID", group=_WHAT),
     Option(
         "older-than",

@@ -67,8 +67,7 @@ def run(settings: Settings, environ: Mapping[str, str], console: ConsoleWriter, 
         wired = wire(settings, world, os.urandom(8).hex())
         signals.on_child = lambda: _reap_adopted({wired.keeper.pid, *own})
         signals.on_resize = wired.keeper.resized
-        signals.are_others = lambda: wired.keeper.has_terminal_worker
-        signals.on_key = wired.keeper.key_pressed
+        signals.takes_key = wired.keeper.takes_key
         # Ctrl-Z would stop this process alone. Its workers would run on, and their end would go unnoticed. The signal
         # is ignored only after the keeper was started. Otherwise the keeper would take this for a wish of the user, and
         # let the workers ignore the signal as well. A worker that has the terminal is stopped with this process.

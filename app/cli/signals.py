@@ -30,12 +30,10 @@ class Signals:
     """Called when a child process has ended."""
     on_resize: Callable[[], None] | None = None
     """Called when the terminal has another size."""
-    are_others: Callable[[], bool] | None = None
-    """Whether Ctrl-C and Ctrl-\\ are for a worker that has the terminal, which gets them as well. `taken` does not
-    return them then."""
 
-    on_key: Callable[[int], None] | None = None
-    """Called with such a signal."""
+    takes_key: Callable[[int], bool] | None = None
+    """Called with the signal of Ctrl-C or Ctrl-\\. True: it is for a worker that has the terminal, which gets it as
+    well. `taken` does not return it then."""
 
     def __init__(self, clock: SystemClock, signals: Iterable[int]) -> None:
         self._clock = clock
@@ -71,10 +69,8 @@ class Signals:
             self.on_child()
         if signal.SIGWINCH in came and self.on_resize is not None:
             self.on_resize()
-        others = _KEYS if self.are_others is not None and self.are_others() else ()
-        for signum in others:
-            if signum in came and self.on_key is not None:
-                self.on_key(signum)
+        takes = self.takes_key
+        others = [] if takes is None else [key for key in _KEYS if key in came and takes(key)]
         return [s for s in came if s in self._handed_out and s in self._before and s not in others]
 
     def close(self) -> None:

@@ -27,7 +27,7 @@ from reknit.core.text.picture import agent_picture, job_picture, workers_picture
 
 from .arguments import Parsed, Table
 from .looking import HELP, fail, main, show, words_of
-from .options import OPTIONS, Option, UsageError
+from .options import Option, UsageError, borrowed
 
 if TYPE_CHECKING:
     from reknit.core.job.job import Job
@@ -40,13 +40,12 @@ _SHARED = {
     "rdzv-conf": "etcd: protocol, ca_cert, ssl_cert, ssl_cert_key, user, password_file",
     "rdzv-secret": "the secret of the job. Better set REKNIT_RDZV_SECRET",
 }
-_OF_RUN = {option.name: option for option in OPTIONS}
 TABLE = Table(
     "reknit status",
     (
         Option("watch", "show it again every second, until Ctrl-C", short="w", group=_WHAT),
         Option("json", "one JSON object for each agent or job", group=_WHAT),
-        *(evolve(_OF_RUN[name], help=text, group=_WHERE, is_common=True, default="") for name, text in _SHARED.items()),
+        *borrowed(_SHARED, _WHERE),
         HELP,
     ),
     "reknit status [--watch] [--json] [JOB…]",

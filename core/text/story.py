@@ -1,7 +1,7 @@
 """What has become of a job, from the steps of its agents: its rounds, what each node did when, and why.
 
     node_story(told)  ->  NodeStory       from the steps of one agent
-    merged([…])             ->  Story           of the job
+    merged([…])       ->  Story           of the job
 
 1. Nothing is decided here a second time. What a round was, and why it ended, is what the agents have folded.
 2. The clocks of nodes differ. All nodes read the same journal, so the beginnings of rounds that two nodes have read

@@ -339,14 +339,12 @@ class KeeperClient:
             elif code in _INTERRUPTED:
                 self._pending.append(StopRequested(now, -code))
 
-    def key_pressed(self, signum: int) -> None:
-        """The worker with the terminal has got this signal, by Ctrl-C or Ctrl-\\."""
+    def takes_key(self, signum: int) -> bool:
+        """Ctrl-C or Ctrl-\\ was pressed. True: a worker runs that has the terminal, and has got this signal."""
+        if self._round is None or self._configure.terminal not in self._round.running:
+            return False
         self._key = signum, self._clock.now()
-
-    @property
-    def has_terminal_worker(self) -> bool:
-        """A worker runs that has the terminal."""
-        return self._round is not None and self._configure.terminal in self._round.running
+        return True
 
     # ---- keepers that come and go ----
 

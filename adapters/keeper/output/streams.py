@@ -161,9 +161,7 @@ class Streams:
     def _open_shown(self, streams: WorkerStreams, plain: list[int], *, is_direct: bool) -> None:
         """Open the streams that go to the console and nowhere else."""
         relayed = [] if self._settings.output == "inherit" else plain
-        if is_direct:
-            relayed = [stream for stream in relayed if stream == STDERR]  # its last lines tell why a worker has failed
-        if _is_null(self._fds[STDOUT]):
+        if is_direct or _is_null(self._fds[STDOUT]):
             relayed = [stream for stream in relayed if stream == STDERR]  # its last lines are still wanted
         if relayed and self._is_one:
             self._tap(streams, tuple(relayed))

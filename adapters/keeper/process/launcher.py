@@ -9,7 +9,6 @@ import errno
 import os
 import signal
 from collections.abc import Callable, Collection, Mapping, Sequence
-from errno import EMFILE
 from typing import TYPE_CHECKING
 
 from attrs import evolve
@@ -178,7 +177,9 @@ class Launcher:
             return self.page.variables(local_rank, env)
         except (OSError, ImportError) as error:  # an import fails if no descriptor is free
             if self._watchdog is not None:
-                raise error if isinstance(error, OSError) else OSError(EMFILE, os.strerror(EMFILE)) from None
+                if isinstance(error, OSError):
+                    raise
+                raise OSError(errno.EMFILE, os.strerror(errno.EMFILE)) from None
             return {}  # nobody but `reknit status` would have looked at it
 
     def forget(self) -> None:

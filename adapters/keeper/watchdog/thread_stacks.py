@@ -105,7 +105,7 @@ class Dump:
 
 
 def threads_in(dump: bytes, pid: int) -> tuple[ThreadStack, ...]:
-    """What py-spy has written of the threads of a process. Empty: it could not look into it."""
+    """What py-spy has written of the threads of a process. Empty: py-spy could not look into the process."""
     try:
         return tuple(_thread(each, pid) for each in json.loads(dump))
     except (KeyError, TypeError, ValueError):

@@ -56,7 +56,7 @@ def test_a_slow_disk_holds_up_once(slow: Slow, tmp_path: Path, monkeypatch: pyte
     def counted(self: threading.Condition, predicate: object, timeout: float | None = None) -> bool:
         if timeout == WAIT_S:
             waits.append(timeout)
-        return wait_for(self, predicate, timeout)  # type: ignore[arg-type]
+        return wait_for(self, predicate, timeout)  # type: ignore[arg-type]  # whatever is asked is passed on
 
     monkeypatch.setattr(threading.Condition, "wait_for", counted)
     for number in range(5):
