@@ -62,8 +62,7 @@ def read(lines: Iterable[str]) -> Iterator[Resumed | Replayed]:
             continue
         event: Event = decode(_item(data, "event"), Event)
         made = step(agent, event)
-        at = data.get("time", 0.0)
-        yield Replayed(agent, event, made.agent, made.commands, _item(data, "commands"), float(at))
+        yield Replayed(agent, event, made.agent, made.commands, _item(data, "commands"), _time(data))
         agent = made.agent
 
 
@@ -96,13 +95,22 @@ def _told(data: dict[str, Any]) -> Told:
     event, commands, now = _item(data, "event"), _item(data, "commands"), data.get("now")
     entries = [each["entry"] for each in commands if _kind(each) == "Append"] if isinstance(commands, list) else []
     return Told(
-        float(data.get("time", 0.0)),
+        _time(data),
         decode(event, EntriesRead | StopRequested) if _kind(event) in _NEEDED else None,
         tuple(decode(entry, Lost) for entry in entries if _kind(entry) == "Lost"),
         None if now is None else decode(now, Situation),
     )
 
 
+def _time(data: dict[str, Any]) -> float:
+    at = data.get("time", 0.0)
+    if not isinstance(at, int | float) or not 0.0 <= at < _NEVER:
+        raise CodecError(f"no time: {at!r:.80}")
+    return float(at)
+
+
+_NEVER = 2.0**36
+"""Seconds since 1970, about the year 4147: `time.localtime` takes it."""
 _STEP = '{"time":'
 
 

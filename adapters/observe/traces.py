@@ -107,9 +107,19 @@ def of_this_host() -> list[StoredTrace]:
 
 
 def below(path: str) -> list[StoredTrace]:
-    """All traces in a folder and the folders in it, for example in what `--log-dir` has named."""
-    found = [stored(folder) for folder, _, _ in sorted(os.walk(path))]
-    return [trace for trace in found if trace is not None]
+    """All traces in a folder and the folders in it, for example in what `--log-dir` has named. Links are followed: the
+    folder with the traces of this host names those in log folders by links."""
+    found: dict[str, StoredTrace] = {}
+    seen: set[str] = set()
+    for folder, inner, _ in os.walk(path, followlinks=True):
+        real = os.path.realpath(folder)
+        if real in seen:
+            inner.clear()  # a link to a folder around it
+            continue
+        seen.add(real)
+        if (trace := stored(folder)) is not None:
+            found[trace.path] = trace
+    return [found[path] for path in sorted(found)]
 
 
 def steps_of(trace: StoredTrace) -> Iterator[Resumed | Replayed | Unreadable]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -10,7 +11,7 @@ from reknit.adapters.observe.trace_reader import Replayed
 from reknit.adapters.observe.traces import StoredTrace, steps_of
 from reknit.app.report import write
 from reknit.core.agent.commands import Command
-from reknit.core.text.codec import CodecError, decode
+from reknit.core.text.codec import CodecError, decode, dumps
 from reknit.core.text.doing import command_text, event_text
 
 from .arguments import Parsed, Table
@@ -74,5 +75,8 @@ def _difference(made: Replayed) -> Iterator[str]:
         then = [command_text(command) for command in decode(made.written, tuple[Command, ...])]
     except CodecError:
         then = [f"{made.written!r:.500}"]
+    now = [command_text(command) for command in made.commands]
+    if then == now:  # they differ in something that the sentences leave out
+        then, now = [json.dumps(made.written)], [dumps(made.commands)]
     yield f"  then: {'; '.join(then) or 'nothing'}"
-    yield f"  now:  {'; '.join(map(command_text, made.commands)) or 'nothing'}"
+    yield f"  now:  {'; '.join(now) or 'nothing'}"

@@ -32,7 +32,7 @@ from reknit.core.agent.states import WorkerState
 from reknit.core.job.reasons import BudgetSpent
 
 from .signals import Signals
-from .terminal import has_shell, restored
+from .terminal import restored
 
 if TYPE_CHECKING:
     from reknit.app.wiring.recording import Recording
@@ -71,7 +71,7 @@ def run(settings: Settings, environ: Mapping[str, str], console: ConsoleWriter, 
         # Ctrl-Z would stop this process alone. Its workers would run on, and their end would go unnoticed. The signal
         # is ignored only after the keeper was started. Otherwise the keeper would take this for a wish of the user, and
         # let the workers ignore the signal as well. A worker that has the terminal is stopped with this process.
-        if signal.SIGTSTP not in settings.signals and not (settings.terminal is not None and has_shell()):
+        if signal.SIGTSTP not in settings.signals and not (settings.terminal is not None and _has_shell()):
             signal.signal(signal.SIGTSTP, signal.SIG_IGN)
         gc.freeze()  # imported modules stay in use: see `cli`
         gc.enable()
@@ -189,6 +189,13 @@ def _wait_for_reader(console: ConsoleWriter, wired: Wired, result: Result) -> No
 def _sweep_adopted(own: set[int]) -> None:
     """End the processes of a dead keeper. They are children of this process now."""
     sweep(_SWEEP_S, own)
+
+
+def _has_shell() -> bool:
+    """The worker with the terminal can be continued after Ctrl-Z."""
+    from reknit.adapters.keeper.common.spawn import Terminal
+
+    return Terminal.of(os.getpid()).has_shell
 
 
 def _reap_adopted(own: set[int]) -> None:

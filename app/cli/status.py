@@ -14,7 +14,7 @@ from attrs import evolve
 
 from reknit.adapters.keeper.output.console import escaped
 from reknit.adapters.observe.now import Now, of_live
-from reknit.adapters.observe.progress_seen import with_progress
+from reknit.adapters.observe.progress_seen import is_stopped, with_progress
 from reknit.adapters.runtime.ports import Refused, Unavailable
 from reknit.app.input.meeting import kept
 from reknit.app.report import exit_status
@@ -85,17 +85,21 @@ def _nothing(parsed: Parsed) -> str:
 
 
 def _watch(parsed: Parsed, environ: Mapping[str, str]) -> int:
-    """Until Ctrl-C. On a terminal the text stays in its place."""
+    """Until Ctrl-C, or until the jobs that were named have ended. On a terminal the text stays in its place."""
     from rich.console import Console
     from rich.live import Live
     from rich.text import Text
 
     signal.signal(signal.SIGINT, signal.default_int_handler)  # the command line has taken it away
-    console = Console()
+    console, has_begun = Console(), False
     try:
         with Live(console=console, screen=True, auto_refresh=False) if console.is_terminal else nullcontext() as live:
             while True:
-                lines = [time.strftime("%H:%M:%S"), *(list(_lines(parsed, environ)) or [_nothing(parsed)])]
+                found = list(_lines(parsed, environ))
+                if words_of(parsed) and has_begun and not found:
+                    break
+                has_begun = has_begun or bool(found)
+                lines = [time.strftime("%H:%M:%S"), *(found or [_nothing(parsed)])]
                 if live is not None:
                     live.update(Text("\n".join(map(escaped, lines))), refresh=True)
                 elif not show(iter(lines)):
@@ -103,6 +107,7 @@ def _watch(parsed: Parsed, environ: Mapping[str, str]) -> int:
                 time.sleep(_PAUSE_S)
     except KeyboardInterrupt:
         return 0
+    return fail(_nothing(parsed), 0)
 
 
 def _lines(parsed: Parsed, environ: Mapping[str, str]) -> Iterator[str]:
@@ -119,8 +124,21 @@ def _lines(parsed: Parsed, environ: Mapping[str, str]) -> Iterator[str]:
         return
     if parsed["rdzv-backend"]:
         raise UsageError(f"{parsed.spelled('rdzv-backend')} needs --rdzv-endpoint")
-    for now in of_live(words_of(parsed)):
-        yield from [json.dumps(_data(now))] if parsed["json"] else _agent_lines(now)
+    told = None
+    agents = sorted(of_live(words_of(parsed)), key=lambda now: (now.agent.job.epoch, now.agent.job.round), reverse=True)
+    for now in sorted(agents, key=_journal):
+        if parsed["json"]:
+            yield json.dumps(_data(now))
+            continue
+        if _journal(now) != told:
+            told = _journal(now)
+            yield from _job_lines(now.about.job, now.agent.job, time.time() - now.about.began)
+        yield from _agent_lines(now)
+
+
+def _journal(now: Now) -> tuple[str, str]:
+    """What the agents of one job have in common."""
+    return now.about.job, now.agent.job.journal
 
 
 # ---- as data ----
@@ -152,10 +170,10 @@ def _data(now: Now) -> dict[str, Any]:
 
 def _agent_lines(now: Now) -> Iterator[str]:
     agent = now.agent
-    yield from _job_lines(now.about.job, agent.job, time.time() - now.about.began)
     node = agent.me if agent.nonce else agent.spec.node_id
     text, pid = agent_picture(agent)["text"], now.about.agent.pid
-    yield f"  this node, {node}, {text}, for {time_text(now.for_s)} (agent: pid {pid})"
+    stopped = ", its process is stopped" if is_stopped(pid) else ""
+    yield f"  this node, {node}, {text}, for {time_text(now.for_s)} (agent: pid {pid}{stopped})"
     ranks = with_progress(workers_picture(agent), now.progress) if agent.workers.alive else []
     steps = [worker["step"] for worker in ranks if worker["step"] is not None]
     for worker in ranks:
@@ -169,10 +187,13 @@ def _progress(worker: Mapping[str, Any]) -> str:
         return str(worker["failure"])
     if worker["state"] == "succeeded":
         return "succeeded"
+    if worker["waiting"]:
+        return "has returned, and waits for the other workers"
+    stopped = "its process is stopped, " if worker["stopped"] else ""
     if worker["progress_s"] is None:
-        return "has reported no progress"
+        return f"{stopped}has reported no progress"
     step = "" if worker["step"] is None else f"step {worker['step']}, "
-    return f"{step}progress {worker['progress_s']:.1f} s ago"
+    return f"{stopped}{step}progress {worker['progress_s']:.1f} s ago"
 
 
 def _job_lines(name: str, job: Job, since_s: float | None) -> Iterator[str]:

@@ -20,16 +20,6 @@ def is_terminal() -> bool:
     return all(map(os.isatty, (0, 1, 2))) and is_same(0, 1) and is_same(1, 2)
 
 
-def has_shell() -> bool:
-    """The parent of this process can continue it after Ctrl-Z: it is in this session, and in another group. Not so if
-    this process leads the session, for example under `ssh -t`."""
-    try:
-        parent = os.getppid()
-        return os.getsid(parent) == os.getsid(0) and os.getpgid(parent) != os.getpgrp()
-    except OSError:
-        return False
-
-
 @contextmanager
 def restored(is_given: bool) -> Iterator[None]:
     """A context in which a worker may have the terminal. At its end the terminal works as before: a worker may have

@@ -34,7 +34,7 @@ from reknit.core.agent.states import WorkerState
 from reknit.core.job.entries import RestartPolicy, Terms
 from reknit.core.job.job import EMPTY
 
-from .session import Session, opened_async, start
+from .session import Session, opened_async, start, to_end
 
 Entry = Callable[..., object] | str | os.PathLike[str]
 
@@ -161,7 +161,8 @@ async def launch_async(
     say: Callable[[str], None] | None = None,
     **unknown: Never,
 ) -> dict[int, object]:
-    """`launch` as a coroutine. Arguments, value and errors are the same. If it is cancelled, the workers are killed.
+    """`launch` as a coroutine. Arguments, value and errors are the same. If it is cancelled, the workers get SIGTERM
+    and `grace_s` seconds. The cancellation is raised when they have ended. Another one shortens that time.
 
     The event loop is not blocked, except while a function and its arguments are pickled for a start, and while the
     values are read.
@@ -182,7 +183,7 @@ async def launch_async(
     )
     try:
         async with opened_async(settings, say=say) as running:
-            await running.run_async()
+            await to_end(running)
             return _outcome(running, settings)
     except Prevented as error:
         raise _failed(error) from None

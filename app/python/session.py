@@ -306,9 +306,27 @@ async def run_async(
     say: Callable[[str], None] | None = None,
     observers: Iterable[Observer] = (),
 ) -> Result:
-    """`run` as a coroutine, which never blocks the event loop. If it is cancelled, the workers are ended."""
+    """`run` as a coroutine, which never blocks the event loop. It is cancelled as `to_end` is."""
     async with opened_async(settings, environ=environ, say=say, observers=observers) as running:
-        return await running.run_async()
+        return await to_end(running)
+
+
+async def to_end(running: Session) -> Result:
+    """Run an agent until it has ended. If this is cancelled, the workers get SIGTERM and `Settings.grace_s`, and the
+    cancellation is raised when they have ended. A second one leaves them five seconds, and a third none."""
+    import asyncio
+
+    cancelled: BaseException | None = None
+    while True:
+        try:
+            result = await running.run_async()
+        except asyncio.CancelledError as error:
+            cancelled = cancelled or error
+            running.leave()
+        else:
+            if cancelled is not None:
+                raise cancelled
+            return result
 
 
 @asynccontextmanager

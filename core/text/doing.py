@@ -67,12 +67,15 @@ class Situation:
     """Why the store cannot be used. Empty: it can."""
     unable: str = ""
     """Why the agent cannot take part in the job. Empty: it can, or is not asked to any more."""
+    epoch: int = 0
+    """The epoch that the round belongs to."""
 
 
 def situation(agent: Agent) -> Situation:
     now, why = doing(agent), agent.causes.unable
-    round = agent.workers.round if now in _WITH_WORKERS else agent.job.round
-    return Situation(now, round, agent.contact.outage or "", "" if why is None else reason_text(why))
+    own = agent.workers if now in _WITH_WORKERS else agent.job
+    told = "" if why is None else reason_text(why)
+    return Situation(now, own.round, agent.contact.outage or "", told, own.epoch)
 
 
 def doing(agent: Agent) -> Doing:

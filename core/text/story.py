@@ -36,6 +36,12 @@ Key = tuple[int, int]
 """Names a round: its epoch and its number."""
 
 
+def round_name(key: Key) -> str:
+    """`2`, and `2 of epoch 1` in an epoch that is not the first"""
+    epoch, round = key
+    return f"{round} of epoch {epoch}" if epoch else str(round)
+
+
 @frozen
 class Told:
     """What a trace tells of one step."""
@@ -55,7 +61,7 @@ class Span:
     """A node did the same for some time. Times are in seconds since 1970."""
 
     doing: Doing
-    round: int
+    key: Key
     """The round that it was about: the one that was gathered, or that of the node's workers."""
     began: float
     ended: float
@@ -89,8 +95,10 @@ class RoundStory:
     """Why it has ended, if the job went on."""
     failures: tuple[tuple[str, WorkerFailure], ...] = ()
     """All failures, each with its node."""
+    restarts: int = 0
+    """Restarts after its end, those included that were given back."""
     spent: int = 0
-    """Restarts that were spent after its end."""
+    """Restarts of the budget that were spent after its end."""
     outcome: Outcome | None = None
     """How the job has ended with it. None: it went on, or goes on."""
 
@@ -220,8 +228,9 @@ class _Teller:
             self._remark(now.unable)
         if self._spans:
             self._spans[-1].ended = at
-        if was is None or not self._spans or (was.doing, was.round) != (now.doing, now.round):
-            self._spans.append(Span(now.doing, now.round, at, at))
+        key = (now.epoch, now.round)
+        if not self._spans or (self._spans[-1].doing, self._spans[-1].key) != (now.doing, key):
+            self._spans.append(Span(now.doing, key, at, at))
 
     # ---- the journal ----
 
@@ -257,13 +266,14 @@ class _Teller:
             else:
                 last = self._round((epoch, phase.round))
             self._ended(at, last, job)
-            last.outcome, last.spent = phase.outcome, job.restarts
+            last.outcome, last.restarts, last.spent = phase.outcome, job.restarts, job.spent
             told = tuple((f.node.id, failure) for f in phase.outcome.failures for failure in f.failures)
             last.failures = told or last.failures
             return
-        if previous is not None:
+        runs_on = isinstance(phase, Running) and isinstance(old.phase, Running) and old.round == phase.round
+        if previous is not None and not runs_on:
             self._ended(at, previous, job)
-            previous.why, previous.spent = job.why, job.restarts
+            previous.why, previous.restarts, previous.spent = job.why, job.restarts, job.spent
             if isinstance(phase, Gathering) and phase.ledger:
                 previous.failures = tuple((f.node.id, failure) for f in phase.ledger for failure in f.failures)
         if isinstance(phase, Running):
@@ -323,16 +333,18 @@ def merged(nodes: Sequence[NodeStory]) -> Story:
 
 def _ahead_s(node: NodeStory, reference: NodeStory) -> float:
     """Seconds by which the clock of a node is ahead. 0: it is not known."""
-    found = [
-        mine.sealed_at - theirs.sealed_at
-        for key, mine in node.rounds.items()
-        if (theirs := reference.rounds.get(key)) is not None
-        and mine.sealed_at is not None
-        and theirs.sealed_at is not None
-        and node.node in mine.members
-    ]
-    # An agent may read of a round long after it began. So the smallest difference is that of the clocks.
-    return min(found, key=abs, default=0.0)
+    # Whoever starts the workers of a round has read of it at once. Another agent may have read of it much later.
+    found = sorted(
+        mine - theirs
+        for key in _took_part_in(node) & _took_part_in(reference)
+        if (mine := node.rounds[key].sealed_at) is not None and (theirs := reference.rounds[key].sealed_at) is not None
+    )
+    return found[len(found) // 2] if found else 0.0
+
+
+def _took_part_in(node: NodeStory) -> set[Key]:
+    """The rounds whose workers this agent has started."""
+    return {span.key for span in node.spans if span.doing in (Doing.LAUNCHING, Doing.RUNNING)} & node.rounds.keys()
 
 
 def _shifted(node: NodeStory, by_s: float) -> NodeStory:
@@ -380,7 +392,7 @@ def _both(one: RoundStory, other: RoundStory) -> RoundStory:
 
 
 def _knowledge(round: RoundStory) -> tuple[bool, int, bool]:
-    return round.outcome is not None, round.spent, round.why is not None
+    return round.outcome is not None, round.restarts, round.why is not None
 
 
 def _earlier(one: float | None, other: float | None) -> float | None:
@@ -406,11 +418,11 @@ _KIND = {
 
 def time_spent(node: NodeStory, rounds: Sequence[RoundStory]) -> dict[str, float]:
     """Seconds of this node by kind."""
-    failed_at = {round.key[1]: round.failed_at for round in rounds if round.why is not None or round.failures}
+    failed_at = {round.key: round.failed_at for round in rounds if round.why is not None or round.failures}
     spent = dict.fromkeys(KINDS, 0.0)
     for span in node.spans:
         length = span.ended - span.began
-        happened = failed_at.get(span.round) if span.doing is Doing.RUNNING else None
+        happened = failed_at.get(span.key) if span.doing is Doing.RUNNING else None
         late = 0.0 if happened is None else min(length, max(0.0, span.ended - happened))
         spent[_KIND[span.doing]] += length - late
         spent[DETECTING] += late

@@ -14,7 +14,7 @@ from reknit.core.job.workers import NoProgress
 
 from .describe import budget_text, failure_text, hang_lines, ranks_text, reason_text, time_text
 from .doing import Doing
-from .story import KINDS, RoundStory, Story, time_spent
+from .story import KINDS, Key, RoundStory, Story, round_name, time_spent
 
 When = Callable[[float], str]
 """Makes the text of a time, which is given in seconds since 1970."""
@@ -53,7 +53,7 @@ def told(story: Story, name: str, when: When, *, live: Collection[str], shows_al
         yield from _beginning(round, rounds[number - 1] if number else None, story.terms, when)
         noticed = [remark for remark in own if round.ended_at is None or remark[0] <= round.ended_at]
         yield from _remarks(noticed, when)
-        yield from _ending(round, story.terms, when, stops.get(round.key[1], (0.0, "")))
+        yield from _ending(round, story.terms, when, stops.get(round.key, (0.0, "")))
         yield from _remarks(own[len(noticed) :], when)
     if remarks:
         yield ""
@@ -87,7 +87,11 @@ def head_lines(story: Story, name: str, when: When, live: Collection[str]) -> It
         if not one.has_ended:
             runs = one.node in live and latest[one.node] == one.began
             gone = f"ended without a word after {when(one.ended)}: it was killed, or its host died"
-            now = f"runs: now {one.last.doing.value}, round {one.last.round}" if runs else gone
+            now = (
+                f"runs: now {one.last.doing.value}, round {round_name((one.last.epoch, one.last.round))}"
+                if runs
+                else gone
+            )
             yield f"the agent of node {one.node} {now}"
 
 
@@ -98,7 +102,7 @@ def verdict_text(story: Story) -> str:
         return "not ended, as far as these traces go"
     match outcome.verdict, outcome.why:
         case Verdict.SUCCEEDED, _:
-            restarts = story.rounds[-1].spent
+            restarts = story.rounds[-1].restarts
             return "succeeded" + (f" after {restarts} restart{'s' * (restarts != 1)}" if restarts else "")
         case verdict, reasons.BudgetSpent(most, _):
             return f"{verdict.value}: {budget_text(most)}"
@@ -107,7 +111,8 @@ def verdict_text(story: Story) -> str:
 
 
 def _summary(rounds: Sequence[RoundStory]) -> Iterator[str]:
-    yield f"rounds {rounds[0].key[1]} to {rounds[-1].key[1]} are not told one by one (--all does). They ended because:"
+    first, last = round_name(rounds[0].key), round_name(rounds[-1].key)
+    yield f"rounds {first} to {last} are not told one by one (--all does). They ended because:"
     causes = Counter(_cause(round) for round in rounds)
     for cause, count in causes.most_common(10):
         yield f"  {count:>6} ×  {cause}"
@@ -135,7 +140,7 @@ def _begins(round: RoundStory) -> float:
 
 
 def _beginning(round: RoundStory, before: RoundStory | None, terms: Terms, when: When) -> Iterator[str]:
-    number = f"round {round.key[1]}"
+    number = f"round {round_name(round.key)}"
     if round.sealed_at is None and round.members:
         yield f"{number}  (its beginning was not seen)  {_nodes(round.members)}, master {round.master}"
         return
@@ -169,13 +174,13 @@ def _waits(round: RoundStory, sealed_at: float, before: RoundStory | None, terms
         yield f"then {waited_s:.1f} s passed in which more nodes could have come (--rdzv-conf=last_call_timeout)"
 
 
-def _slowest_stops(story: Story) -> dict[int, tuple[float, str]]:
+def _slowest_stops(story: Story) -> dict[Key, tuple[float, str]]:
     """By round: how long stopping the workers took on the node where it took longest, and that node."""
-    found: dict[int, tuple[float, str]] = {}
+    found: dict[Key, tuple[float, str]] = {}
     for node in story.nodes:
         for span in node.spans:
             if span.doing is Doing.STOPPING:
-                found[span.round] = max(found.get(span.round, (0.0, "")), (span.ended - span.began, node.node))
+                found[span.key] = max(found.get(span.key, (0.0, "")), (span.ended - span.began, node.node))
     return found
 
 

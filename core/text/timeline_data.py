@@ -8,7 +8,7 @@ from typing import Any
 from reknit.core.job.restart import is_echo
 
 from .doing import Doing
-from .story import RoundStory, Story
+from .story import RoundStory, Story, round_name
 from .telling import When, round_lines
 
 JOB = 1
@@ -31,14 +31,14 @@ def perfetto(story: Story, name: str, when: When) -> dict[str, Any]:
         if begin is not None:
             end = story.ended if told.ended_at is None else told.ended_at
             text = {"story": "\n".join(round_lines(told, before, story.terms, when))}
-            events.append(_span(JOB, f"round {told.key[1]}", us(begin), us(end), text))
+            events.append(_span(JOB, f"round {round_name(told.key)}", us(begin), us(end), text))
         before = told
     for node in story.nodes:
         row = rows[node.node]
         for span in node.spans:
             if span.doing is not Doing.ENDED:
-                title = f"{span.doing.value}, round {span.round}"
-                events.append(_span(row, title, us(span.began), us(span.ended), {"round": span.round}))
+                title = f"{span.doing.value}, round {round_name(span.key)}"
+                events.append(_span(row, title, us(span.began), us(span.ended), {"round": span.key[1]}))
         events += [_mark(row, remark.text, us(remark.at)) for remark in node.remarks]
     for told in story.rounds:
         for node_name, failure in told.failures:
@@ -71,6 +71,8 @@ def page_data(story: Story, name: str, when: When, head: list[str]) -> dict[str,
     rows: dict[str, list[list[Any]]] = {}
     marks: list[list[Any]] = []
     kinds = [what.value for what in Doing if what is not Doing.ENDED]
+    seen = {told.key for told in story.rounds} | {span.key for node in story.nodes for span in node.spans}
+    numbers = {key: number for number, key in enumerate(sorted(seen))}
 
     def ms(at: float) -> float:
         return round((at - story.began) * 1000, 1)
@@ -79,16 +81,17 @@ def page_data(story: Story, name: str, when: When, head: list[str]) -> dict[str,
         spans = rows.setdefault(node.node, [])
         for span in node.spans:
             if span.doing is not Doing.ENDED:
-                spans.append([kinds.index(span.doing.value), span.round, ms(span.began), ms(span.ended)])
+                spans.append([kinds.index(span.doing.value), numbers[span.key], ms(span.began), ms(span.ended)])
         marks += [[node.node, ms(remark.at), remark.text, False] for remark in node.remarks]
-    rounds: dict[str, list[str]] = {}
+    rounds: list[list[Any]] = [[round_name(key), []] for key in numbers]
     before: RoundStory | None = None
     for told in story.rounds:
-        rounds[str(told.key[1])] = list(round_lines(told, before, story.terms, when))
+        rounds[numbers[told.key]][1] = list(round_lines(told, before, story.terms, when))
         before = told
         for node_name, failure in told.failures:
             if told.ended_at is not None and not is_echo(failure):
-                marks.append([node_name, ms(told.ended_at), f"rank {failure.rank} failed in round {told.key[1]}", True])
+                text = f"rank {failure.rank} failed in round {round_name(told.key)}"
+                marks.append([node_name, ms(told.ended_at), text, True])
     return {
         "job": name,
         "head": head,

@@ -109,4 +109,6 @@ def documented() -> dict[str, set[str]]:
             part, names, _ = match.groups()
             found.setdefault(part, set()).update(re.findall(r"`(\w+)`", names))
     assert found.keys() == {"job", "agent", "workers"}
-    return found | {"ranks": {"rank", "local_rank", "pid", "state", "failure", "step", "progress_s"}}
+    return found | {
+        "ranks": {"rank", "local_rank", "pid", "state", "failure", "step", "progress_s", "waiting", "stopped"}
+    }

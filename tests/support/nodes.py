@@ -16,6 +16,7 @@ from reknit.app.cli.arguments import parse
 from reknit.app.cli.parsing import asked
 from reknit.app.wiring.several_nodes import open_journal
 from reknit.core.job.entries import Entry, Joined, Left, Lost, Succeeded
+from tests.support import traces
 from tests.support.command import Run
 from tests.support.etcd import Etcd, EtcdCluster
 from tests.support.stores import free_port
@@ -208,6 +209,8 @@ class Nodes:
             error.add_note(self.story())
         for run in self.runs:
             run.vanish()
+        if error is None:
+            traces.check(self.path)
 
 
 def all_alive(ups: list[Up]) -> bool:

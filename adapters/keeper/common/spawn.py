@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from attrs import frozen
 
-from reknit.adapters.host.children import descendants, signal_group, signal_process
+from reknit.adapters.host.children import descendants, signal_group, signal_process, stat_of
 from reknit.adapters.keeper.output.streams import WorkerStreams
 
 from .guard import Guard
@@ -38,7 +38,20 @@ class Terminal:
     group: int
     """The process group of the agent."""
     has_shell: bool
-    """A shell can continue the group after Ctrl-Z."""
+    """A shell can continue the group after Ctrl-Z. Not so if the group leads the session, for example under
+    `ssh -t`."""
+
+    @classmethod
+    def of(cls, agent: int) -> Terminal:
+        """That of the agent with this pid, which is in the session of this process."""
+        group = os.getpgid(agent)
+        process = agent
+        try:
+            while process and os.getpgid(process) == group:  # a script of the user may be between shell and agent
+                process = int(stat_of(str(process))[1])
+            return cls(group, process != 0 and os.getsid(process) == os.getsid(0))
+        except (OSError, ValueError, IndexError):
+            return cls(group, False)
 
 
 def spawn(

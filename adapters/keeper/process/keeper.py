@@ -139,6 +139,15 @@ def _show(error: BaseException) -> None:
     console.flush(LAST_WORDS_S)
 
 
+def _terminal(wanted: Configure) -> Terminal | None:
+    """The agent's, which is the parent of this process. None: no worker has it, and nothing is imported for it."""
+    if wanted.terminal is None:
+        return None
+    from reknit.adapters.keeper.common.spawn import Terminal
+
+    return Terminal.of(os.getppid())
+
+
 class Keeper:
     def __init__(
         self,
@@ -272,7 +281,7 @@ class Keeper:
             console=(1, 2) if self._far_output is None else self._far_output.console,
             forks=self._forks,
             watchdog=watchdog,
-            terminal=None if wanted.terminal is None else self._terminal(),
+            terminal=_terminal(wanted),
         )
         try:
             port = self._workers.reserve_port()
@@ -280,20 +289,6 @@ class Keeper:
             self._stream.send(Unusable(f"--master-port={wanted.master_port}: {error.strerror}", is_usage=True))
             return
         self._stream.send(Ready(port, self._folder.path, swept, stuck))
-
-    def _terminal(self) -> Terminal:
-        """The terminal of the agent, which is the parent of this process and in the same session."""
-        from reknit.adapters.keeper.common.spawn import Terminal
-
-        agent = os.getppid()
-        group = os.getpgid(agent)
-        try:
-            with open(f"/proc/{agent}/stat", "rb") as file:
-                parent = int(file.read().rpartition(b")")[2].split()[1])
-            has_shell = os.getsid(parent) == os.getsid(0) and os.getpgid(parent) != group
-        except (OSError, ValueError, IndexError):
-            has_shell = False
-        return Terminal(group, has_shell)
 
     def _watchdog(self, wanted: Configure) -> Watchdog | None:
         """None: nothing is to be watched, and nothing is imported for it."""

@@ -67,8 +67,8 @@ def test_a_worker_that_only_waits_for_the_others(tmp_path: Path) -> None:
 
 def test_it_is_added_to_what_is_told_of_a_worker() -> None:
     """A worker that is not seen has none."""
-    told = with_progress([{"local_rank": 0}, {"local_rank": 1}], {0: Progress(5, 7, 0.12345)})
+    told = with_progress([{"local_rank": 0}, {"local_rank": 1}], {0: Progress(5, 7, 0.12345, is_stopped=True)})
     assert told == [
-        {"local_rank": 0, "pid": 5, "step": 7, "progress_s": 0.123},
-        {"local_rank": 1, "pid": None, "step": None, "progress_s": None},
+        {"local_rank": 0, "pid": 5, "step": 7, "progress_s": 0.123, "waiting": False, "stopped": True},
+        {"local_rank": 1, "pid": None, "step": None, "progress_s": None, "waiting": False, "stopped": False},
     ]

@@ -7,6 +7,9 @@ import signal
 import subprocess
 from pathlib import Path
 
+import pytest
+
+from tests.support import places
 from tests.support.command import REKNIT, Run, run
 from tests.support.nodes import BAD, GOOD, Nodes, at_file, ended
 from tests.support.verbs import ask
@@ -82,6 +85,26 @@ def test_what_is_no_trace_is_one_line(tmp_path: Path) -> None:
     assert ask(job, "explain", "empty") == (2, "", "reknit: empty holds no trace\n")
     assert ask(job, "explain", "empty", "--al")[2] == "reknit: empty holds no trace\n", "options may come last"
     assert ask(job, "explain", "empty", "--every")[2] == "reknit: unknown option --every; see reknit explain --help\n"
+
+
+@pytest.mark.parametrize("content", [b"rubbish\n", b"", b'{"time":1e300,"event":{},"commands":[]}\n'])
+def test_a_file_that_is_no_trace_has_a_status_of_its_own(tmp_path: Path, content: bytes) -> None:
+    """A script sees that nothing was told."""
+    (tmp_path / "000000.jsonl").write_bytes(content)
+    asked = subprocess.run([REKNIT, "explain", str(tmp_path)], capture_output=True, text=True, check=False)
+    assert asked.returncode == 65
+    assert "reknit: nothing in these traces can be read" in asked.stderr
+    assert "Traceback" not in asked.stderr
+
+
+def test_a_folder_with_links(tmp_path: Path) -> None:
+    """As the folder of this host, which links to the traces in log folders. A link to a folder around it ends."""
+    status, job = run(tmp_path, f"--log-dir={tmp_path}/logs", "w.py", script="pass")
+    assert status == 0
+    linked = places.below(tmp_path) / "traces"
+    os.symlink(linked, linked / "round")
+    told, out, err = ask(job, "explain", str(linked))
+    assert (told, err, out.count('job "')) == (0, "", 1)
 
 
 def test_a_reader_that_goes_is_no_failure(tmp_path: Path) -> None:

@@ -122,8 +122,8 @@ def test_a_node_is_missing(tmp_path: Path) -> None:
         (b,) = nodes.start("b")
         nodes.formed(a, b)
         nodes.start("c")
-        out = until(lambda: out if (out := ask(a, "status")[1]).count("  standby: c\n") == 3 else "", "a standby")
-        assert out.count('job "j": round 0 runs, ') == 3, "each agent of this host is shown"
+        out = until(lambda: out if (out := ask(a, "status")[1]).count("  this node, ") == 3 else "", "a standby")
+        assert (out.count('job "j": round 0 runs, '), out.count("  standby: c\n")) == (1, 1)
         assert "  this node, c, stands by while round 0 runs, for " in out
 
 
@@ -151,6 +151,12 @@ def test_an_agent_that_is_stopped_is_shown(tmp_path: Path) -> None:
         os.kill(worker, signal.SIGUSR1)
         until(lambda: with_steps(job)["workers"]["ranks"][0]["step"] == 21, "the next step")
         assert with_steps(job)["job"] == before["job"]
+        os.kill(worker, signal.SIGSTOP)
+        until(lambda: with_steps(job)["workers"]["ranks"][0]["stopped"], "the worker to be seen stopped")
+        _, out, _ = ask(job, "status")
+        assert f"(agent: pid {job.pid}, its process is stopped)" in out
+        assert f"rank 0  pid {worker}  its process is stopped, step 21, progress " in out
+        os.kill(worker, signal.SIGCONT)
         job.signal(signal.SIGCONT)
 
 
@@ -260,10 +266,10 @@ def test_what_cannot_be_read_is_one_line(tmp_path: Path) -> None:
 class Watching:
     """A `reknit status --watch`, and what it has shown so far. Use `with`."""
 
-    def __init__(self, job: Run, *, on_terminal: bool) -> None:
+    def __init__(self, job: Run, *jobs: str, on_terminal: bool) -> None:
         self._fd, theirs = pty.openpty() if on_terminal else os.pipe()
         os.set_blocking(self._fd, False)
-        command = [REKNIT, "status", "--watch"]
+        command = [REKNIT, "status", "--watch", *jobs]
         self.process = subprocess.Popen(
             command, env=job.base_env, stdin=subprocess.DEVNULL, stdout=theirs, stderr=theirs
         )
@@ -325,6 +331,16 @@ def test_a_job_that_begins_later_is_watched(tmp_path: Path) -> None:
                 watching.shows('job "later"')
             watching.text = ""
             watching.shows("no agent runs on this host")
+
+
+def test_watching_a_job_ends_with_it(tmp_path: Path) -> None:
+    """A name means this job, and no later one."""
+    with Run(tmp_path, "--rdzv-id=digits", "w.py", script=STEPS) as job:
+        with_steps(job)
+        with Watching(job, "digits", on_terminal=False) as watching:
+            watching.shows(r"step 20\b")
+            job.signal(signal.SIGTERM)
+            watching.shows("no agent of job digits runs on this host")
 
 
 def test_a_reader_that_goes_away(tmp_path: Path) -> None:

@@ -205,6 +205,19 @@ def test_a_shell_stops_and_continues_both(shell: Typist) -> None:
     shell.read("status 0")
 
 
+def test_a_script_may_be_between_them(shell: Typist, folder: Path) -> None:
+    """It is in the same process group, so the shell stops and continues all three."""
+    (folder / "job.sh").write_text(f"{REKNIT} run sleeps.py\necho script: $?\n")
+    shell.type("sh job.sh\n")
+    shell.read("up")
+    shell.type("\x1a")
+    shell.read("Stopped")
+    shell.type("fg\n")
+    shell.read("sh job.sh")
+    shell.type("\x03")
+    shell.read("$ ")
+
+
 def test_the_terminal_works_as_before(shell: Typist, folder: Path) -> None:
     """A worker that has switched off the echo is killed, and the shell echoes again."""
     (folder / "mute.py").write_text(

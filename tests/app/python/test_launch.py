@@ -253,6 +253,21 @@ def test_a_coroutine_that_is_cancelled(tmp_path: Path) -> None:
     assert not children()
 
 
+def test_a_coroutine_that_is_cancelled_gives_the_workers_time(tmp_path: Path) -> None:
+    """A worker that handles SIGTERM can save what it has. The event loop goes on meanwhile."""
+
+    async def main() -> None:
+        task = asyncio.create_task(launch_async(called.saves_when_told, (str(tmp_path),), say=quiet))
+        await asyncio.to_thread(read_pids, tmp_path / "pids", 1)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    asyncio.run(main())
+    assert (tmp_path / "saved").exists()
+    assert not children()
+
+
 @pytest.mark.alone
 def test_an_interrupt_from_the_keyboard(tmp_path: Path) -> None:
     """Ctrl-C, or the stop button of a notebook. The workers end, and KeyboardInterrupt is raised."""

@@ -19,6 +19,8 @@ from reknit.core.job.workers import NoProgress
 from reknit.core.text.doing import Doing
 from reknit.core.text.story import DETECTING, NodeStory, Told, lasting, merged, node_story, time_spent
 from reknit.core.text.telling import round_lines
+from reknit.core.text.telling import told as tell
+from reknit.core.text.timeline_data import page_data
 from tests.support.traces import Watching, simulated
 
 TERMS = Terms(2, 3, RestartPolicy(max_restarts=3), last_call_s=5.0)
@@ -113,6 +115,47 @@ def test_a_node_that_reads_late_has_no_other_clock(tmp_path: Path) -> None:
     assert merged(stories).skews == {}
 
 
+def test_the_rounds_of_a_later_epoch_are_others(tmp_path: Path) -> None:
+    """A job that has failed was started again in the same journal. Its rounds have the same numbers. The agents of the
+    first epoch have read nothing of the second, and their clocks are right."""
+
+    def play(world: World) -> None:
+        world.run_for(30.0)
+        staff.fail(world, world.procs[0])
+        assert world.run_for(120.0, until=lambda: not any(proc.up for proc in world.procs))
+        for i in range(2):
+            world.begin(Proc(f"again{i}", i, Spec(NodeId(f"n{i}"), f"10.0.0.{i}", Terms(2, 2)), 0.0, 10 + i))
+        world.run_for(60.0)
+        ended(world)
+
+    story = merged(told(simulated(tmp_path / "t", Terms(2, 2), 2, play)))
+    first, second = story.rounds
+    assert (first.key, second.key) == ((0, 0), (1, 0))
+    assert story.skews == {}
+    for node in story.nodes[2:]:
+        spent = time_spent(node, story.rounds)
+        assert (spent[DETECTING], spent["training"] > 50.0) == (0.0, True)
+    lines = list(tell(story, "j", str, live=(), shows_all=True))
+    assert any(line.startswith("round 0 of epoch 1  ") for line in lines)
+    assert [name for name, _ in page_data(story, "j", str, [])["rounds"]] == ["0", "1", "0 of epoch 1"]
+
+
+def test_restarts_that_were_given_back_are_not_spent(tmp_path: Path) -> None:
+    """A budget is for a time: two restarts of which one was given back are one of one."""
+
+    def play(world: World) -> None:
+        for _ in range(2):
+            world.run_for(200.0)
+            staff.fail(world, world.procs[0])
+        world.run_for(60.0)
+        ended(world)
+
+    terms = Terms(1, 1, RestartPolicy(max_restarts=1, renews=True, steady_s=100.0))
+    story = merged(told(simulated(tmp_path / "t", terms, 1, play)))
+    assert [(round.restarts, round.spent) for round in story.rounds] == [(1, 1), (2, 1), (2, 1)]
+    assert "succeeded after 2 restarts" in next(tell(story, "j", str, live=(), shows_all=True))
+
+
 def test_a_trace_without_its_beginning(eventful: Watching) -> None:
     """What was before its first step has no time."""
     (path,) = [path for path in eventful.folder.rglob("*.jsonl") if path.parent.name.startswith("n0")]
@@ -195,8 +238,8 @@ def test_what_a_node_did_when(eventful: Watching) -> None:
     """One after the other, without a gap: what the timeline draws."""
     node = next(story for story in told(eventful) if story.node == "n0")
     assert [span.began for span in node.spans[1:]] == [span.ended for span in node.spans[:-1]]
-    running = [span.round for span in node.spans if span.doing is Doing.RUNNING]
-    assert running == [0, 1, 2]
+    running = [span.key for span in node.spans if span.doing is Doing.RUNNING]
+    assert running == [(0, 0), (0, 1), (0, 2)]
     assert (node.spans[0].doing, node.last.doing) == (Doing.STARTING, Doing.ENDED)
 
 

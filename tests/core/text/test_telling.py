@@ -47,14 +47,18 @@ def lines(story: Story, live: Collection[str] = (), *, shows_all: bool = False) 
 
 def test_a_small_story() -> None:
     """Who took part, who failed first and why, what was decided by which rule, and where the time went."""
-    spans = Span(Doing.GATHERING, 0, 1.0, 3.0), Span(Doing.RUNNING, 0, 3.0, 20.0), Span(Doing.STOPPING, 0, 20.0, 22.0)
-    rest = Span(Doing.RUNNING, 1, 22.0, 40.0)
+    spans = (
+        Span(Doing.GATHERING, (0, 0), 1.0, 3.0),
+        Span(Doing.RUNNING, (0, 0), 3.0, 20.0),
+        Span(Doing.STOPPING, (0, 0), 20.0, 22.0),
+    )
+    rest = Span(Doing.RUNNING, (0, 1), 22.0, 40.0)
     blamed = failed()
     echo = WorkerFailure(0, 0, 1, 78, "RuntimeError: Connection closed by peer")
     rounds = (
         first(ended_at=20.0, failed_at=20.0, why=blamed, spent=1, failures=(("n0", echo), ("n1", blamed.failure))),
         RoundStory(
-            (0, 1), {"n0": 22.0, "n1": 22.0}, 22.0, ("n0", "n1"), 4, "a:2", 40.0, 40.0, spent=1,
+            (0, 1), {"n0": 22.0, "n1": 22.0}, 22.0, ("n0", "n1"), 4, "a:2", 40.0, 40.0, restarts=1, spent=1,
             outcome=Outcome(Verdict.SUCCEEDED, AllSucceeded()),
         ),
     )  # fmt: skip
@@ -112,7 +116,7 @@ def test_a_job_that_failed() -> None:
     """The verdict first, and the budget with its option."""
     outcome = Outcome(Verdict.FAILED, BudgetSpent(2, failed()))
     round = first(ended_at=20.0, failed_at=20.0, spent=2, outcome=outcome)
-    story = Story((node("n0", Span(Doing.RUNNING, 0, 3.0, 20.0)),), (round,), TERMS)
+    story = Story((node("n0", Span(Doing.RUNNING, (0, 0), 3.0, 20.0)),), (round,), TERMS)
     assert verdict_text(story) == "failed: all 2 restarts are spent"
     assert "    so the job failed: a failed worker costs a restart (rule 2), and --max-restarts=2" in lines(story)
 
@@ -120,7 +124,7 @@ def test_a_job_that_failed() -> None:
 def test_a_job_for_which_too_few_nodes_came() -> None:
     """Who was there, how many it takes, and which limit ended the wait."""
     round = RoundStory((0, 0), {"n0": 1.0}, ended_at=31.0, outcome=Outcome(Verdict.FAILED, TooFewNodes(1, 2)))
-    story = Story((node("n0", Span(Doing.GATHERING, 0, 1.0, 31.0)),), (round,), TERMS)
+    story = Story((node("n0", Span(Doing.GATHERING, (0, 0), 1.0, 31.0)),), (round,), TERMS)
     few = "1 node joined in time, but the job needs at least 2"
     assert lines(story) == [
         f'job "digits": failed: {few}',
@@ -141,7 +145,7 @@ def test_many_rounds_are_counted() -> None:
         RoundStory((0, n), {}, float(n), ("n0",), 1, "a:1", n + 0.5, n + 0.5, why=failed(n % 2), spent=n + 1)
         for n in range(100)
     )
-    story = Story((node("n0", Span(Doing.RUNNING, 0, 0.0, 100.0)),), rounds, TERMS)
+    story = Story((node("n0", Span(Doing.RUNNING, (0, 0), 0.0, 100.0)),), rounds, TERMS)
     told_lines = lines(story)
     assert "rounds 3 to 89 are not told one by one (--all does). They ended because:" in told_lines
     assert "      44 ×  rank 1 on node n1 failed: exit code 1, ValueError: no such file" in told_lines
@@ -152,7 +156,7 @@ def test_many_rounds_are_counted() -> None:
 def test_what_several_nodes_have_seen_is_told_once() -> None:
     """An outage of the store concerns all."""
     remark = (Remark(5.0, "the store could not be used: refused"),)
-    span = Span(Doing.RUNNING, 0, 3.0, 20.0)
+    span = Span(Doing.RUNNING, (0, 0), 3.0, 20.0)
     nodes = tuple(node(f"n{i}", span, remarks=remark, last=Doing.RUNNING) for i in range(2))
     story = Story(nodes, (first(),), TERMS, {"n1": -40.0})
     assert lines(story, live={"n0"})[0:5] == [
