@@ -145,15 +145,16 @@ def final_lines(
     is_alone: bool = True,
     names_options: bool = True,
     has_terminal: bool = False,
+    has_shown: bool = False,
 ) -> Iterator[str]:
     """The last lines: how the run has ended, in one line or in a report, and then `origin`.
 
     `restarts`: number of restarts of the job (`Job.restarts`). `ran_s`: seconds for which this agent has run. None:
     they are not told. `is_alone`: no other node can go on with the job.
     `names_options`: the reader has called `reknit run`. False: the reader's program has made the settings.
-    `has_terminal`: a worker has the terminal.
+    `has_terminal`: a worker has the terminal. `has_shown`: the lines of the only worker stand just above.
     """
-    yield from _ending(result, restarts, ran_s, is_alone=is_alone, names_options=names_options)
+    yield from _ending(result, restarts, ran_s, is_alone=is_alone, names_options=names_options, has_shown=has_shown)
     if isinstance(result.why, reasons.BudgetSpent) and asks_somebody(result.why.root.failure) and not has_terminal:
         how = "run one worker on a terminal, or give --stdin=RANK" if names_options else "use reknit run --stdin=RANK"
         yield f"this worker waited for input (breakpoint(), input()), and has no terminal: {how}"
@@ -162,7 +163,7 @@ def final_lines(
 
 
 def _ending(
-    result: Result, restarts: int, ran_s: float | None, *, is_alone: bool, names_options: bool
+    result: Result, restarts: int, ran_s: float | None, *, is_alone: bool, names_options: bool, has_shown: bool
 ) -> Iterator[str]:
     from reknit.core.text.describe import budget_text, failure_text, hang_lines, reason_text, time_text
 
@@ -194,7 +195,7 @@ def _ending(
         yield f"the job {word}: a worker that waits for input is not started again{after}"
     else:
         yield f"the job {word}: {budget_text(result.why.max_restarts)}{setting}{after}"
-    yield from _details(root.failure, str(root.node))
+    yield from _details(root.failure, str(root.node), has_shown=has_shown)
     if lines := list(hang_lines(root)):
         yield "  where the workers stood that hung:"
         yield from (f"  {line}" for line in lines)
@@ -229,7 +230,7 @@ def _outside_text(why: own.TermsDiffer | own.JournalRefused | own.Replaced, *, n
     return f"this node cannot take part: {text}"
 
 
-def _details(failure: WorkerFailure, node: str) -> Iterator[str]:
+def _details(failure: WorkerFailure, node: str, *, has_shown: bool) -> Iterator[str]:
     from reknit.core.text.describe import how_text
 
     pid = f", pid {failure.pid}" if failure.is_of_worker else ""
@@ -237,12 +238,13 @@ def _details(failure: WorkerFailure, node: str) -> Iterator[str]:
     yield f"  rank {failure.rank} failed first ({where}): {how_text(failure)}"
     if is_echo(failure):
         yield "  this looks like the consequence of another worker's end"
-    if failure.traceback:
+    has_shown = has_shown and failure.cause is None  # the stacks of a hang are written by nobody else
+    if failure.traceback and not (has_shown and _says(failure.stderr, failure.traceback)):
         yield "  its traceback:" if failure.cause is None else "  what it was doing, innermost call first:"
         yield from (f"    {line}" for line in failure.traceback.splitlines())
     elif "\n" in failure.message:
         yield from (f"    {line}" for line in failure.message.splitlines())
-    if failure.stderr and not _says(failure.stderr, failure.traceback or failure.message):
+    if failure.stderr and not has_shown and not _says(failure.stderr, failure.traceback or failure.message):
         yield "  its last lines of output:"
         yield from (f"    {line}" for line in failure.stderr)
     if failure.log:

@@ -13,6 +13,7 @@ from attrs import evolve
 from reknit.adapters.host.checkup import Finding, Level, endpoint, local, shared_folder
 from reknit.app.input import readers
 from reknit.app.input.meeting import kept
+from reknit.app.report import PREFIX, write
 
 from .arguments import Parsed, Table
 from .looking import HELP, main, show
@@ -102,6 +103,7 @@ def _together(parsed: Parsed, backend: str, environ: Mapping[str, str]) -> Itera
     argv = [sys.executable, "-m", "reknit", "run", "--quiet", "--no-trace", f"--nnodes={parsed['nnodes']}"]
     argv += [*given, f"--rdzv-backend={backend}", f"--rdzv-id={parsed.texts['rdzv-id'] or 'doctor'}"]
     argv += [f"--rdzv-conf={conf}", "--log-times=never", "--module", "reknit.adapters.host.node_probe"]
+    write(2, f"{PREFIX}waiting for the other nodes, for at most {_PATIENCE_S} s\n")
     try:
         env = {**environ, "PYTHON_EXEC": sys.executable}  # the test needs no torch, and is a part of reknit
         null = subprocess.DEVNULL
@@ -137,4 +139,4 @@ def _verdict(found: Sequence[Finding]) -> str:
     told = [f"{len(found)} things were looked at"]
     told += [f"{failures} will make a job fail"] if failures else []
     told += [f"{warnings} may"] if warnings and failures else [f"{warnings} may make a job fail"] if warnings else []
-    return ", ".join(told) + ("" if failures or warnings else ", all is well")
+    return ", ".join(told) + ("" if failures or warnings else ", all is well (--all lists them)")

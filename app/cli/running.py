@@ -118,7 +118,9 @@ def _run(
 def _final(settings: Settings, result: Result, loop: Loop, began: float) -> Iterator[str]:
     ran_s, is_alone, has_terminal = loop.agent.at - began, settings.meeting is None, settings.terminal is not None
     restarts = loop.agent.job.restarts
-    return final_lines(result, restarts, ran_s=ran_s, is_alone=is_alone, has_terminal=has_terminal)
+    streams = settings.streams
+    has_shown = is_alone and settings.local_world_size == 1 and not (streams.redirects or streams.shown)
+    return final_lines(result, restarts, ran_s=ran_s, is_alone=is_alone, has_terminal=has_terminal, has_shown=has_shown)
 
 
 def _unsaid(line: str) -> None:

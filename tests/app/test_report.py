@@ -271,6 +271,15 @@ def test_a_traceback_without_record(tmp_path: Path) -> None:
     )
 
 
+def test_the_only_worker_has_shown_its_traceback(tmp_path: Path) -> None:
+    """It stands just above, so the report does not show it once more. Not so if its stderr went to a file."""
+    status, job = run(tmp_path, "w.py", script="raise ValueError('no')")
+    assert (status, job.err.count("Traceback (most recent call last):")) == (1, 1)
+    assert job.said[-1] == "  rank 0 failed first (node N, local rank 0, pid P): exit code 1, ValueError: no"
+    _, job = run(tmp_path, "--redirects=2", "w.py", script="raise ValueError('no')")
+    assert (job.err.count("Traceback (most recent call last):"), "  its traceback:" in job.said) == (1, True)
+
+
 def test_last_words_and_where_the_rest_is(tmp_path: Path) -> None:
     """A crash in C has no traceback; its last lines say most, whatever bytes they hold."""
     script = r"import os, sys; os.write(2, b'x\n' * 100_000 + b'the \xff end\n'); os.abort()"

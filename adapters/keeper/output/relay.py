@@ -246,8 +246,12 @@ class Relay:
         if data and tap.prefix:
             lines = data.splitlines(keepends=True)
             # The rest of a line that was shown without its end needs no prefix: the line has one already.
-            first = b"" if console.continues(tap) else tap.prefix
-            data = first + tap.prefix.join(lines)
+            is_continued = console.continues(tap)
+            # A progress bar begins with a carriage return, which is no line of its own.
+            data = b"".join(
+                line if line == b"\r" or (is_continued and not number) else tap.prefix + line
+                for number, line in enumerate(lines)
+            )
         console.write(data, tap)
 
     def _finish_reading(self, tap: Tap) -> None:

@@ -179,7 +179,7 @@ def test_output_that_is_not_text(tmp_path: Path) -> None:
     """It is the worker's: not a byte is changed on its way."""
     script = r"import os; os.write(1, b'\xff\x00out'); os.write(2, b'\xfe\x00err\n'); raise SystemExit(2)"
     with open(tmp_path / "err", "wb") as err:
-        status, job = run(tmp_path, "w.py", script=script, stderr=err)
+        status, job = run(tmp_path, "--nproc-per-node=2", "w.py", script=script, stderr=err)
     assert status == 2
     data = (tmp_path / "err").read_bytes()
     assert b"\xfe\x00err\n" in data

@@ -207,6 +207,16 @@ def test_tee_of_a_progress_bar(tmp_path: Path, out: Console, err: Console) -> No
     assert err.read_until(b"end\r\n") == b"[trainer0]:1%\r[trainer0]:2%\r\n[trainer0]:end\r\n"
 
 
+def test_a_progress_bar_that_begins_with_a_carriage_return(tmp_path: Path, out: Console, err: Console) -> None:
+    """tqdm does. The carriage return is no line, and has no prefix: otherwise two prefixes would stand side by side."""
+    streams = streams_to(out, err, tee=STDERR)
+    worker = open_(streams, tmp_path)
+    assert finished(spawn(worker, "import os; os.write(2, b'\\r1%\\r2%'); os.write(2, b'\\r3%\\nend\\n')")) == 0
+    streams.release(worker)
+    assert streams.flush(PATIENCE_S)
+    assert err.read_until(b"end\n") == b"\r[trainer0]:1%\r[trainer0]:2%\r[trainer0]:3%\n[trainer0]:end\n"
+
+
 def test_the_prefix_is_a_template(out: Console, err: Console) -> None:
     """TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE; what it does not know stays."""
     streams = streams_to(out, err, tee=STDERR, prefix="${role_name}/${local_rank}/${rank}/${other} ${hostname}> ")
