@@ -19,7 +19,9 @@ TABLE = Table(
     "reknit explain [--all] [DIR…]",
     "Tell what has become of a job: its rounds, who failed first and why, what was decided and by which rule, who was"
     " waited for, and where the time went. The agents of several nodes are told as one story: name the folders of all.",
-    WORDS + " The rules that are named are those of docs/protocol.md. The exit status is 65 if nothing in the traces can be read.",
+    WORDS
+    + " The rules that are named are those of docs/protocol.md. The exit status is 65 if nothing in the traces can be"
+    " read.",
     mixes=True,
 )
 

@@ -135,12 +135,25 @@ def _run(job: str, stories: Sequence[tuple[StoredTrace, NodeStory]]) -> RunOfJob
 def _story(trace: StoredTrace, troubles: list[str]) -> NodeStory | None:
     if trace.is_cut:
         troubles.append(f"{trace.path}: a part is missing")
-    told: Iterator[Resumed | Told] = readable(trace, told_by(trace), troubles)
+    told: Iterator[Resumed | Told] = readable(trace, by_part(trace, told_by), troubles)
     agents_and_steps = (each.agent if isinstance(each, Resumed) else each for each in told)
     return node_story(agents_and_steps)
 
 
 T = TypeVar("T")
+
+
+def by_part(trace: StoredTrace, read: Callable[[StoredTrace], Iterator[T]]) -> Iterator[T]:
+    """Read a trace, file after file. On a terminal, a bar shows how far that is if there are several files."""
+    parts: Iterable[str] = trace.parts
+    if len(trace.parts) > 1 and os.isatty(2):
+        from rich.console import Console
+        from rich.progress import track
+
+        name = "a trace" if trace.about is None else f"the trace of node {trace.about.node}"
+        parts = track(parts, f"reading {escaped(name)}", console=Console(stderr=True, markup=False), transient=True)
+    for part in parts:
+        yield from read(evolve(trace, parts=(part,)))
 
 
 def readable(trace: StoredTrace, found: Iterable[T | Unreadable], troubles: list[str]) -> Iterator[T]:

@@ -15,7 +15,7 @@ from reknit.core.text.codec import CodecError, decode, dumps
 from reknit.core.text.doing import command_text, event_text
 
 from .arguments import Parsed, Table
-from .looking import HELP, UNREADABLE, WORDS, found, main, readable, show, words_of
+from .looking import HELP, UNREADABLE, WORDS, by_part, found, main, readable, show, words_of
 
 _DIFFERENT = 1
 TABLE = Table(
@@ -50,7 +50,7 @@ def _compared(trace: StoredTrace, troubles: list[str], statuses: list[int]) -> I
     """Lines about one agent. Adds the exit status."""
     node = "an agent" if trace.about is None else f"node {trace.about.node}"
     count = 0
-    for made in readable(trace, steps_of(trace), troubles):
+    for made in readable(trace, by_part(trace, steps_of), troubles):
         if not isinstance(made, Replayed):
             continue
         count += 1
