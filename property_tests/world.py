@@ -16,7 +16,7 @@ from reknit.core.job.entries import Entry, Joined
 from reknit.core.job.founding import Life, Origin
 from reknit.core.job.job import Job, Outcome
 
-from . import as_text, checks, later, prompt
+from . import as_text, checks, later, prompt, stretches
 from .hosts import Proc, Traced
 from .oracle import Oracle
 from .script import NAMES, Setup, node_id
@@ -94,6 +94,8 @@ class World(world.World):
         proc.trace.append(Traced(self.now, event, tuple(commands), timers.next_wake(proc.agent)))
         self.story.append((self.now, proc.name, event, commands))
         checks.after_step(self, proc, before, event, commands)
+        if not self.steps % 8:
+            stretches.are_computed(proc.name, proc.agent)
         if self.oracle is not None:
             has_said = any(not isinstance(command, Beat) for command in commands)
             if not self.steps % (8 if has_said else 64):

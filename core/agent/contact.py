@@ -9,7 +9,8 @@
 3. A gap in an agent's own beats may be as long as the silence limit. Then the other nodes may have declared this node
    lost. In a gap the agent starts no worker, and says nothing new. It repeats entries that are late. The gap ends when
    a new count is acknowledged and then the journal is read.
-4. A limit holds from its time on (`at >= limit`). `thresholds` lists these times, so that the agent wakes then.
+4. A limit holds from its time on (`at >= limit`). `lasting_thresholds` and `pulse_thresholds`
+   list these times, so that the agent wakes then.
 """
 
 from __future__ import annotations
@@ -186,17 +187,23 @@ def is_out(agent: Agent) -> bool:
 # ---- all these times -------------------------------------------------------------------------------------------------
 
 
-def thresholds(agent: Agent) -> list[float]:
-    """The times at which something about the contact changes if no event comes before. They may be past."""
+# At these times something about the contact changes if no event comes before. They may be past.
+
+
+def lasting_thresholds(agent: Agent) -> list[float]:
+    """Those that no beat puts off."""
     if not agent.spec.shares_journal:
         return []
+    return [_entry_late_at(agent), _stop_late_at(agent)] if is_beating(agent) else [_entry_late_at(agent)]
+
+
+def pulse_thresholds(agent: Agent) -> list[float]:
+    """The next beat, and those that a beat puts off if it is answered and the journal can be read."""
     if not is_beating(agent):
-        return [_entry_late_at(agent)]
+        return []
     return [
         _beat_at(agent),
         _read_late_at(agent),
-        _entry_late_at(agent),
-        _stop_late_at(agent),
         _unproven_at(agent),
         _unheard_at(agent),
         _fence_falls_at(agent),

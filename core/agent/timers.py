@@ -121,11 +121,16 @@ def next_wake(agent: Agent) -> float | None:
 
 def _thresholds(agent: Agent) -> list[float]:
     """All times at which this agent decides anew if no event comes before. They may be past."""
+    return [*lasting_thresholds(agent), *contact.pulse_thresholds(agent)]
+
+
+def lasting_thresholds(agent: Agent) -> list[float]:
+    """Those that no beat puts off."""
     return [
         *(_deadline(agent, timer) for timer in agent.since),
         *(said_at + agent.spec.resay_s for said_at in agent.said.values()),
         waits_until(agent),
-        *contact.thresholds(agent),
+        *contact.lasting_thresholds(agent),
     ]
 
 

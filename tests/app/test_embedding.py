@@ -1,0 +1,47 @@
+"""The examples for people who embed the core do what docs/embedding.md shows."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.support.waiting import PATIENCE_S
+
+ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "docs" / "embedding.md").read_text()
+
+
+def printed(name: str) -> str:
+    """What the example prints."""
+    command = [sys.executable, str(ROOT / "examples" / name)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=PATIENCE_S)
+    assert (done.returncode, done.stderr) == (0, "")
+    return done.stdout
+
+
+def test_a_scheduler_runs_three_jobs() -> None:
+    """One succeeds, one after a restart, and one fails when its restarts are spent."""
+    lines = printed("embed_scheduler.py").splitlines()
+    assert {line for line in lines if line.count(" ") == 1} == {
+        "plain: succeeded",
+        "shaky: succeeded",
+        "broken: failed",
+    }
+    assert lines.count("trained") == 2
+    assert [line.split(":")[0] for line in lines if "(restart 1 of " in line].count("shaky") == 1
+
+
+def test_an_operator_prints_what_the_page_shows() -> None:
+    """Its time is its own, so it decides the same in every run."""
+    shown = PAGE.partition("$ python examples/embed_operator.py\n")[2].partition("```")[0]
+    assert printed("embed_operator.py") == shown
+
+
+@pytest.mark.parametrize("name", ["embed_scheduler.py", "embed_operator.py"])
+def test_an_example_can_be_read_at_once(name: str) -> None:
+    """Less than 120 lines of code."""
+    lines = (ROOT / "examples" / name).read_text().splitlines()
+    assert sum(bool(line.strip()) for line in lines) < 120 + 10, "and ten of prose"
