@@ -8,9 +8,9 @@ pickle would.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from enum import Enum
-from functools import cache
+from functools import cache, partial
 from types import NoneType, UnionType
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints, overload
 
@@ -58,7 +58,7 @@ def decode(data: object, type_: UnionType) -> Any: ...
 
 def decode(data: object, type_: Any) -> Any:
     """Like `loads`, for JSON that has been parsed already."""
-    return _decode(data, type_)
+    return _decoder(type_)(data)
 
 
 def _constant(name: str) -> float:
@@ -87,35 +87,46 @@ def encode(value: object) -> Any:
     return value
 
 
-def _decode(data: Any, hint: Any) -> Any:
-    if type(data) is hint:
-        return data  # text, a number or a bool, as most fields are
+Decoder = Callable[[Any], Any]
+"""Makes a value of a type from JSON. Raises `CodecError`."""
+
+
+@cache
+def _decoder(hint: Any) -> Decoder:
+    """That of a type. It is made once: to find out what a type is takes longer than to decode a value."""
     origin = get_origin(hint)
     if hint is object:
-        if type(data) is dict:  # `encode` writes mappings as pairs, so it has not written this one
-            raise CodecError(f"{data!r:.80} is no value of a worker")
-        return data
+        return _decode_any
     if origin in (Union, UnionType):
-        return _decode_union(data, get_args(hint))
+        return _of_union(get_args(hint))
     if origin is Literal:
-        return _decode_literal(data, get_args(hint))
+        return partial(_decode_literal, allowed=get_args(hint))
     if origin is tuple or (isinstance(hint, type) and issubclass(hint, tuple)):
-        return _decode_tuple(data, hint)
+        return _of_tuple(hint)
     if origin is frozenset:
-        return frozenset(_decode(d, get_args(hint)[0]) for d in _a(list, data))
+        item = _decoder(get_args(hint)[0])
+        return lambda data: frozenset(map(item, _a(list, data)))
     if origin is not None and issubclass(origin, Mapping):
-        key, value = get_args(hint)
-        return {_decode(k, key): _decode(v, value) for k, v in (_pair(p) for p in _a(list, data))}
+        key, value = map(_decoder, get_args(hint))
+        return lambda data: {key(k): value(v) for k, v in map(_pair, _a(list, data))}
     if hasattr(hint, "__supertype__"):
-        return _decode(data, hint.__supertype__)
-    if hint is float and type(data) is int:
-        return _decode_float(data)
+        return _decoder(hint.__supertype__)
+    if hint is float:
+        return _decode_float
     if issubclass(hint, Enum):
-        return _decode_enum(data, hint)
-    return _decode_class(data, hint) if attrs.has(hint) else _a(hint, data)
+        return partial(_decode_enum, hint=hint)
+    return partial(_decode_class, hint) if attrs.has(hint) else partial(_a, hint)
 
 
-def _decode_float(data: int) -> float:
+def _decode_any(data: Any) -> Any:
+    if type(data) is dict:  # `encode` writes mappings as pairs, so it has not written this one
+        raise CodecError(f"{data!r:.80} is no value of a worker")
+    return data
+
+
+def _decode_float(data: Any) -> float:
+    if type(data) is not int:
+        return float(_a(float, data))
     try:
         return float(data)
     except OverflowError:
@@ -135,46 +146,60 @@ def _decode_enum(data: Any, hint: type[Enum]) -> Enum:
         raise CodecError(f"{data!r} is no {hint.__name__}") from None
 
 
-def _decode_union(data: Any, hints: tuple[Any, ...]) -> Any:
-    if data is None and NoneType in hints:
-        return None
-    if isinstance(data, dict):
-        for hint in hints:
-            if getattr(hint, "__name__", "") == data.get("kind"):
-                return _decode(data, hint)
-        raise CodecError(f"unknown kind {data.get('kind')!r}")
+def _of_union(hints: tuple[Any, ...]) -> Decoder:
+    classes = {hint.__name__: _decoder(hint) for hint in hints if attrs.has(hint)}
+    plain = [hint for hint in hints if hint is not NoneType and not attrs.has(hint)]
     # A list is a tuple, a set or a mapping, and nothing else is.
-    is_list = isinstance(data, list)
-    plain = [h for h in hints if h is not NoneType and not attrs.has(h) and (get_origin(h) is not None) == is_list]
-    if len(plain) != 1:
-        raise CodecError(f"{data!r} has no kind")
-    return _decode(data, plain[0])
+    lists = [_decoder(hint) for hint in plain if get_origin(hint) is not None]
+    others = [_decoder(hint) for hint in plain if get_origin(hint) is None]
+    has_none = NoneType in hints
+
+    def decode_union(data: Any) -> Any:
+        if data is None and has_none:
+            return None
+        if isinstance(data, dict):
+            kind = data.get("kind")
+            decoder = classes.get(kind) if isinstance(kind, str) else None
+            if decoder is None:
+                raise CodecError(f"unknown kind {kind!r}")
+            return decoder(data)
+        fitting = lists if isinstance(data, list) else others
+        if len(fitting) != 1:
+            raise CodecError(f"{data!r} has no kind")
+        return fitting[0](data)
+
+    return decode_union
 
 
-def _decode_tuple(data: Any, hint: Any) -> tuple[Any, ...]:
+def _of_tuple(hint: Any) -> Decoder:
     """`hint`: a tuple, or a class of tuples with items of one kind."""
-    items = _a(list, data)
     hints = get_args(hint) or get_args(hint.__orig_bases__[0])
     if len(hints) == 2 and hints[1] is Ellipsis:
-        make = tuple if get_origin(hint) is tuple else hint
-        return make(_decode(item, hints[0]) for item in items)
-    if len(items) != len(hints):
-        raise CodecError(f"{len(items)} items instead of {len(hints)}")
-    return tuple(_decode(item, hint) for item, hint in zip(items, hints, strict=True))
+        make, item = tuple if get_origin(hint) is tuple else hint, _decoder(hints[0])
+        return lambda data: make(map(item, _a(list, data)))
+    decoders = [_decoder(hint) for hint in hints]
+
+    def decode_tuple(data: Any) -> tuple[Any, ...]:
+        items = _a(list, data)
+        if len(items) != len(decoders):
+            raise CodecError(f"{len(items)} items instead of {len(decoders)}")
+        return tuple(decoder(item) for decoder, item in zip(decoders, items, strict=True))
+
+    return decode_tuple
 
 
-def _decode_class(data: Any, cls: type) -> Any:
-    given = dict(_a(dict, data))
-    if given.pop("kind", None) != cls.__name__:
+def _decode_class(cls: type, data: Any) -> Any:
+    given = _a(dict, data)
+    if given.get("kind") != cls.__name__:
         raise CodecError(f"{data!r:.80} is no {cls.__name__}")
-    hints = _hints(cls)
-    unknown = given.keys() - hints.keys()
-    if unknown:
-        raise CodecError(f"{cls.__name__} has no {', '.join(sorted(unknown))}")
-    missing = [name for name in _required(cls) if name not in given]
+    decoders, required = _fields(cls)
+    unknown = given.keys() - decoders.keys()
+    if len(unknown) > 1:  # one is the kind
+        raise CodecError(f"{cls.__name__} has no {', '.join(sorted(unknown - {'kind'}))}")
+    missing = [name for name in required if name not in given]
     if missing:
         raise CodecError(f"{cls.__name__} without {', '.join(missing)}")
-    fields = {name: _decode(item, hints[name]) for name, item in given.items()}
+    fields = {name: decoders[name](item) for name, item in given.items() if name != "kind"}
     try:
         return cls(**fields)
     except ValueError as e:  # a validator's: no agent could have made this value
@@ -201,12 +226,8 @@ def _defaults(cls: Any) -> dict[str, Any]:
 
 
 @cache
-def _required(cls: Any) -> tuple[str, ...]:
-    """The fields of a class that have no default."""
-    return tuple(name for name, default in _defaults(cls).items() if default is attrs.NOTHING)
-
-
-@cache
-def _hints(cls: Any) -> dict[str, Any]:
-    hints = get_type_hints(cls)
-    return {name: hints[name] for name in _defaults(cls)}
+def _fields(cls: Any) -> tuple[dict[str, Decoder], tuple[str, ...]]:
+    """How each field of a class is decoded, and the fields that have no default."""
+    hints, defaults = get_type_hints(cls), _defaults(cls)
+    required = tuple(name for name, default in defaults.items() if default is attrs.NOTHING)
+    return {name: _decoder(hints[name]) for name in defaults}, required
