@@ -239,9 +239,10 @@ def _details(failure: WorkerFailure, node: str, *, has_shown: bool) -> Iterator[
     if is_echo(failure):
         yield "  this looks like the consequence of another worker's end"
     has_shown = has_shown and failure.cause is None  # the stacks of a hang are written by nobody else
-    if failure.traceback and not (has_shown and _says(failure.stderr, failure.traceback)):
-        yield "  its traceback:" if failure.cause is None else "  what it was doing, innermost call first:"
-        yield from (f"    {line}" for line in failure.traceback.splitlines())
+    if failure.traceback:
+        if not (has_shown and _holds(failure.stderr, failure.traceback)):
+            yield "  its traceback:" if failure.cause is None else "  what it was doing, innermost call first:"
+            yield from (f"    {line}" for line in failure.traceback.splitlines())
     elif "\n" in failure.message:
         yield from (f"    {line}" for line in failure.message.splitlines())
     if failure.stderr and not has_shown and not _says(failure.stderr, failure.traceback or failure.message):
@@ -254,6 +255,14 @@ def _details(failure: WorkerFailure, node: str, *, has_shown: bool) -> Iterator[
 def _says(lines: Sequence[str], shown: str) -> bool:
     """Whether a traceback or message that is shown has the last of these lines already."""
     return bool(shown) and all(_plain(line).strip() in shown for line in lines[-3:])
+
+
+def _holds(lines: Sequence[str], traceback: str) -> bool:
+    """These last lines hold the traceback: its last call and its last line, and so all between."""
+    wanted = [line.strip() for line in traceback.splitlines() if line.strip()]
+    calls = [line for line in wanted if line.startswith("File ")]
+    found = {_plain(line).strip() for line in lines}
+    return bool(calls) and {calls[-1], wanted[-1]} <= found
 
 
 def _plain(line: str) -> str:

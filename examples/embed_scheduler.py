@@ -54,15 +54,21 @@ class Children:
     def start(self, command: words.StartWorkers) -> None:
         made, self._stop = command.assignment, None
         shared = {"WORLD_SIZE": made.world_size, "MASTER_ADDR": made.master_addr, "MASTER_PORT": made.master_port}
-        argv = [sys.executable, "-c", self._code]
-        self._running, self._ends = [], []
+        self._running, self._ends, failed = [], [], []
         for worker in made.workers:
             env = {**shared, "RANK": worker.rank, "LOCAL_RANK": worker.local_rank, "ROUND": command.round}
-            made_env = {name: str(value) for name, value in env.items()}
-            self._running.append(subprocess.Popen(argv, env=made_env, start_new_session=True))
-        self._tell(words.WorkersStarted(self._clock.now(), command.round))
-        for worker, process in zip(made.workers, self._running, strict=True):
+            argv, texts = [sys.executable, "-c", self._code], {name: str(value) for name, value in env.items()}
+            try:
+                process = subprocess.Popen(argv, env=texts, start_new_session=True)
+            except OSError as error:
+                why = WorkerFailure(worker.local_rank, worker.rank, 127, message=str(error))
+                failed.append(words.WorkerExit(worker.local_rank, why))
+                continue
+            self._running.append(process)
             self._ends.append(asyncio.ensure_future(self._end(command.round, worker.local_rank, worker.rank, process)))
+        self._tell(words.WorkersStarted(self._clock.now(), command.round))
+        if failed:
+            self._tell(words.WorkersExited(self._clock.now(), command.round, tuple(failed)))
 
     def stop(self, command: StopWorkers) -> None:
         """Another command for the same round shortens the grace."""
@@ -88,9 +94,10 @@ class Children:
 
     async def _stopped(self, command: StopWorkers) -> None:
         self._signal(command.signal)
-        await asyncio.wait(self._ends, timeout=command.grace_s)
+        if self._ends:
+            await asyncio.wait(self._ends, timeout=command.grace_s)
         self._signal(signal.SIGKILL)
-        await asyncio.wait(self._ends)
+        await asyncio.gather(*self._ends)
         self._tell(words.WorkersStopped(self._clock.now(), command.round, free_port()))
 
     def _signal(self, signum: int) -> None:
@@ -128,10 +135,12 @@ async def main() -> None:
         async with turn:  # a job waits for all of its slots before the next one takes any
             for _ in range(workers):
                 await slots.acquire()
-        result = await run_job(name, code, workers, max_restarts)
-        print(f"{name}: {result.state.value.lower()}", flush=True)
-        for _ in range(workers):
-            slots.release()
+        try:
+            result = await run_job(name, code, workers, max_restarts)
+            print(f"{name}: {result.state.value.lower()}", flush=True)
+        finally:
+            for _ in range(workers):
+                slots.release()
 
     await asyncio.gather(*(scheduled(name, *job) for name, job in JOBS.items()))
 

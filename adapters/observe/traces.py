@@ -107,18 +107,14 @@ def of_this_host() -> list[StoredTrace]:
 
 
 def below(path: str) -> list[StoredTrace]:
-    """All traces in a folder and the folders in it, for example in what `--log-dir` has named. Links are followed: the
-    folder with the traces of this host names those in log folders by links."""
+    """All traces in a folder and the folders in it, for example in what `--log-dir` has named. A link counts if it
+    leads to a trace, as those in the folder with the traces of this host. Other links are not followed."""
     found: dict[str, StoredTrace] = {}
-    seen: set[str] = set()
-    for folder, inner, _ in os.walk(path, followlinks=True):
-        real = os.path.realpath(folder)
-        if real in seen:
-            inner.clear()  # a link to a folder around it
-            continue
-        seen.add(real)
-        if (trace := stored(folder)) is not None:
-            found[trace.path] = trace
+    for folder, inner, _ in os.walk(path):
+        links = [each for name in inner if os.path.islink(each := os.path.join(folder, name))]
+        for each in (folder, *links):
+            if (trace := stored(each)) is not None:
+                found[trace.path] = trace
     return [found[path] for path in sorted(found)]
 
 

@@ -56,6 +56,8 @@ TABLE = Table(
     mixes=True,
 )
 _PAUSE_S = 1.0
+_LOOKS = 2
+"""A job that has begun, and was not seen in so many looks in a row, has ended."""
 _NONE = 1
 
 
@@ -91,14 +93,15 @@ def _watch(parsed: Parsed, environ: Mapping[str, str]) -> int:
     from rich.text import Text
 
     signal.signal(signal.SIGINT, signal.default_int_handler)  # the command line has taken it away
-    console, has_begun = Console(), False
+    console, left, has_begun = Console(), _LOOKS, False
     try:
         with Live(console=console, screen=True, auto_refresh=False) if console.is_terminal else nullcontext() as live:
             while True:
                 found = list(_lines(parsed, environ))
-                if words_of(parsed) and has_begun and not found:
-                    break
                 has_begun = has_begun or bool(found)
+                left = _LOOKS if found else left - 1
+                if words_of(parsed) and has_begun and left <= 0:
+                    break
                 lines = [time.strftime("%H:%M:%S"), *(found or [_nothing(parsed)])]
                 if live is not None:
                     live.update(Text("\n".join(map(escaped, lines))), refresh=True)

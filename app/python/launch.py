@@ -162,7 +162,7 @@ async def launch_async(
     **unknown: Never,
 ) -> dict[int, object]:
     """`launch` as a coroutine. Arguments, value and errors are the same. If it is cancelled, the workers get SIGTERM
-    and `grace_s` seconds. The cancellation is raised when they have ended. Another one shortens that time.
+    and `grace_s` seconds. The cancellation is raised when the agent has ended, at most five seconds after the grace.
 
     The event loop is not blocked, except while a function and its arguments are pickled for a start, and while the
     values are read.

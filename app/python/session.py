@@ -247,6 +247,10 @@ class Session:
 
 
 _END_S = 15.0
+_GOODBYE_S = 5.0
+"""Seconds after the grace in which an agent that was cancelled can say goodbye to the other nodes."""
+_AGAIN_S = 1.0
+"""A cancellation that comes sooner after another one is the same one. Some libraries repeat it until the task ends."""
 
 
 def _check(settings: object, say: object) -> None:
@@ -312,17 +316,31 @@ async def run_async(
 
 
 async def to_end(running: Session) -> Result:
-    """Run an agent until it has ended. If this is cancelled, the workers get SIGTERM and `Settings.grace_s`, and the
-    cancellation is raised when they have ended. A second one leaves them five seconds, and a third none."""
+    """Run an agent until it has ended. If this is cancelled, the workers get SIGTERM and `Settings.grace_s`. The
+    cancellation is raised when the agent has ended, and at the latest `_GOODBYE_S` after the grace: the host of a store
+    does not stay for other nodes. Another cancellation shortens the grace."""
     import asyncio
 
     cancelled: BaseException | None = None
+    ends_at, latest = None, 0.0
     while True:
+        bound = asyncio.timeout_at(ends_at)
         try:
-            result = await running.run_async()
+            async with bound:
+                result = await running.run_async()
         except asyncio.CancelledError as error:
-            cancelled = cancelled or error
-            running.leave()
+            now = running.loop.ports.clock.now()
+            if cancelled is None:
+                grace_s = running.loop.agent.spec.grace_s
+                cancelled, ends_at = error, asyncio.get_running_loop().time() + grace_s + _GOODBYE_S
+                running.leave()
+            elif now - latest > _AGAIN_S:
+                running.leave()
+            latest = now
+        except TimeoutError:
+            if cancelled is None or not bound.expired():
+                raise
+            raise cancelled from None
         else:
             if cancelled is not None:
                 raise cancelled

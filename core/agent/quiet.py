@@ -6,7 +6,8 @@ watched ones have moved, and a read of the journal that holds nothing new. All t
 1. `quiet_until` says whether an agent is quiet, and until when. Before that time a cycle makes it give one command, its
    `Beat`, and changes nothing but its pulse: the fields that `after_beats` sets.
 2. `after_beats` is the agent after n cycles. It is the same as that of `step`, bit for bit, if the sums of times are
-   exact. Otherwise its pulse may differ in the last bits.
+   exact, as those of multiples of 2^-20 s are. Otherwise the sum of n beats differs from n times a beat, by a
+   millisecond in a month, and a beat may fall on the other side of a time that is so near.
 3. Both know nothing that `timers` and `contact` do not know: a time with which the core compares `Agent.at` stands
    there.
 

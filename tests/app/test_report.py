@@ -280,6 +280,29 @@ def test_the_only_worker_has_shown_its_traceback(tmp_path: Path) -> None:
     assert (job.err.count("Traceback (most recent call last):"), "  its traceback:" in job.said) == (1, True)
 
 
+@pytest.mark.parametrize("words", ["", "import sys; sys.stderr.write('ValueError: secret reason\\n')"])
+def test_a_traceback_that_was_not_shown_is_told(tmp_path: Path, words: str) -> None:
+    """A worker may tell the agent more than it writes, by its error file."""
+    script = f"""
+        import os
+        from torch.distributed.elastic.multiprocessing.errors import record
+
+        @record
+        def main():
+            raise ValueError("secret reason")
+
+        try:
+            main()
+        except ValueError:
+            {words}
+            os._exit(1)
+    """
+    pytest.importorskip("torch")
+    status, job = run(tmp_path, "w.py", script=script)
+    assert (status, "  its traceback:" in job.said) == (1, True)
+    assert job.said[-1].strip() == "ValueError: secret reason"
+
+
 def test_last_words_and_where_the_rest_is(tmp_path: Path) -> None:
     """A crash in C has no traceback; its last lines say most, whatever bytes they hold."""
     script = r"import os, sys; os.write(2, b'x\n' * 100_000 + b'the \xff end\n'); os.abort()"

@@ -48,7 +48,7 @@ class Terminal:
         process = agent
         try:
             while process and os.getpgid(process) == group:  # a script of the user may be between shell and agent
-                process = int(stat_of(str(process))[1])
+                process = os.getppid() if process == os.getpid() else int(stat_of(str(process))[1])
             return cls(group, process != 0 and os.getsid(process) == os.getsid(0))
         except (OSError, ValueError, IndexError):
             return cls(group, False)

@@ -247,7 +247,10 @@ class Relay:
             lines = data.splitlines(keepends=True)
             # The rest of a line that was shown without its end needs no prefix: the line has one already.
             is_continued = console.continues(tap)
-            # A progress bar begins with a carriage return, which is no line of its own.
+            # A progress bar begins with a carriage return, which is no line of its own. It must not lead into the line
+            # of another worker.
+            if lines[0] == b"\r" and not is_continued:
+                lines = lines[1:]
             data = b"".join(
                 line if line == b"\r" or (is_continued and not number) else tap.prefix + line
                 for number, line in enumerate(lines)

@@ -32,6 +32,7 @@ from reknit.runtime import Session, run, run_async, start
 from tests.support.alone import run_alone
 from tests.support.interrupts import interrupted, interrupted_after, is_interrupted_at
 from tests.support.leaks import children, nothing_left
+from tests.support.stores import free_port
 from tests.support.waiting import PATIENCE_S, read_pids
 
 TRUE = Settings(command=("true",))
@@ -295,6 +296,56 @@ def test_a_coroutine_whose_event_loop_ends_while_it_opens() -> None:
         await asyncio.sleep(0)  # not a guess: the task has begun, and cannot have opened anything
 
     asyncio.run(main())
+
+
+def test_a_cancellation_that_is_repeated_is_one(tmp_path: Path) -> None:
+    """Some libraries cancel a task in every turn of the event loop until it has ended. The workers have their grace."""
+    saves = f"""
+        import os, select, signal, sys
+        def save(*_):
+            select.select([], [], [], 2.5)  # longer than the pauses between two requests that count
+            open({str(tmp_path / "saved")!r}, "w").close()
+            sys.exit(1)
+        signal.signal(signal.SIGTERM, save)
+        open({str(tmp_path / "pids")!r}, "a").write(f"{{os.getpid()}}\\n")
+        signal.pause()
+    """
+
+    async def main() -> None:
+        task = asyncio.create_task(run_async(python(saves)))
+        await asyncio.to_thread(read_pids, tmp_path / "pids", 1)
+        while not task.done():
+            task.cancel()
+            await asyncio.wait([task], timeout=0.01)
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    asyncio.run(main())
+    assert (tmp_path / "saved").exists()
+    assert not children()
+
+
+def test_a_cancelled_host_does_not_stay_for_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever cancels a task wants it to end. `reknit run` would serve the other node for as long as that runs."""
+    monkeypatch.setattr(session, "_GOODBYE_S", 0.5)
+    meeting = Meeting("c10d", endpoints=(("127.0.0.1", free_port()),))
+    terms = Terms(1, 2, last_call_s=1.0)
+    host, guest = (
+        waiting(tmp_path, terms=terms, meeting=meeting, run_id="two", node_id=name, grace_s=1.0) for name in "ab"
+    )
+
+    async def main() -> None:
+        first = asyncio.create_task(run_async(host))
+        await asyncio.to_thread(read_pids, tmp_path / "pids", 1)
+        second = asyncio.create_task(run_async(guest))
+        await asyncio.to_thread(read_pids, tmp_path / "pids", 3)
+        for task in (first, second):
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+
+    asyncio.run(main())
+    assert not children()
 
 
 def test_a_coroutine_that_is_cancelled_twice(tmp_path: Path) -> None:

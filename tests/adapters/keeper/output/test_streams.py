@@ -214,7 +214,7 @@ def test_a_progress_bar_that_begins_with_a_carriage_return(tmp_path: Path, out: 
     assert finished(spawn(worker, "import os; os.write(2, b'\\r1%\\r2%'); os.write(2, b'\\r3%\\nend\\n')")) == 0
     streams.release(worker)
     assert streams.flush(PATIENCE_S)
-    assert err.read_until(b"end\n") == b"\r[trainer0]:1%\r[trainer0]:2%\r[trainer0]:3%\n[trainer0]:end\n"
+    assert err.read_until(b"end\n") == b"[trainer0]:1%\r[trainer0]:2%\r[trainer0]:3%\n[trainer0]:end\n"
 
 
 def test_the_prefix_is_a_template(out: Console, err: Console) -> None:
