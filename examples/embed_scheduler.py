@@ -59,7 +59,7 @@ class Children:
             env = {**shared, "RANK": worker.rank, "LOCAL_RANK": worker.local_rank, "ROUND": command.round}
             argv, texts = [sys.executable, "-c", self._code], {name: str(value) for name, value in env.items()}
             try:
-                process = subprocess.Popen(argv, env=texts, start_new_session=True)
+                process = subprocess.Popen(argv, env=os.environ | texts, start_new_session=True)
             except OSError as error:
                 why = WorkerFailure(worker.local_rank, worker.rank, 127, message=str(error))
                 failed.append(words.WorkerExit(worker.local_rank, why))

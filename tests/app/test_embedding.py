@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -17,7 +18,9 @@ PAGE = (ROOT / "docs" / "embedding.md").read_text()
 def printed(name: str) -> str:
     """What the example prints."""
     command = [sys.executable, str(ROOT / "examples" / name)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=PATIENCE_S)
+    # Without a buffer, `print` writes a line and its end apart, and lines of two processes get mixed.
+    env = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+    done = subprocess.run(command, env=env, capture_output=True, text=True, check=False, timeout=PATIENCE_S)
     assert (done.returncode, done.stderr) == (0, "")
     return done.stdout
 
