@@ -10,6 +10,7 @@ from collections.abc import Collection, Iterator, Mapping
 
 from attrs import frozen
 
+from reknit.adapters.keeper.watchdog.page import seen
 from reknit.core.agent.agent import Agent
 from reknit.core.text.doing import situation
 
@@ -64,4 +65,4 @@ def keeper_of(agent: int) -> int:
         children = psutil.Process(agent).children()
     except psutil.Error:
         return 0
-    return next((child.pid for child in children if progress_of(child.pid)), 0)
+    return next((child.pid for child in children if seen(child.pid)), 0)

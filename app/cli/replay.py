@@ -63,7 +63,7 @@ def _compared(trace: StoredTrace, troubles: list[str], statuses: list[int]) -> I
         statuses.append(UNREADABLE)
         yield f"{node}: no step can be read ({trace.path})"
         return
-    is_readable = count and not any("cannot be read" in line for line in troubles)
+    is_readable = not any("cannot be read" in line for line in troubles)
     statuses.append(0 if is_readable else UNREADABLE)
     yield f"{node}: {count} steps, all decided alike ({trace.path})"
 

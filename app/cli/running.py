@@ -194,7 +194,7 @@ def _sweep_adopted(own: set[int]) -> None:
 
 
 def _has_shell() -> bool:
-    """The worker with the terminal can be continued after Ctrl-Z."""
+    """A shell can continue this process and the worker that has the terminal after Ctrl-Z."""
     from reknit.adapters.keeper.common.spawn import Terminal
 
     return Terminal.of(os.getpid()).has_shell

@@ -8,6 +8,7 @@ import signal
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import nullcontext
+from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 from attrs import evolve
@@ -93,14 +94,13 @@ def _watch(parsed: Parsed, environ: Mapping[str, str]) -> int:
     from rich.text import Text
 
     signal.signal(signal.SIGINT, signal.default_int_handler)  # the command line has taken it away
-    console, left, has_begun = Console(), _LOOKS, False
+    console, has_begun, missed = Console(), False, 0
     try:
         with Live(console=console, screen=True, auto_refresh=False) if console.is_terminal else nullcontext() as live:
             while True:
                 found = list(_lines(parsed, environ))
-                has_begun = has_begun or bool(found)
-                left = _LOOKS if found else left - 1
-                if words_of(parsed) and has_begun and left <= 0:
+                has_begun, missed = has_begun or bool(found), 0 if found else missed + 1
+                if words_of(parsed) and has_begun and missed == _LOOKS:
                     break
                 lines = [time.strftime("%H:%M:%S"), *(found or [_nothing(parsed)])]
                 if live is not None:
@@ -127,16 +127,18 @@ def _lines(parsed: Parsed, environ: Mapping[str, str]) -> Iterator[str]:
         return
     if parsed["rdzv-backend"]:
         raise UsageError(f"{parsed.spelled('rdzv-backend')} needs --rdzv-endpoint")
-    told = None
-    agents = sorted(of_live(words_of(parsed)), key=lambda now: (now.agent.job.epoch, now.agent.job.round), reverse=True)
-    for now in sorted(agents, key=_journal):
-        if parsed["json"]:
-            yield json.dumps(_data(now))
-            continue
-        if _journal(now) != told:
-            told = _journal(now)
-            yield from _job_lines(now.about.job, now.agent.job, time.time() - now.about.began)
-        yield from _agent_lines(now)
+    # The agent that knows of the latest round comes first, and tells of the job.
+    agents = sorted(
+        of_live(words_of(parsed)), key=lambda now: (*_journal(now), -now.agent.job.epoch, -now.agent.job.round)
+    )
+    if parsed["json"]:
+        yield from (json.dumps(_data(now)) for now in agents)
+        return
+    for _, same in groupby(agents, _journal):
+        first, *others = same
+        yield from _job_lines(first.about.job, first.agent.job, time.time() - first.about.began)
+        for now in (first, *others):
+            yield from _agent_lines(now)
 
 
 def _journal(now: Now) -> tuple[str, str]:

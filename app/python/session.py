@@ -310,7 +310,7 @@ async def run_async(
     say: Callable[[str], None] | None = None,
     observers: Iterable[Observer] = (),
 ) -> Result:
-    """`run` as a coroutine, which never blocks the event loop. It is cancelled as `to_end` is."""
+    """`run` as a coroutine, which never blocks the event loop. What a cancellation does is described at `to_end`."""
     async with opened_async(settings, environ=environ, say=say, observers=observers) as running:
         return await to_end(running)
 
@@ -321,6 +321,7 @@ async def to_end(running: Session) -> Result:
     does not stay for other nodes. Another cancellation shortens the grace."""
     import asyncio
 
+    loop = asyncio.get_running_loop()
     cancelled: BaseException | None = None
     ends_at, latest = None, 0.0
     while True:
@@ -329,10 +330,9 @@ async def to_end(running: Session) -> Result:
             async with bound:
                 result = await running.run_async()
         except asyncio.CancelledError as error:
-            now = running.loop.ports.clock.now()
+            now = loop.time()
             if cancelled is None:
-                grace_s = running.loop.agent.spec.grace_s
-                cancelled, ends_at = error, asyncio.get_running_loop().time() + grace_s + _GOODBYE_S
+                cancelled, ends_at = error, now + running.loop.agent.spec.grace_s + _GOODBYE_S
                 running.leave()
             elif now - latest > _AGAIN_S:
                 running.leave()

@@ -9,8 +9,8 @@
 3. A gap in an agent's own beats may be as long as the silence limit. Then the other nodes may have declared this node
    lost. In a gap the agent starts no worker, and says nothing new. It repeats entries that are late. The gap ends when
    a new count is acknowledged and then the journal is read.
-4. A limit holds from its time on (`at >= limit`). `lasting_thresholds` and `pulse_thresholds`
-   list these times, so that the agent wakes then.
+4. A limit holds from its time on (`at >= limit`). `lasting_thresholds` and `pulse_thresholds` list these times, so that
+   the agent wakes then.
 """
 
 from __future__ import annotations
@@ -187,18 +187,16 @@ def is_out(agent: Agent) -> bool:
 # ---- all these times -------------------------------------------------------------------------------------------------
 
 
-# At these times something about the contact changes if no event comes before. They may be past.
-
-
 def lasting_thresholds(agent: Agent) -> list[float]:
-    """Those that no beat puts off."""
+    """The times at which something about the contact changes, however often this agent beats. They may be past."""
     if not agent.spec.shares_journal:
         return []
     return [_entry_late_at(agent), _stop_late_at(agent)] if is_beating(agent) else [_entry_late_at(agent)]
 
 
 def pulse_thresholds(agent: Agent) -> list[float]:
-    """The next beat, and those that a beat puts off if it is answered and the journal can be read."""
+    """The time of the next beat, and the times at which something about the contact changes unless a beat is answered
+    and the journal is read before. They may be past."""
     if not is_beating(agent):
         return []
     return [

@@ -125,7 +125,7 @@ def _thresholds(agent: Agent) -> list[float]:
 
 
 def lasting_thresholds(agent: Agent) -> list[float]:
-    """Those that no beat puts off."""
+    """The part of them that no beat of this agent puts off."""
     return [
         *(_deadline(agent, timer) for timer in agent.since),
         *(said_at + agent.spec.resay_s for said_at in agent.said.values()),

@@ -333,7 +333,7 @@ def merged(nodes: Sequence[NodeStory]) -> Story:
 
 def _ahead_s(node: NodeStory, reference: NodeStory) -> float:
     """Seconds by which the clock of a node is ahead. 0: it is not known."""
-    # Whoever starts the workers of a round has read of it at once. Another agent may have read of it much later.
+    # An agent that starts the workers of a round has read of the round at once. Another may have read of it much later.
     found = sorted(
         mine - theirs
         for key in _took_part_in(node) & _took_part_in(reference)
