@@ -6,11 +6,13 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from typing import assert_never
 
+from reknit.adapters.keeper.common.run_folder import working_folder
 from reknit.core.agent import reasons as own
 from reknit.core.agent.agent import Agent
 from reknit.core.agent.commands import Command, Result
 from reknit.core.agent.events import Event
 from reknit.core.agent.states import WorkerState
+from reknit.core.agent.worker_words import WorkersStopped
 from reknit.core.agent.workers import asks_somebody
 from reknit.core.job import reasons
 from reknit.core.job.restart import is_echo
@@ -45,13 +47,15 @@ class Reporter:
 
     def __call__(self, before: Agent, event: Event, after: Agent, commands: Sequence[Command]) -> None:
         # Imported here, because a command that ends before it has an agent does not need it.
-        from reknit.core.text.describe import decisions
+        from reknit.core.text.describe import decisions, killed_text
         from reknit.core.text.doing import command_text, event_text
 
         if self._verbose:
             self._say(f"{PREFIX}<< {event_text(event)}")
             for command in commands:
                 self._say(f"{PREFIX}>> {command_text(command)}")
+        if isinstance(event, WorkersStopped) and event.killed:
+            self._say(PREFIX + killed_text(event))
         why = after.causes.unable
         if isinstance(why, own.TermsDiffer) and before.causes.unable is None and after.result is None:
             # The host of the store stays for the other nodes. Its last lines, which tell this again, come much later.
@@ -145,27 +149,40 @@ def final_lines(
     is_alone: bool = True,
     names_options: bool = True,
     has_terminal: bool = False,
-    has_shown: bool = False,
+    shown: int = 0,
+    trace: str = "",
 ) -> Iterator[str]:
     """The last lines: how the run has ended, in one line or in a report, and then `origin`.
 
     `restarts`: number of restarts of the job (`Job.restarts`). `ran_s`: seconds for which this agent has run. None:
     they are not told. `is_alone`: no other node can go on with the job.
     `names_options`: the reader has called `reknit run`. False: the reader's program has made the settings.
-    `has_terminal`: a worker has the terminal. `has_shown`: the lines of the only worker stand just above.
+    `has_terminal`: a worker has the terminal. `shown`: the number of workers of the job, if all their lines were shown.
+    0: this is not known. `trace`: the folder with the trace of this agent. Empty: there is none.
     """
-    yield from _ending(result, restarts, ran_s, is_alone=is_alone, names_options=names_options, has_shown=has_shown)
+    yield from _ending(result, restarts, ran_s, is_alone=is_alone, names_options=names_options, shown=shown)
     if isinstance(result.why, reasons.BudgetSpent) and asks_somebody(result.why.root.failure) and not has_terminal:
         how = "run one worker on a terminal, or give --stdin=RANK" if names_options else "use reknit run --stdin=RANK"
         yield f"this worker waited for input (breakpoint(), input()), and has no terminal: {how}"
+    if trace and result.state is WorkerState.FAILED and isinstance(result.why, reasons.JobEnd):
+        yield f"the whole story: reknit explain {_typed(trace)}"
     if line := origin(result):
         yield line
 
 
+def _typed(folder: str) -> str:
+    """The absolute path as one would type it in a shell."""
+    here = working_folder()
+    shorter = folder.removeprefix(f"{here}/") if here else folder
+    path = folder if shorter.startswith("-") else shorter
+    # As shlex.quote. At a limit of the machine nothing can be imported here any more.
+    return path if all(c.isalnum() or c in "/._-+" for c in path) else "'" + path.replace("'", "'\"'\"'") + "'"
+
+
 def _ending(
-    result: Result, restarts: int, ran_s: float | None, *, is_alone: bool, names_options: bool, has_shown: bool
+    result: Result, restarts: int, ran_s: float | None, *, is_alone: bool, names_options: bool, shown: int
 ) -> Iterator[str]:
-    from reknit.core.text.describe import budget_text, failure_text, hang_lines, reason_text, time_text
+    from reknit.core.text.describe import failure_text, hang_lines, reason_text, spent_text, time_text
 
     if isinstance(result.why, own.AlreadyFinished):
         advice = "; to run it again, give another --rdzv-id" if names_options else ""
@@ -188,14 +205,10 @@ def _ending(
         yield f"the job {word}: {reason_text(result.why)}"
         return
     root = result.why.root
-    name = "--max-restarts" if names_options else "max_restarts"
-    setting = "" if result.why.max_restarts else f" ({name}=0)"
+    option = "--max-restarts" if names_options else "max_restarts"
     after = "" if ran_s is None else f"; it had run for {time_text(ran_s)}"
-    if asks_somebody(root.failure):
-        yield f"the job {word}: a worker that waits for input is not started again{after}"
-    else:
-        yield f"the job {word}: {budget_text(result.why.max_restarts)}{setting}{after}"
-    yield from _details(root.failure, str(root.node), has_shown=has_shown)
+    yield f"the job {word}: {spent_text(result.why, option)}{after}"
+    yield from _details(root.failure, str(root.node), shown)
     if lines := list(hang_lines(root)):
         yield "  where the workers stood that hung:"
         yield from (f"  {line}" for line in lines)
@@ -230,7 +243,7 @@ def _outside_text(why: own.TermsDiffer | own.JournalRefused | own.Replaced, *, n
     return f"this node cannot take part: {text}"
 
 
-def _details(failure: WorkerFailure, node: str, *, has_shown: bool) -> Iterator[str]:
+def _details(failure: WorkerFailure, node: str, shown: int) -> Iterator[str]:
     from reknit.core.text.describe import how_text
 
     pid = f", pid {failure.pid}" if failure.is_of_worker else ""
@@ -238,13 +251,19 @@ def _details(failure: WorkerFailure, node: str, *, has_shown: bool) -> Iterator[
     yield f"  rank {failure.rank} failed first ({where}): {how_text(failure)}"
     if is_echo(failure):
         yield "  this looks like the consequence of another worker's end"
-    has_shown = has_shown and failure.cause is None  # the stacks of a hang are written by nobody else
+    shown = 0 if failure.cause is not None else shown  # the stacks of a hang are written by nobody else
+    # Lines of several workers may stand between each other. Then only lines with the rank can be told apart.
+    mark = f"[rank{failure.rank}]:" if shown > 1 else ""
+    has_shown = shown > 0 and _holds([line for line in failure.stderr if line.startswith(mark)], failure.traceback)
     if failure.traceback:
-        if not (has_shown and _holds(failure.stderr, failure.traceback)):
+        if has_shown and mark:
+            yield f"  its traceback stands above, in the lines that begin with {mark}"
+        elif not has_shown:
             yield "  its traceback:" if failure.cause is None else "  what it was doing, innermost call first:"
             yield from (f"    {line}" for line in failure.traceback.splitlines())
     elif "\n" in failure.message:
         yield from (f"    {line}" for line in failure.message.splitlines())
+    has_shown = has_shown or shown == 1
     if failure.stderr and not has_shown and not _says(failure.stderr, failure.traceback or failure.message):
         yield "  its last lines of output:"
         yield from (f"    {line}" for line in failure.stderr)

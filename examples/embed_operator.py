@@ -4,7 +4,7 @@
 
 It has nothing of reknit but the core. The operator keeps the journal of a job and an agent for each node. In each turn
 of the loop it tells every agent what has happened to its pod, and does what `step` answers. The pods are fakes. One
-node loses its pod, and later its host (docs/embedding.md#operator).
+node loses its pod, and later its host. Then the operator itself appends `Lost` (docs/embedding.md#operator).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from reknit.core import Agent, Job, Spec, fold, next_wake, step
 from reknit.core.agent import worker_words as words
 from reknit.core.agent.commands import Append, Beat, Command, Finish, StopWorkers
 from reknit.core.agent.events import Counters, EntriesRead, Event, Started, Woken
-from reknit.core.job.entries import Entry, Node, NodeId
+from reknit.core.job.entries import Entry, Lost, Node, NodeId
 from reknit.core.job.workers import WorkerFailure
 
 TERMS = Terms(min_nodes=2, max_nodes=3, restarts=RestartPolicy(1), last_call_s=2.0)
@@ -68,6 +68,15 @@ class Operator:
                     self._feed(host, host.news.pop(0))
         return any(host.is_there and host.agent.result is None for host in self.hosts)
 
+    def lose(self, host: Host) -> None:
+        """The host is gone, and nothing runs there any more. Say so in the name of another node that is live."""
+        host.is_there = False
+        joined = self.job.live.get(host.agent.spec.node_id)
+        others = [other.node for other in self.job.live.values() if other is not joined]
+        if joined is not None and others:
+            self._append(Lost(joined.node, by=others[0]))
+            self.say(f"the journal: {joined.node} is lost, in the name of {others[0]}")
+
     def _observe(self, host: Host) -> None:
         """Compare what runs with what the agent knows."""
         pod, wakes_at = host.pod, next_wake(host.agent)
@@ -93,8 +102,7 @@ class Operator:
     def _carry_out(self, host: Host, command: Command) -> None:
         match command:
             case Append(entry):
-                self.journal.append(entry)
-                self.job = fold(self.job, entry)
+                self._append(entry)
             case Beat(node, count, watch):
                 self.counters[node] = count
                 read = {each: self.counters.get(each, 0) for each in (node, *watch)}
@@ -112,6 +120,10 @@ class Operator:
             case Finish(result):
                 self.say(f"{host.agent.spec.node_id}: {result.state.value.lower()}")
 
+    def _append(self, entry: Entry) -> None:
+        self.journal.append(entry)
+        self.job = fold(self.job, entry)
+
     def say(self, line: str) -> None:
         print(f"{self.now:5.1f} s  {line}")
 
@@ -125,7 +137,7 @@ def main() -> None:
             victim.pod.code = 137
         if operator.now == 20.0:
             operator.say("the host of node1 is gone")
-            victim.is_there = False
+            operator.lose(victim)
         if not operator.reconcile():
             break
     operator.say(f"the job: {operator.job.outcome.verdict.value if operator.job.outcome else 'runs'}")

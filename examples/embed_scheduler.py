@@ -1,4 +1,5 @@
-"""A scheduler of one's own, in asyncio. It runs three jobs at once, and reknit's core decides what becomes of each.
+"""A scheduler of one's own, in asyncio. It runs three jobs at once, and reknit's core decides what becomes of each. A
+fourth job can never have its slots, and is refused.
 
     python examples/embed_scheduler.py
 
@@ -16,12 +17,12 @@ import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 
-from reknit import RestartPolicy, Terms
+from reknit import RestartPolicy, Terms, report_lines
 from reknit.adapters.journals.in_memory import MemoryJournal, MemoryLink
 from reknit.adapters.runtime.clock import SystemClock
 from reknit.adapters.runtime.shells import Wishes, run_async
 from reknit.app.report import Reporter
-from reknit.core import Agent, Result, Spec
+from reknit.core import Agent, Spec
 from reknit.core.agent import worker_words as words
 from reknit.core.agent.commands import StopWorkers
 from reknit.core.agent.events import Event, Started
@@ -36,6 +37,7 @@ JOBS = {  # the code of each worker, the number of workers, and how many restart
     "plain": ("print('trained', flush=True)", 2, 0),
     "shaky": (FAILS_ONCE, 2, 3),
     "broken": ("raise SystemExit(3)", 1, 1),
+    "greedy": ("print('trained', flush=True)", SLOTS + 1, 0),
 }
 
 
@@ -110,19 +112,20 @@ class Children:
 
 
 def free_port() -> int:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
+    with socket.create_server(("127.0.0.1", 0)) as free:
         return int(free.getsockname()[1])
 
 
-async def run_job(name: str, code: str, workers: int, max_restarts: int) -> Result:
+async def run_job(name: str, code: str, workers: int, max_restarts: int) -> list[str]:
+    """The lines that say how the job has ended: for a failed one, which worker failed first, and how."""
     clock = SystemClock()
     link, children = MemoryLink(MemoryJournal(), clock), Children(code, clock)
     terms = Terms(1, 1, RestartPolicy(max_restarts))
     spec = Spec(NodeId("here"), "127.0.0.1", terms, local_world_size=workers, shares_journal=False)
     report = Reporter(lambda line: print(f"{name}: {line}", flush=True), verbose=False)
     try:
-        return await run_async(Loop(Agent(spec), Ports(clock, link, children, Wishes(clock)), [report]))
+        loop = Loop(Agent(spec), Ports(clock, link, children, Wishes(clock)), [report])
+        return report_lines(await run_async(loop), restarts=loop.agent.job.restarts)
     finally:
         for part in (children, link, clock):
             part.close()
@@ -132,12 +135,15 @@ async def main() -> None:
     turn, slots = asyncio.Lock(), asyncio.Semaphore(SLOTS)
 
     async def scheduled(name: str, code: str, workers: int, max_restarts: int) -> None:
+        if workers > SLOTS:  # it would wait for ever, and all jobs behind it
+            print(f"{name}: refused: it needs {workers} slots, and there are {SLOTS}", flush=True)
+            return
         async with turn:  # a job waits for all of its slots before the next one takes any
             for _ in range(workers):
                 await slots.acquire()
         try:
-            result = await run_job(name, code, workers, max_restarts)
-            print(f"{name}: {result.state.value.lower()}", flush=True)
+            for line in await run_job(name, code, workers, max_restarts):
+                print(f"{name}: {line}", flush=True)
         finally:
             for _ in range(workers):
                 slots.release()

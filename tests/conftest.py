@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import compileall
+import json
 import os
 import signal
 import subprocess
 import sys
+import tempfile
 import textwrap
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -25,10 +27,6 @@ from tests.support.keepers import Kept
 from tests.support.processes import Make, let_go, make_processes
 from tests.support.stores import JobStore, hosted
 from tests.support.streams import Console
-
-# A module of tests takes long to compile, because of its assertions. PYTHONDONTWRITEBYTECODE would have each process of
-# each run do that.
-sys.dont_write_bytecode = False
 
 # The tests send these signals, and reknit keeps a signal ignored that was ignored when it started. A shell lets its
 # background jobs ignore SIGINT and SIGQUIT, and nohup ignores SIGHUP.
@@ -64,7 +62,10 @@ def pytest_runtest_setup() -> None:
 
 
 _ALONE = "REKNIT_TEST_ALONE"
-"""Set in the process of a test that is marked `alone`."""
+"""Set in the process of tests that are marked `alone`. Its value is the path of the file that holds how they ended."""
+_BEGUN = "begun"
+_ended: dict[str, tuple[str, str]] = {}
+"""How tests that are marked `alone` have ended, by the ids of their nodes: the outcome, and what was said."""
 
 
 def _runs_alone(item: pytest.Item) -> bool:
@@ -85,17 +86,53 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.hookimpl(tryfirst=True)
 def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
     """A test that is marked `alone` signals, forks or interrupts its own process. A mistake in it, or a slow machine,
-    must not end the process that runs the other tests. So it runs in a process of its own."""
+    must not end the process that runs the other tests. So the tests of a file that are marked run in a process of their
+    own. If one of them ends it, that test has failed, and those after it get another process."""
     if not _runs_alone(pyfuncitem):
         return None
-    argv = [sys.executable, "-m", "pytest", "-q", "-n0", "-p", "no:cacheprovider", pyfuncitem.nodeid]
-    done = subprocess.run(argv, cwd=ROOT, env=os.environ | {_ALONE: "1"}, stdin=subprocess.DEVNULL, capture_output=True)
-    said = (done.stdout + done.stderr).decode(errors="replace")
-    if done.returncode:
-        pytest.fail(f"status {done.returncode} in a process of its own:\n{said}", pytrace=False)
-    if " passed" not in said:
+    nodeid = pyfuncitem.nodeid
+    if nodeid not in _ended:
+        items = (item for item in pyfuncitem.session.items if item.path == pyfuncitem.path)
+        said = _run_alone(*(item.nodeid for item in items if _runs_alone(item) and item.nodeid not in _ended))
+        _ended.setdefault(nodeid, ("failed", f"it was not run:\n{said}"))
+    outcome, said = _ended[nodeid]
+    if outcome == "skipped":
         pytest.skip(said)
+    if outcome != "passed":
+        pytest.fail(f"in a process of its own: {said}", pytrace=False)
     return True
+
+
+def _run_alone(*nodeids: str) -> str:
+    """Run these tests in a process of their own. Notes how they have ended. Returns what the process has printed."""
+    argv = [sys.executable, "-m", "pytest", "-q", "-n0", "-p", "no:cacheprovider", *nodeids]
+    with tempfile.NamedTemporaryFile("r") as told:
+        env = os.environ | {_ALONE: told.name}
+        done = subprocess.run(argv, cwd=ROOT, env=env, stdin=subprocess.DEVNULL, capture_output=True)
+        for nodeid, outcome, said in map(json.loads, told):
+            _ended[nodeid] = outcome, said
+    said = f"status {done.returncode}\n{(done.stdout + done.stderr).decode(errors='replace')}"
+    for nodeid, (outcome, _) in _ended.items():
+        if outcome == _BEGUN:
+            _ended[nodeid] = "failed", f"the process ended with {said}"
+    return said
+
+
+def pytest_runtest_logstart(nodeid: str) -> None:
+    _tell(nodeid, _BEGUN)
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    if report.when == "call" or not report.passed:  # a test whose teardown fails has failed
+        said = "\n".join([report.longreprtext, *(f"{name}:\n{text}" for name, text in report.sections)])
+        _tell(report.nodeid, report.outcome, said)
+
+
+def _tell(nodeid: str, outcome: str, said: str = "") -> None:
+    """In the process of tests that are marked `alone`: tell what becomes of a test."""
+    if _ALONE in os.environ:
+        with open(os.environ[_ALONE], "a") as file:
+            print(json.dumps([nodeid, outcome, said]), file=file)
 
 
 _places: list[str] = []

@@ -47,6 +47,8 @@ class Finding:
     text: str
     advice: str = ""
     """What to do. Empty: nothing."""
+    only_for_several: bool = False
+    """A job with one node does not care."""
 
 
 def local() -> Iterator[Finding]:
@@ -131,14 +133,17 @@ def _name() -> Finding:
         found = addresses_of(name)
     except OSError as error:
         advice = "add the name to /etc/hosts or DNS, or set GLOO_SOCKET_IFNAME: gloo looks for this host's own name"
-        return Finding("host name", Level.WARNING, f"{name} cannot be resolved: {error.strerror}", advice)
+        # A job with one node uses the loopback interface, as gloo does then.
+        return Finding(
+            "host name", Level.WARNING, f"{name} cannot be resolved: {error.strerror}", advice, only_for_several=True
+        )
     if all(is_loopback(address) for address in found):
         own = own_address([])
         if is_loopback(own):
             return _ok("host name", f"{name}; there is no network")
         text = f"{name} is {', '.join(found)}, where no other host can reach it; its address is {own}"
-        advice = "for several nodes, let the name lead there, or set GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME"
-        return Finding("host name", Level.WARNING, text, advice)
+        advice = "let the name lead there, or set GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME"
+        return Finding("host name", Level.WARNING, text, advice, only_for_several=True)
     return _ok("host name", f"{name} is {', '.join(found)}")
 
 

@@ -11,7 +11,9 @@ from attrs import frozen
 from reknit.core.agent.agent import Agent
 from reknit.core.agent.commands import Command
 from reknit.core.agent.events import EntriesRead, Event, StopRequested
+from reknit.core.agent.reasons import RunEnd
 from reknit.core.agent.step import step
+from reknit.core.agent.worker_words import WorkersStopped
 from reknit.core.job.entries import Lost
 from reknit.core.text.codec import CodecError, decode, dumps
 from reknit.core.text.doing import Situation
@@ -92,13 +94,16 @@ def skim(lines: Iterable[str]) -> Iterator[Resumed | Told]:
 
 
 def _told(data: dict[str, Any]) -> Told:
-    event, commands, now = _item(data, "event"), _item(data, "commands"), data.get("now")
-    entries = [each["entry"] for each in commands if _kind(each) == "Append"] if isinstance(commands, list) else []
+    event, said, now = _item(data, "event"), _item(data, "commands"), data.get("now")
+    commands = said if isinstance(said, list) else []
+    entries = [each["entry"] for each in commands if _kind(each) == "Append"]
+    ends = [each["result"]["why"] for each in commands if _kind(each) == "Finish"]
     return Told(
         _time(data),
-        decode(event, EntriesRead | StopRequested) if _kind(event) in _NEEDED else None,
+        decode(event, EntriesRead | StopRequested | WorkersStopped) if _kind(event) in _NEEDED else None,
         tuple(decode(entry, Lost) for entry in entries if _kind(entry) == "Lost"),
         None if now is None else decode(now, Situation),
+        decode(ends[0], RunEnd) if ends else None,
     )
 
 
@@ -123,10 +128,11 @@ def _tells(line: str) -> bool:
         or '"is_anew":' in line
         or '"Lost"' in line
         or '"StopRequested"' in line
+        or '"killed":' in line
     )
 
 
-_NEEDED = ("EntriesRead", "StopRequested")
+_NEEDED = ("EntriesRead", "StopRequested", "WorkersStopped")
 
 
 def _kind(data: object) -> object:

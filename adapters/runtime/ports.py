@@ -41,6 +41,13 @@ class Refused(Exception):
         self.refusal = refusal
 
 
+class NoJournal(Refused):
+    """The store holds no journal of this job, or nobody has begun the job in it. For whoever reads alone."""
+
+    def __init__(self, why: str) -> None:
+        super().__init__(Refusal.SETUP, why)
+
+
 class CannotStart(Exception):
     """This agent cannot have workers at all, for example because of a limit of the machine. The wiring raises it, and
     `Workers.events` raises it before `Started`.
@@ -136,7 +143,7 @@ class Readable(Protocol):
         A record that no agent of the job has written is a `Filler` without an author.
 
         The first value is the position at which the next call goes on. If it is `after`, there is nothing new. Raises
-        `Unavailable`, and `Refused` if there is no journal."""
+        `Unavailable`, `Refused`, and `NoJournal` if there is no journal."""
         ...
 
     def close(self) -> None: ...

@@ -47,7 +47,8 @@ TABLE = Table(
     "reknit doctor [--rdzv-endpoint=HOST:PORT [--nnodes=N]] [options]",
     "Look for what would make a job fail here: Python and torch, GPUs, names and addresses, shared memory, limits,"
     " temporary files, locks, stacks, left-over workers, and the place where nodes meet. Each finding says what to do.",
-    "The exit status is 0 if no job will fail because of a finding, 1 if one will. Warnings do not count.",
+    "The exit status is 0 if no job will fail because of a finding, 1 if one will. Warnings do not count. Without"
+    " --rdzv-endpoint, a job with one node is meant.",
     mixes=True,
 )
 _FAILS = 1
@@ -64,13 +65,19 @@ def doctor(argv: Sequence[str], environ: Mapping[str, str] = os.environ) -> int:
 
 def _doctor(parsed: Parsed, environ: Mapping[str, str]) -> int:
     found: list[Finding] = []
+    apart: list[Finding] = []
+    """Findings that do not count, because a job with one node is meant."""
 
     def lines() -> Iterator[str]:
         for finding in _findings(parsed, environ):
-            found.append(finding)
-            yield from _told(finding, as_json=parsed["json"], shows_all=parsed["all"])
+            (apart if finding.only_for_several and not parsed["rdzv-endpoint"] else found).append(finding)
+            if finding not in apart or parsed["json"]:
+                yield from _told(finding, as_json=parsed["json"], shows_all=parsed["all"])
         if not parsed["json"]:
-            yield _verdict(found)
+            if apart:
+                yield "only for several nodes:"
+                yield from (f"  {line}" for finding in apart for line in _told(finding, as_json=False, shows_all=True))
+            yield _verdict(found, len(apart))
 
     show(lines())
     return _FAILS if any(finding.level is Level.FAILURE for finding in found) else 0
@@ -126,17 +133,19 @@ def _together(parsed: Parsed, backend: str, environ: Mapping[str, str]) -> Itera
 def _told(finding: Finding, *, as_json: bool, shows_all: bool) -> Iterator[str]:
     if as_json:
         told = {"what": finding.what, "level": finding.level.value, "text": finding.text, "advice": finding.advice}
-        yield json.dumps(told)
+        yield json.dumps({**told, "only_for_several": finding.only_for_several})
     elif shows_all or finding.level is not Level.OK:
         yield f"{_MARKS[finding.level]}  {finding.what}: {finding.text}"
         if finding.advice:
             yield f"      what to do: {finding.advice}"
 
 
-def _verdict(found: Sequence[Finding]) -> str:
+def _verdict(found: Sequence[Finding], apart: int) -> str:
+    """`apart`: number of findings that do not count."""
     failures = sum(finding.level is Level.FAILURE for finding in found)
     warnings = sum(finding.level is Level.WARNING for finding in found)
-    told = [f"{len(found)} things were looked at"]
+    told = [f"{len(found) + apart} things were looked at"]
     told += [f"{failures} will make a job fail"] if failures else []
     told += [f"{warnings} may"] if warnings and failures else [f"{warnings} may make a job fail"] if warnings else []
-    return ", ".join(told) + ("" if failures or warnings else ", all is well (--all lists them)")
+    well = f", all is well{' for a job with one node' * bool(apart)} (--all lists them)"
+    return ", ".join(told) + ("" if failures or warnings else well)

@@ -10,6 +10,7 @@ from typing import TypeVar
 from attrs import evolve, frozen
 
 from reknit.adapters.keeper.output.console import escaped
+from reknit.adapters.observe.now import of_live
 from reknit.adapters.observe.trace_reader import Resumed
 from reknit.adapters.observe.traces import StoredTrace, Unreadable, below, of_this_host, told_by
 from reknit.app.report import PREFIX, USAGE, write
@@ -66,6 +67,14 @@ def words_of(parsed: Parsed) -> tuple[str, ...]:
     return (parsed.script, *parsed.args) if parsed.script else ()
 
 
+def no_agent(jobs: Sequence[str]) -> str:
+    """No agent of these jobs runs on this host: which jobs run here. `jobs`: their names. Empty: any job is meant."""
+    if not jobs:
+        return "no agent runs on this host"
+    here = sorted({now.about.job for now in of_live()})
+    return f"no agent of job {', '.join(jobs)} runs on this host; jobs that run here: {', '.join(here) or 'none'}"
+
+
 def found(words: Sequence[str]) -> dict[str, list[StoredTrace]]:
     """The traces that the user means, by the name of the job. Raises `UsageError` if there are none."""
     if not words:
@@ -108,17 +117,27 @@ def runs(words: Sequence[str]) -> list[RunOfJob]:
     means all runs whose traces it holds. Raises `UsageError` if there are none."""
     made: list[RunOfJob] = []
     for job, traces in found(words).items():
-        by_journal: dict[str, list[tuple[StoredTrace, NodeStory]]] = {}
-        troubles: list[str] = []
-        for trace in traces:
-            if (story := _story(trace, troubles)) is not None:
-                by_journal.setdefault(story.job.journal, []).append((trace, story))
-        own = [_run(job, stories) for stories in by_journal.values()]
-        own.sort(key=lambda run: min(node.began for node in run.nodes))
-        own = own if any(os.path.isdir(word) for word in words) else own[-1:]
-        last = own.pop() if own else RunOfJob(job, (), frozenset(), ())
-        made += [*own, evolve(last, troubles=tuple(troubles))]
+        own = _runs(job, traces)
+        made += own if any(os.path.isdir(word) for word in words) else own[-1:]
     return made
+
+
+def latest_run(job: str) -> RunOfJob:
+    """The latest run of this job on this host. It has no nodes if nothing of it can be read."""
+    return _runs(job, [trace for trace in of_this_host() if _name(trace) == job])[-1]
+
+
+def _runs(job: str, traces: Sequence[StoredTrace]) -> list[RunOfJob]:
+    """The runs whose traces these are, the oldest first, at least one. The last one has the troubles of all."""
+    by_journal: dict[str, list[tuple[StoredTrace, NodeStory]]] = {}
+    troubles: list[str] = []
+    for trace in traces:
+        if (story := _story(trace, troubles)) is not None:
+            by_journal.setdefault(story.job.journal, []).append((trace, story))
+    own = [_run(job, stories) for stories in by_journal.values()]
+    own.sort(key=lambda run: min(node.began for node in run.nodes))
+    last = own.pop() if own else RunOfJob(job, (), frozenset(), ())
+    return [*own, evolve(last, troubles=tuple(troubles))]
 
 
 def _run(job: str, stories: Sequence[tuple[StoredTrace, NodeStory]]) -> RunOfJob:

@@ -12,13 +12,14 @@ from reknit.core.job.entries import Joined, Node, NodeId
 from reknit.core.job.ranks import Members, assign
 
 from .arguments import Parsed
-from .options import OPTIONS
+from .options import OPTIONS, Option
 from .parsing import Asked
 
 _HIDDEN = "(not shown)"
 _PASSWORD = re.compile("((?:^|,)password=)[^,]+")
 _WHEN_MET = "(known when the nodes have met)"
 _FREE = "(a free port of each round)"
+_RANDOM = "(a random name)"
 _BY_RANK = ("LOCAL_RANK", "RANK", "ROLE_RANK", "CUDA_VISIBLE_DEVICES")
 _BY_MEETING = ("RANK", "ROLE_RANK", "WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE", "ROLE_WORLD_SIZE", "MASTER_ADDR")
 
@@ -28,20 +29,34 @@ def plan(parsed: Parsed, wanted: Asked, environ: Mapping[str, str]) -> Iterator[
     settings = wanted.settings
     for notice in wanted.notices:
         yield f"note: {notice}"
-    yield from _job(settings)
+    yield from _job(settings, is_named=bool(parsed["rdzv-id"]))
     yield ""
-    yield from _workers(settings, environ)
+    yield from _workers(settings, environ, is_named=bool(parsed["rdzv-id"]))
     yield ""
-    yield "options, and where each comes from:"
-    for option in OPTIONS:
-        if not option.no_effect and not option.name.startswith(("help", "dry-run")):
-            yield f"  --{option.name}{_value(parsed, option.name)}: {_origin(parsed, option.name)}"
+    yield from _options(parsed, is_alone=settings.meeting is None)
 
 
-def _job(settings: Settings) -> Iterator[str]:
+def _options(parsed: Parsed, *, is_alone: bool) -> Iterator[str]:
+    """What the user has set, and where. With -v the defaults as well, without those that mean nothing for this job."""
+    options = [o for o in OPTIONS if not o.no_effect and not o.name.startswith(("help", "dry-run"))]
+    others = [o for o in options if o.name not in parsed.given]
+    unused = [o for o in others if is_alone and (o.only_for_many or o.name == "master-port")]
+    defaults = [o for o in others if o not in unused]
+    given = [_line(parsed, o) for o in options if o.name in parsed.given]
+    yield from ("options that are set, and where:", *given) if given else ("no option is set",)
+    if not parsed["verbose"]:
+        yield f"{len(defaults)} defaults: -v shows them"
+        return
+    yield from ("defaults:", *(_line(parsed, o) for o in defaults))
+    if unused:
+        yield f"not given, and without effect for one node: {', '.join(f'--{o.name}' for o in unused)}"
+
+
+def _job(settings: Settings, *, is_named: bool) -> Iterator[str]:
     terms, meeting = settings.terms, settings.meeting
     least, most = terms.min_nodes, terms.max_nodes
-    yield f"job: {settings.run_id or '(a random name)'}"
+    name = settings.run_id if is_named else _RANDOM if meeting is None else f"{settings.run_id} (no --rdzv-id is given)"
+    yield f"name of the job: {name}"
     yield f"nodes: {least if least == most else f'{least} to {most}'}"
     yield f"workers of this node: {settings.local_world_size}"
     yield f"store: {'none, because the job has one node' if meeting is None else meeting.place}"
@@ -49,12 +64,13 @@ def _job(settings: Settings) -> Iterator[str]:
     yield f"files: {settings.log_dir or '(the folder for temporary files)'}"
 
 
-def _workers(settings: Settings, environ: Mapping[str, str]) -> Iterator[str]:
+def _workers(settings: Settings, environ: Mapping[str, str], *, is_named: bool) -> Iterator[str]:
     """The command and the variables of each worker. The other variables are those of this process."""
     base = {**environ, **dict(settings.env)}
     first, *others = [_variables(settings, base, local_rank) for local_rank in range(settings.local_world_size)]
     yield "variables of every worker, besides those of this process:"
-    for name, value in {**dict(settings.env), **first}.items():
+    unknown = {} if is_named or settings.meeting is not None else {"TORCHELASTIC_RUN_ID": _RANDOM}
+    for name, value in {**dict(settings.env), **first, **unknown}.items():
         if name not in _BY_RANK:
             yield f"  {name}={value}"
     for local_rank, own in enumerate((first, *others)):
@@ -87,8 +103,8 @@ def _value(parsed: Parsed, name: str) -> str:
     return f"={_HIDDEN if name == 'rdzv-secret' and text else text}"
 
 
-def _origin(parsed: Parsed, name: str) -> str:
-    origin = parsed.given.get(name)
+def _line(parsed: Parsed, option: Option) -> str:
+    name, origin = option.name, parsed.given.get(option.name)
     if origin is None:
-        return "not given" if parsed[name] is False else "default"
-    return "command line" if origin.startswith("--") else f"variable {origin}"
+        return f"  --{name}{_value(parsed, name)}" if option.default else f"  --{name}: not given"
+    return f"  --{name}{_value(parsed, name)}: {'command line' if origin.startswith('--') else f'variable {origin}'}"

@@ -100,7 +100,7 @@ def _run(
         observers.append(recording)
     loop, began = Loop(Agent(wired.spec), wired.ports, observers), wired.ports.clock.now()
     result = _result(loop, recording)
-    last = [PREFIX + line for line in _final(settings, result, loop, began)]
+    last = [PREFIX + line for line in _final(settings, result, loop, began, wired.trace)]
     writer = keeper.pid
     is_quiet = settings.streams.lines.is_quiet
     for line in last:
@@ -115,12 +115,14 @@ def _run(
     return exit_status(result)
 
 
-def _final(settings: Settings, result: Result, loop: Loop, began: float) -> Iterator[str]:
+def _final(settings: Settings, result: Result, loop: Loop, began: float, trace: str) -> Iterator[str]:
     ran_s, is_alone, has_terminal = loop.agent.at - began, settings.meeting is None, settings.terminal is not None
     restarts = loop.agent.job.restarts
     streams = settings.streams
-    has_shown = is_alone and settings.local_world_size == 1 and not (streams.redirects or streams.shown)
-    return final_lines(result, restarts, ran_s=ran_s, is_alone=is_alone, has_terminal=has_terminal, has_shown=has_shown)
+    shown = settings.local_world_size if is_alone and not (streams.redirects or streams.shown) else 0
+    return final_lines(
+        result, restarts, ran_s=ran_s, is_alone=is_alone, has_terminal=has_terminal, shown=shown, trace=trace
+    )
 
 
 def _unsaid(line: str) -> None:

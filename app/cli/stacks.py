@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 
 from attrs import frozen
 
@@ -16,7 +16,7 @@ from reknit.core.job.workers import Activity
 from reknit.core.text.describe import activity_text, ranks_text
 
 from .arguments import Parsed, Table
-from .looking import HELP, fail, main, show, words_of
+from .looking import HELP, fail, main, no_agent, show, words_of
 from .options import Option
 
 TABLE = Table(
@@ -45,6 +45,8 @@ class _Looked:
     activity: Activity
     state: str
     """What the kernel says of the process."""
+    stopped: int = 0
+    """The pid of its process that a signal has stopped. 0: none is stopped."""
 
 
 def stacks(argv: Sequence[str], environ: Mapping[str, str] = os.environ) -> int:
@@ -53,13 +55,25 @@ def stacks(argv: Sequence[str], environ: Mapping[str, str] = os.environ) -> int:
 
 
 def _stacks(parsed: Parsed) -> int:
-    wanted, has_any = parsed["rank"], False
-    for now in of_live(words_of(parsed)):
+    wanted, agents, has_any = parsed["rank"], list(of_live(words_of(parsed))), False
+    if not agents:
+        return fail(no_agent(words_of(parsed)), _NONE)
+    for now in agents:
         looked = [_look(rank, pid) for rank, pid in _pids(now).items() if not wanted or rank in wanted]
         if looked:
             has_any = True
             show(_lines(now, looked, shows_all=bool(wanted)))
-    return 0 if has_any else fail("no such worker runs on this host", _NONE)
+    return 0 if has_any else fail(_no_worker(agents, wanted), _NONE)
+
+
+def _no_worker(agents: Sequence[Now], wanted: Collection[int]) -> str:
+    """None of these agents has a worker that is `wanted`: which ones they have. `wanted`: empty if it is any."""
+    here: dict[str, list[int]] = {}
+    for now in agents:
+        here.setdefault(now.about.job, []).extend(_pids(now))
+    told = [f'job "{job}" has {ranks_text(sorted(own)) if own else "no worker"} here' for job, own in here.items()]
+    what = f" of {ranks_text(sorted(wanted))}" if wanted else ""
+    return f"no worker{what} runs on this host: {', '.join(told)}"
 
 
 def _pids(now: Now) -> dict[int, int]:
@@ -74,7 +88,8 @@ def _pids(now: Now) -> dict[int, int]:
 def _look(rank: int, pid: int) -> _Looked:
     threads: tuple[ThreadStack, ...] = ()
     pythons = pythons_of(pid)
-    kernel = kernel_of(pythons[0] if pythons else pid)  # before py-spy stops and continues it
+    subject = pythons[0] if pythons else pid
+    kernel = kernel_of(subject)  # before py-spy stops and continues it
     for python in pythons:
         if py_spy := py_spy_for(python):
             try:
@@ -83,7 +98,8 @@ def _look(rank: int, pid: int) -> _Looked:
                 threads += threads_in(done.stdout, python)
             except (OSError, subprocess.TimeoutExpired):
                 pass  # the kernel's word is shown
-    return _Looked(rank, pid, threads, activity_of(threads, kernel), kernel.description)
+    stopped = subject if kernel.state == "T" else 0  # in state t, a debugger has stopped it
+    return _Looked(rank, pid, threads, activity_of(threads, kernel), kernel.description, stopped)
 
 
 def _lines(now: Now, looked: Sequence[_Looked], *, shows_all: bool) -> Iterator[str]:
@@ -97,6 +113,8 @@ def _lines(now: Now, looked: Sequence[_Looked], *, shows_all: bool) -> Iterator[
         for one in members if shows_all else members[:1]:
             yield ""
             yield f"rank {one.rank} (pid {one.pid}), innermost call first:"
+            if one.stopped:
+                yield f"  its process {one.stopped} is stopped by a signal: `kill -CONT {one.stopped}` continues it"
             if not one.threads:
                 yield f"  {one.state or 'it has ended, or belongs to another user'}"
             for thread in one.threads:

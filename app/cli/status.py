@@ -11,23 +11,27 @@ from contextlib import nullcontext
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
-from attrs import evolve
+from attrs import evolve, frozen
 
 from reknit.adapters.keeper.output.console import escaped
 from reknit.adapters.observe.now import Now, of_live
 from reknit.adapters.observe.progress_seen import is_stopped, with_progress
-from reknit.adapters.runtime.ports import Refused, Unavailable
+from reknit.adapters.observe.traces import of_this_host
+from reknit.adapters.runtime.ports import NoJournal, Refused, Unavailable
 from reknit.app.input.meeting import kept
 from reknit.app.report import exit_status
 from reknit.app.wiring.several_nodes import read_job
 from reknit.core.agent.commands import Result
 from reknit.core.agent.reasons import JournalRefused, StoreLost
 from reknit.core.agent.states import WorkerState
-from reknit.core.text.describe import time_text
+from reknit.core.job.reasons import BudgetSpent
+from reknit.core.text.describe import reason_text, time_text
 from reknit.core.text.picture import agent_picture, job_picture, workers_picture
+from reknit.core.text.story import merged
+from reknit.core.text.telling import head_lines
 
 from .arguments import Parsed, Table
-from .looking import HELP, fail, main, show, words_of
+from .looking import HELP, clock_of, fail, latest_run, main, no_agent, show, words_of
 from .options import Option, UsageError, borrowed
 
 if TYPE_CHECKING:
@@ -44,7 +48,7 @@ _SHARED = {
 TABLE = Table(
     "reknit status",
     (
-        Option("watch", "show it again every second, until Ctrl-C", short="w", group=_WHAT),
+        Option("watch", "show it again every second, until Ctrl-C or the end of JOB", short="w", group=_WHAT),
         Option("json", "one JSON object for each agent or job", group=_WHAT),
         *borrowed(_SHARED, _WHERE),
         HELP,
@@ -53,7 +57,8 @@ TABLE = Table(
     "Show the jobs whose agents run on this host: round, restarts, who takes part, who is waited for, and how far each"
     " worker is. Workers tell how far they are by reknit.progress().",
     "JOB is the name of a job (--rdzv-id). With --rdzv-endpoint, the job is read from its store, from any host."
-    " Nothing is written there. The exit status is 1 if no such job runs here.",
+    " Nothing is written there. With --watch, reknit waits for a JOB that does not run yet, and says at last how the"
+    " JOB has ended. The exit status is 1 if no such job runs here, and 69 if no such job has begun in the store.",
     mixes=True,
 )
 _PAUSE_S = 1.0
@@ -69,22 +74,26 @@ def status(argv: list[str], environ: Mapping[str, str] = os.environ) -> int:
 
 def _status(parsed: Parsed, environ: Mapping[str, str]) -> int:
     try:
-        if not parsed["watch"]:
-            lines = list(_lines(parsed, environ))
-            if not lines:
-                return fail(_nothing(parsed), _NONE)
-            show(iter(lines))
-            return 0
-        return _watch(parsed, environ)
+        if parsed["watch"]:
+            return _watch(parsed, environ)
+        look = _look(parsed, environ)
+        if not look.lines:
+            return fail(no_agent(words_of(parsed)), _NONE)
+        show(look.lines)
+        return 0
+    except NoJournal as e:
+        return fail(f"no such job has begun in this store: {e}", _refused(e))
     except Refused as e:
-        return fail(str(e), exit_status(Result(WorkerState.FAILED, JournalRefused(e.refusal, str(e)))))
+        return fail(str(e), _refused(e))
     except Unavailable as e:
         return fail(f"the store cannot be reached: {e}", exit_status(Result(WorkerState.FAILED, StoreLost(str(e)))))
 
 
-def _nothing(parsed: Parsed) -> str:
-    jobs = ", ".join(words_of(parsed))
-    return f"no agent of job {jobs} runs on this host" if jobs else "no agent runs on this host"
+def _refused(error: Refused) -> int:
+    return exit_status(Result(WorkerState.FAILED, JournalRefused(error.refusal, str(error))))
+
+
+# ---- again and again ----
 
 
 def _watch(parsed: Parsed, environ: Mapping[str, str]) -> int:
@@ -94,37 +103,105 @@ def _watch(parsed: Parsed, environ: Mapping[str, str]) -> int:
     from rich.text import Text
 
     signal.signal(signal.SIGINT, signal.default_int_handler)  # the command line has taken it away
-    console, has_begun, missed = Console(), False, 0
+    console, names, is_waiting = Console(), _names(parsed), False
+    nothing = f"waiting for job {', '.join(names)}" if names else no_agent(())
     try:
         with Live(console=console, screen=True, auto_refresh=False) if console.is_terminal else nullcontext() as live:
-            while True:
-                found = list(_lines(parsed, environ))
-                has_begun, missed = has_begun or bool(found), 0 if found else missed + 1
-                if words_of(parsed) and has_begun and missed == _LOOKS:
+            for look in _looks(parsed, environ):
+                if look.is_over:
                     break
-                lines = [time.strftime("%H:%M:%S"), *(found or [_nothing(parsed)])]
+                lines = [*_clock(parsed), *(look.lines or [nothing])]
                 if live is not None:
                     live.update(Text("\n".join(map(escaped, lines))), refresh=True)
-                elif not show(iter(lines)):
+                elif names and not look.lines:
+                    if not is_waiting:
+                        fail(nothing, 0)
+                elif not show(lines):
                     return 0  # nobody reads
-                time.sleep(_PAUSE_S)
+                is_waiting = not look.lines
+        show(look.lines)  # the screen of `live` is gone
     except KeyboardInterrupt:
-        return 0
-    return fail(_nothing(parsed), 0)
+        pass
+    return 0
 
 
-def _lines(parsed: Parsed, environ: Mapping[str, str]) -> Iterator[str]:
-    if parsed["rdzv-endpoint"]:
-        job_id = parsed["rdzv-id"] or next(iter(words_of(parsed)), "")
-        if not job_id:
-            raise UsageError("reknit status with --rdzv-endpoint needs the name of the job: --rdzv-id")
-        named = evolve(parsed, values={**parsed.values, "rdzv-backend": parsed["rdzv-backend"] or "c10d"})
-        job = read_job(kept(named, environ, "reknit status", ("c10d", "etcd", "file")), job_id)
-        if parsed["json"]:
-            yield json.dumps({"job": {"run_id": job_id, **job_picture(job)}})
-        else:
-            yield from _job_lines(job_id, job, None)
+def _clock(parsed: Parsed) -> Iterator[str]:
+    """The time, above what is shown. Not between JSON objects."""
+    if not parsed["json"]:
+        yield time.strftime("%H:%M:%S")
+
+
+def _looks(parsed: Parsed, environ: Mapping[str, str]) -> Iterator[_Look]:
+    """One look after the other, without an end. If jobs were named, one that is over tells how they have ended."""
+    names = () if parsed["rdzv-endpoint"] else _names(parsed)
+    since, begun, missed = time.time(), set[str](), 0
+    while True:
+        try:
+            look = _look(parsed, environ)
+        except NoJournal:
+            look = _Look(())
+        here = [(trace, trace.about) for trace in of_this_host() if trace.about and trace.about.job in names]
+        # An agent may begin and end between two looks.
+        begun |= {about.job for trace, about in here if about.began >= since or trace.is_live}
+        missed = 0 if not begun or any(trace.is_live for trace, _ in here) else missed + 1
+        if missed == _LOOKS:
+            yield _Look(tuple(line for name in names if name in begun for line in _end_lines(name, parsed)), True)
+        elif not missed:
+            yield look
+        time.sleep(_PAUSE_S)
+
+
+def _end_lines(name: str, parsed: Parsed) -> Iterator[str]:
+    """How the latest run of a job has ended, as far as the traces of its agents on this host tell."""
+    run = latest_run(name)
+    if not run.nodes:
+        yield f'job "{name}" has ended, and its trace cannot be read'
         return
+    if parsed["json"]:
+        latest = max((node.job for node in run.nodes), key=lambda job: (job.epoch, job.round, job.outcome is not None))
+        yield json.dumps({"job": {"run_id": name, **job_picture(latest)}})
+        return
+    story = merged(run.nodes)
+    outcome = story.outcome
+    yield from head_lines(story, name, clock_of(story.began, story.ended), run.live)
+    if outcome is not None and isinstance(outcome.why, BudgetSpent):
+        yield reason_text(outcome.why.root)
+
+
+# ---- one look ----
+
+
+@frozen
+class _Look:
+    lines: tuple[str, ...]
+    """What is shown. Empty: no such job is there."""
+    is_over: bool = False
+    """The job has ended, and `lines` tell how."""
+
+
+def _names(parsed: Parsed) -> tuple[str, ...]:
+    """The jobs that were named. In a store, that is one."""
+    words = words_of(parsed)
+    if not parsed["rdzv-endpoint"]:
+        return words
+    named = parsed["rdzv-id"] or next(iter(words), "")
+    if not named:
+        raise UsageError("reknit status with --rdzv-endpoint needs the name of the job: --rdzv-id")
+    return (named,)
+
+
+def _look(parsed: Parsed, environ: Mapping[str, str]) -> _Look:
+    if not parsed["rdzv-endpoint"]:
+        return _Look(tuple(_lines(parsed)))
+    (job_id,) = _names(parsed)
+    named = evolve(parsed, values={**parsed.values, "rdzv-backend": parsed["rdzv-backend"] or "c10d"})
+    job = read_job(kept(named, environ, "reknit status", ("c10d", "etcd", "file")), job_id)
+    data = json.dumps({"job": {"run_id": job_id, **job_picture(job)}})
+    return _Look((data,) if parsed["json"] else tuple(_job_lines(job_id, job, None)), job.outcome is not None)
+
+
+def _lines(parsed: Parsed) -> Iterator[str]:
+    """What the agents of this host do."""
     if parsed["rdzv-backend"]:
         raise UsageError(f"{parsed.spelled('rdzv-backend')} needs --rdzv-endpoint")
     # The agent that knows of the latest round comes first, and tells of the job.

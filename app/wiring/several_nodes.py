@@ -24,19 +24,20 @@ from reknit.adapters.journals.envelope import Envelope
 from reknit.adapters.journals.tcpstore.hosted import Host, HostedJournal
 from reknit.adapters.link import ThreadedLink
 from reknit.adapters.runtime.loop import Ports
-from reknit.adapters.runtime.ports import CannotStart, Journal, Refused
+from reknit.adapters.runtime.ports import CannotStart, Journal, NoJournal, Refused
 from reknit.app.input.meeting import SILENCE
 from reknit.app.limits import limit_text
 from reknit.app.settings import Meeting, Settings
 from reknit.core.agent.reasons import JournalRefused, Replaced
 from reknit.core.job.entries import Node, NodeId, Terms
 from reknit.core.job.fold import fold_all
-from reknit.core.job.job import Job
+from reknit.core.job.job import Job, Unopened
 
 from .surroundings import Prevented, Surroundings, Wired, end_left, ended_text, open_workers, spec_of
 
 if TYPE_CHECKING:
     from reknit.adapters.journals.etcd.gateway import Cluster
+    from reknit.adapters.journals.etcd.reading import EtcdRecords
 
 _HOSTS = "hosts the store"
 """The note in the lock of an agent that hosts the job's store."""
@@ -210,9 +211,10 @@ def open_journal(
 
 
 def read_job(meeting: Meeting, job: str) -> Job:
-    """The job as its journal tells it now. Nothing is written. Raises `Refused` and `Unavailable`."""
+    """The job as its journal tells it now. Nothing is written. Raises `Refused`, `Unavailable`, and `NoJournal` if the
+    job has not begun."""
     envelope = Envelope(job, meeting.secret)
-    journal: Journal
+    journal: Journal | EtcdRecords
     if meeting.backend == "file":
         from reknit.adapters.journals.file.journal import FileJournal
 
@@ -222,14 +224,16 @@ def read_job(meeting: Meeting, job: str) -> Job:
 
         journal = TCPStoreJournal(*meeting.endpoints[0], envelope, reads_only=True)
     else:
-        from reknit.adapters.journals.etcd.journal import EtcdJournal
+        from reknit.adapters.journals.etcd.reading import EtcdRecords
 
-        journal = EtcdJournal(cluster_of(meeting), envelope, timeout_s=_ETCD_S)  # it writes only what is appended
+        journal = EtcdRecords(cluster_of(meeting), envelope, timeout_s=_ETCD_S)
     try:
         folded, position = Job(), 0
         while (batch := journal.read(position, 0.0)).position != position:
             folded = fold_all(folded if batch.base is None else batch.base, batch.entries)
             position = batch.position
+        if isinstance(folded.phase, Unopened):
+            raise NoJournal(f"the journal of job {job} is empty")
         return folded
     finally:
         journal.close()

@@ -77,6 +77,8 @@ class Wired:
         """Lines for the operator."""
         self.observers: list[Observer] = []
         """What the wiring itself wants to be told of every step."""
+        self.trace = ""
+        """The folder with the trace of this agent. Empty: there is none, or it is not made yet."""
 
     @property
     def keeper(self) -> KeeperClient:

@@ -26,9 +26,11 @@ def trace(settings: Settings, world: Surroundings, wired: Wired, nonce: str) -> 
     )
 
     def make() -> str:
-        return new_folder(settings.run_id, nonce, keeper.log_dir if keeper is not None and has_folder else "")
+        wired.trace = new_folder(settings.run_id, nonce, keeper.log_dir if keeper is not None and has_folder else "")
+        return wired.trace
 
     def say(line: str) -> None:
+        wired.trace = ""  # the line says that the trace has ended too early
         (world.say if keeper is None else keeper.say)(PREFIX + line)
 
     files: Files = Parts(make)

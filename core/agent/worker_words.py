@@ -65,6 +65,12 @@ class WorkersStopped:
     """Bootstrap port that is reserved for the next `Joined`. 0 if no port could be reserved."""
     stuck: tuple[int, ...] = ()
     """The ids (pid) of processes of the round that still live after SIGKILL. Empty in most cases."""
+    killed: tuple[int, ...] = ()
+    """The ranks of the workers that SIGKILL has ended, because the grace of the stop was over. The lowest comes first.
+    For people: no decision depends on it."""
+    grace_s: float = 0.0
+    """With `killed`: the seconds from the signal of the stop to SIGKILL. A further request to stop may have shortened
+    the grace of the first."""
 
 
 @frozen

@@ -11,12 +11,13 @@ from reknit.core.agent.agent import Agent, NodeWorkers, Timer
 from reknit.core.agent.commands import SIGKILL, Command, StopWorkers
 from reknit.core.agent.reasons import Reason
 from reknit.core.agent.timers import pause_s
+from reknit.core.agent.worker_words import WorkersStopped
 from reknit.core.agent.workers import QUICK_S, asks_somebody, failures, why_failed
 from reknit.core.job import reasons
 from reknit.core.job.hanging import Certainty, Hang
 from reknit.core.job.job import Closed, Gathering, Job, Running, has_enough
 from reknit.core.job.restart import backoff_s
-from reknit.core.job.workers import Activity, NoProgress, Stance, TimerExpired, WorkerFailure
+from reknit.core.job.workers import UNSEEN, Activity, NoProgress, Stance, TimerExpired, WorkerFailure
 
 
 def signal_name(number: int) -> str:
@@ -35,8 +36,9 @@ def how_text(failure: WorkerFailure) -> str:
     collective (killed by SIGABRT)`"""
     message = failure.message.partition("\n")[0]
     if failure.cause is not None:
-        activity = failure.cause.activity if isinstance(failure.cause, NoProgress) else None
-        where = f", in {activity_text(activity)}" if activity is not None and activity.op else ""
+        activity = (failure.cause.activity if isinstance(failure.cause, NoProgress) else None) or UNSEEN
+        is_told = activity.op or activity.stance is Stance.STOPPED
+        where = f", {'in ' if activity.op else ''}{activity_text(activity)}" if is_told else ""
         return f"{cause_text(failure.cause)}{where} ({exit_text(failure.exitcode)}{f', {message}' if message else ''})"
     return exit_text(failure.exitcode) + (f", {message}" if message else "")
 
@@ -112,6 +114,11 @@ def failure_text(failure: WorkerFailure, node: object = "") -> str:
     return f"rank {failure.rank}{where} failed: {how_text(failure)}"
 
 
+def killed_text(stopped: WorkersStopped) -> str:
+    """`ranks 1,3 did not end within 30 s: killed by SIGKILL`. There is at least one such rank."""
+    return f"{ranks_text(stopped.killed)} did not end within {stopped.grace_s:.3g} s: {exit_text(-SIGKILL)}"
+
+
 def reason_text(reason: Reason) -> str:  # noqa: C901  # a dispatcher: one arm per reason
     match reason:
         case reasons.WorkerFailed(node, failure, _):
@@ -121,8 +128,7 @@ def reason_text(reason: Reason) -> str:  # noqa: C901  # a dispatcher: one arm p
         case reasons.NodesAdmitted(nodes):
             return f"{_count(len(nodes), 'node')} admitted: {', '.join(map(str, nodes))}"
         case reasons.BudgetSpent(max_restarts, root):
-            again = "such a worker is not started again"
-            return f"{reason_text(root)}, and {again if asks_somebody(root.failure) else budget_text(max_restarts)}"
+            return f"{reason_text(root)}, and {_budget_text(max_restarts, root.failure, 'no restarts are allowed')}"
         case reasons.Unstable(max_unspent):
             return f"more than {max_unspent} rounds ended without a failure"
         case reasons.TooFewNodes(have, need):
@@ -173,10 +179,19 @@ def time_text(seconds: float) -> str:
     return f"{whole} s"
 
 
-def budget_text(max_restarts: int) -> str:
-    """`all 2 restarts are spent`"""
+def spent_text(why: reasons.BudgetSpent, option: str = "--max-restarts") -> str:
+    """`rank 1 failed, and all 2 restarts are spent`. The details of the failure are told elsewhere. `option`: the name
+    by which the reader sets the number of restarts."""
+    failure = why.root.failure
+    return f"rank {failure.rank} failed, and {_budget_text(why.max_restarts, failure, f'{option}=0 allows no restart')}"
+
+
+def _budget_text(max_restarts: int, failure: WorkerFailure, none: str) -> str:
+    """Why no restart follows. `none`: the text if the job has no restarts."""
+    if asks_somebody(failure):
+        return "a worker that waits for input is not started again"
     if max_restarts == 0:
-        return "no restarts are allowed"
+        return none
     return "the only restart is spent" if max_restarts == 1 else f"all {max_restarts} restarts are spent"
 
 
@@ -336,7 +351,8 @@ def _pause_news(before: Agent, after: Agent) -> Iterator[str]:
         return
     if wait_s and running is not None and before.since.get(Timer.BACKOFF) != running:
         wait_s = max(wait_s, backoff_s(after.job))
-        yield f"the workers failed within {QUICK_S:g} s of their start: this node joins again in {wait_s:g} s"
+        then = ", and start again" if after.spec.terms.max_nodes == 1 else ": this node joins again"
+        yield f"the workers failed within {QUICK_S:g} s of their start{then} in {wait_s:g} s"
 
 
 def _takes_over(before: Agent, after: Agent) -> bool:

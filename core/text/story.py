@@ -18,13 +18,15 @@ from attrs import define, evolve, field, frozen
 
 from reknit.core.agent.agent import Agent
 from reknit.core.agent.events import EntriesRead, StopRequested
+from reknit.core.agent.reasons import RunEnd, SignalReceived
+from reknit.core.agent.worker_words import WorkersStopped
 from reknit.core.job.entries import Entry, Joined, Lost, Terms
 from reknit.core.job.fold import fold, fold_all
 from reknit.core.job.job import EMPTY, Closed, Gathering, Job, Outcome, Running, Unopened
 from reknit.core.job.reasons import BudgetSpent, Departure, NodeGone, RoundEnd, Unstable, WorkerFailed
 from reknit.core.job.workers import NoProgress, WorkerFailure
 
-from .describe import signal_name
+from .describe import killed_text, signal_name
 from .doing import Doing, Situation, situation
 
 _CROWD = 64
@@ -48,12 +50,14 @@ class Told:
 
     time: float
     """When it was made, in seconds since 1970."""
-    event: EntriesRead | StopRequested | None = None
+    event: EntriesRead | StopRequested | WorkersStopped | None = None
     """None: another event, of which the story does not need to know."""
     lost: tuple[Lost, ...] = ()
     """The nodes that the agent declares lost."""
     now: Situation | None = None
     """What the agent does after the step. None: the same as before."""
+    end: RunEnd | None = None
+    """Why the agent ends with this step. None: it does not."""
 
 
 @define
@@ -101,6 +105,8 @@ class RoundStory:
     """Restarts of the budget that were spent after its end."""
     outcome: Outcome | None = None
     """How the job has ended with it. None: it went on, or goes on."""
+    stopped_by: tuple[int, ...] = ()
+    """The job has ended with it because its last agents were stopped by these signals. Empty: that was not so."""
 
 
 @frozen
@@ -116,6 +122,8 @@ class NodeStory:
     """The job as the agent has read it last."""
     last: Situation
     """What it did last."""
+    end: RunEnd | None = None
+    """Why the agent has ended. None: it runs, or was killed."""
 
     @property
     def has_ended(self) -> bool:
@@ -131,6 +139,9 @@ class Story:
     terms: Terms
     skews: Mapping[str, float] = EMPTY
     """By node: seconds by which its clock was ahead of that of the first node. Its times are corrected by them."""
+    stopped_by: tuple[int, ...] = ()
+    """The signals that have stopped the agents that were left, so that nobody goes on with the job. Empty: somebody may
+    go on, or the job has an outcome."""
 
     @property
     def began(self) -> float:
@@ -180,6 +191,7 @@ class _Teller:
         self._node = ""
         self._job = Job()
         self._now: Situation | None = None
+        self._end: RunEnd | None = None
         self._lost: set[Lost] = set()
         """What the agent has said of lost nodes. It says it again until it has read it."""
 
@@ -187,10 +199,14 @@ class _Teller:
         at = self._at = step.time
         if self._began is None:
             self._began = at
-        if isinstance(step.event, EntriesRead):
-            self._read(at, step.event)
-        elif step.event is not None:
-            self._remark(f"asked to stop: {signal_name(step.event.signal)}")
+        self._end = step.end or self._end
+        match step.event:
+            case EntriesRead():
+                self._read(at, step.event)
+            case StopRequested():
+                self._remark(f"asked to stop: {signal_name(step.event.signal)}")
+            case WorkersStopped(killed=killed) if killed:
+                self._remark(killed_text(step.event))
         for lost in step.lost:
             if lost not in self._lost:
                 self._lost.add(lost)
@@ -210,7 +226,8 @@ class _Teller:
         if self._began is None or self._now is None:
             return None
         spans, remarks = tuple(self._spans), tuple(self._remarks)
-        return NodeStory(self._node, self._began, self._at, spans, remarks, self._rounds, self._job, self._now)
+        rounds, job = self._rounds, self._job
+        return NodeStory(self._node, self._began, self._at, spans, remarks, rounds, job, self._now, self._end)
 
     def _remark(self, text: str) -> None:
         self._remarks.append(Remark(self._at, text))
@@ -325,10 +342,21 @@ def merged(nodes: Sequence[NodeStory]) -> Story:
         for key, round in node.rounds.items():
             rounds[key] = _both(rounds[key], round) if key in rounds else round
     latest = max(nodes, key=lambda node: (node.job.epoch, node.job.round, node.ended))
-    known = (rounds[key] for key in sorted(rounds))
-    return Story(
-        tuple(nodes), tuple(round for round in known if round != RoundStory(round.key)), latest.job.terms, skews
-    )
+    known = [rounds[key] for key in sorted(rounds) if rounds[key] != RoundStory(key)]
+    stopped_by = _stopped_by(nodes, latest.job)
+    why = known[-1].why if known else None
+    if stopped_by and isinstance(why, NodeGone) and why.how in (Departure.LEAVING, Departure.LEFT):
+        known[-1] = evolve(known[-1], stopped_by=stopped_by)
+    return Story(tuple(nodes), tuple(known), latest.job.terms, skews, stopped_by)
+
+
+def _stopped_by(nodes: Sequence[NodeStory], job: Job) -> tuple[int, ...]:
+    """See `Story.stopped_by`. `job`: as it was read last. In it, an agent that has left is not live any more."""
+    ends = {node.node: node.end for node in nodes}  # of several agents of one node, that of the last
+    stopped = {node: end.signal for node, end in ends.items() if isinstance(end, SignalReceived)}
+    others = [end for node, end in ends.items() if end is not None and node not in stopped]
+    is_over = not others and not isinstance(job.phase, Closed) and stopped.keys() >= job.live.keys()
+    return tuple(sorted({*stopped.values()})) if is_over else ()
 
 
 def _ahead_s(node: NodeStory, reference: NodeStory) -> float:

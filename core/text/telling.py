@@ -12,7 +12,7 @@ from reknit.core.job.job import Verdict
 from reknit.core.job.restart import is_echo
 from reknit.core.job.workers import NoProgress
 
-from .describe import budget_text, failure_text, hang_lines, ranks_text, reason_text, time_text
+from .describe import failure_text, hang_lines, ranks_text, reason_text, signal_name, spent_text, time_text
 from .doing import Doing
 from .story import KINDS, Key, RoundStory, Story, round_name, time_spent
 
@@ -96,18 +96,23 @@ def head_lines(story: Story, name: str, when: When, live: Collection[str]) -> It
 
 
 def verdict_text(story: Story) -> str:
-    """`failed: all 2 restarts are spent`"""
+    """`failed: rank 1 failed, and all 2 restarts are spent`"""
     outcome = story.outcome
     if outcome is None:
-        return "not ended, as far as these traces go"
+        return _stopped_text(story.stopped_by) if story.stopped_by else "not ended, as far as these traces go"
     match outcome.verdict, outcome.why:
         case Verdict.SUCCEEDED, _:
             restarts = story.rounds[-1].restarts
             return "succeeded" + (f" after {restarts} restart{'s' * (restarts != 1)}" if restarts else "")
-        case verdict, reasons.BudgetSpent(most, _):
-            return f"{verdict.value}: {budget_text(most)}"
+        case verdict, reasons.BudgetSpent() as why:
+            return f"{verdict.value}: {spent_text(why)}"
         case verdict, why:
             return f"{verdict.value}: {reason_text(why)}"
+
+
+def _stopped_text(signals: Sequence[int]) -> str:
+    """`stopped by SIGTERM`"""
+    return f"stopped by {' and '.join(map(signal_name, signals))}"
 
 
 def _summary(rounds: Sequence[RoundStory]) -> Iterator[str]:
@@ -201,6 +206,8 @@ def _ending(round: RoundStory, terms: Terms, when: When, slowest: tuple[float, s
 
 
 def _why(round: RoundStory) -> str:
+    if round.stopped_by:
+        return f"the job was {_stopped_text(round.stopped_by)}"
     if round.outcome is None:
         return "for a reason that was not seen" if round.why is None else reason_text(round.why)
     why = round.outcome.why
@@ -243,6 +250,8 @@ def _details(round: RoundStory) -> Iterator[str]:
 def _rule(round: RoundStory, terms: Terms) -> str:
     """What was decided, and by which rule of docs/protocol.md."""
     most = terms.restarts.max_restarts
+    if round.stopped_by:
+        return ""
     if round.outcome is not None:
         match round.outcome.why:
             case reasons.BudgetSpent():

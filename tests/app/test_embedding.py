@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -15,8 +17,9 @@ ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "embedding.md").read_text()
 
 
+@cache
 def printed(name: str) -> str:
-    """What the example prints."""
+    """What the example prints. It is run once for all tests of this file."""
     command = [sys.executable, str(ROOT / "examples" / name)]
     # Without a buffer, `print` writes a line and its end apart, and lines of two processes get mixed.
     env = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
@@ -25,16 +28,30 @@ def printed(name: str) -> str:
     return done.stdout
 
 
+def bare(line: str) -> str:
+    """The line without what differs in each run: ports and process numbers."""
+    return re.sub(r"(127\.0\.0\.1:|pid )\d+", r"\1N", line)
+
+
 def test_a_scheduler_runs_three_jobs() -> None:
-    """One succeeds, one after a restart, and one fails when its restarts are spent."""
+    """One succeeds, one after a restart, one fails for good. A fourth can never run, and is refused."""
     lines = printed("embed_scheduler.py").splitlines()
-    assert {line for line in lines if line.count(" ") == 1} == {
-        "plain: succeeded",
-        "shaky: succeeded",
-        "broken: failed",
+    assert {line for line in lines if ": the job " in line or ": refused" in line} == {
+        "plain: the job succeeded",
+        "shaky: the job succeeded after 1 restart",
+        "broken: the job failed: rank 0 failed, and the only restart is spent",
+        "greedy: refused: it needs 6 slots, and there are 5",
     }
     assert lines.count("trained") == 2
     assert [line.split(":")[0] for line in lines if "(restart 1 of " in line].count("shaky") == 1
+
+
+def test_a_scheduler_says_why_a_job_has_failed() -> None:
+    """The page shows these lines."""
+    lines = [bare(line) for line in printed("embed_scheduler.py").splitlines()]
+    shown = PAGE.partition("$ python examples/embed_scheduler.py\n")[2].partition("```")[0].splitlines()
+    assert {bare(line) for line in shown} - {"…"} <= set(lines)
+    assert "broken:   rank 0 failed first (node here, local rank 0, pid N): exit code 3" in lines
 
 
 def test_an_operator_prints_what_the_page_shows() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 from pathlib import Path
@@ -19,7 +20,7 @@ from reknit.core.agent.states import WorkerState
 from reknit.core.job import reasons
 from reknit.core.job.entries import Filler, Node, NodeId, Opened, RestartPolicy, Terms
 from reknit.core.job.workers import WorkerFailure
-from tests.support.command import REKNIT, run
+from tests.support.command import REKNIT, STORY, run
 from tests.support.playbook import Playbook, joined, read, start
 from tests.support.waiting import PATIENCE_S, until
 
@@ -125,6 +126,14 @@ def test_success_is_one_line() -> None:
     assert list(final_lines(good, 2)) == ["the job succeeded after 2 restarts"]
 
 
+def test_a_failed_job_leads_to_its_story() -> None:
+    """Before the origin of the status, which scripts look for in the last line. Whoever stops a job knows why."""
+    told = [*final_lines(result(failed(exitcode=71)), 0, trace="/a b/trace")]
+    assert told[-2:] == ["the whole story: reknit explain '/a b/trace'", "exit status 71: from the worker of rank 0"]
+    stopped = Result(WorkerState.STOPPED, own.SignalReceived(15))
+    assert [*final_lines(stopped, 0, trace="/t")] == ["the job stopped: SIGTERM received"]
+
+
 def test_a_stop_is_no_failure() -> None:
     """Preempted is not failed."""
     stopped = Result(WorkerState.STOPPED, own.SignalReceived(15))
@@ -135,7 +144,7 @@ def test_the_culprit_comes_first_and_others_after_it() -> None:
     """Whoever reads one line reads the right one."""
     lines = report(failed(1, -9), failed(0, 1, message="ConnectionError: reset\nby peer"))
     assert lines == [
-        "the job failed: no restarts are allowed (--max-restarts=0)",
+        "the job failed: rank 1 failed, and --max-restarts=0 allows no restart",
         "  rank 1 failed first (node n, local rank 1, pid 41): killed by SIGKILL",
         "  likewise rank 0 failed: exit code 1, ConnectionError: reset",
     ]
@@ -247,7 +256,7 @@ def test_a_traceback_from_torchs_record(tmp_path: Path) -> None:
     at = job.said.index(f"  rank 1 failed first (node N, local rank 1, pid P): {how}")
     assert (status, job.said[at + 1]) == (1, "  its traceback:")
     assert job.said[at + 2].strip() == "Traceback (most recent call last):"
-    assert job.said[-1].strip() == "ValueError: from the file"
+    assert job.said[-2].strip() == "ValueError: from the file"
     assert "rank 0" not in "".join(job.said[at:]), "it was stopped by us, and is not blamed"
 
 
@@ -260,13 +269,14 @@ def test_a_traceback_without_record(tmp_path: Path) -> None:
         1,
         [
             f"rank 1 on node N failed: {how}; stopping this node's workers (SIGTERM, SIGKILL after 30 s)",
-            "the job failed: no restarts are allowed (--max-restarts=0); it had run for T s",
+            "the job failed: rank 1 failed, and --max-restarts=0 allows no restart; it had run for T s",
             f"  rank 1 failed first (node N, local rank 1, pid P): {how}",
             "  its traceback:",
             "    Traceback (most recent call last):",
             f'      File "{tmp_path}/w.py", line 3, in <module>',
             "        raise ValueError('no')",
             "    ValueError: no",
+            STORY,
         ],
     )
 
@@ -275,9 +285,50 @@ def test_the_only_worker_has_shown_its_traceback(tmp_path: Path) -> None:
     """It stands just above, so the report does not show it once more. Not so if its stderr went to a file."""
     status, job = run(tmp_path, "w.py", script="raise ValueError('no')")
     assert (status, job.err.count("Traceback (most recent call last):")) == (1, 1)
-    assert job.said[-1] == "  rank 0 failed first (node N, local rank 0, pid P): exit code 1, ValueError: no"
+    assert job.said[-2:] == ["  rank 0 failed first (node N, local rank 0, pid P): exit code 1, ValueError: no", STORY]
     _, job = run(tmp_path, "--redirects=2", "w.py", script="raise ValueError('no')")
     assert (job.err.count("Traceback (most recent call last):"), "  its traceback:" in job.said) == (1, True)
+
+
+def test_a_traceback_with_the_rank_before_each_line_is_shown_once(tmp_path: Path) -> None:
+    """As torch writes it in a process group. Lines of the others may stand between. Without the rank nobody could say
+    whose lines they are, and the report shows them together."""
+    script = """
+        import os, signal, sys, traceback
+        if os.environ["RANK"] == "0":
+            signal.pause()
+        try:
+            raise ValueError("no")
+        except ValueError:
+            for line in traceback.format_exc().splitlines():
+                print(f"[rank{os.environ[sys.argv[1]]}]: {line}", file=sys.stderr, flush=True)
+        os._exit(1)
+    """
+    _, job = run(tmp_path, "--nproc-per-node=2", "w.py", "RANK", script=script)
+    assert job.err.count("Traceback (most recent call last):") == 1
+    at = job.said.index("  rank 1 failed first (node N, local rank 1, pid P): exit code 1, ValueError: no")
+    assert job.said[at + 1 :] == ["  its traceback stands above, in the lines that begin with [rank1]:", STORY]
+    for options in (["--redirects=2"], ["--local-ranks-filter=0"]):
+        _, job = run(tmp_path, "--nproc-per-node=2", *options, "w.py", "RANK", script=script)
+        assert "  its traceback:" in job.said
+    _, job = run(tmp_path, "--nproc-per-node=2", "w.py", "LOCAL_WORLD_SIZE", script=script)
+    assert "  its traceback:" in job.said, "these lines say that they are another worker's"
+
+
+def test_the_report_names_the_command_that_tells_more(tmp_path: Path) -> None:
+    """It can be pasted, and shows this run even after others. Without a trace there is nothing to tell."""
+    _, job = run(tmp_path, "--log-dir=my logs", "--rdzv-id=job", "w.py", script="raise SystemExit(3)")
+    (line,) = [line for line in job.err.splitlines() if "reknit explain" in line]
+    command = line.removeprefix("reknit: the whole story: ")
+    (folder,) = tmp_path.glob("my logs/job_*/trace")
+    assert command == f"reknit explain '{folder.relative_to(tmp_path)}'"
+    where = {**job.base_env, "PATH": f"{Path(REKNIT).parent}:{os.environ['PATH']}"}
+    told = subprocess.run(["sh", "-c", command], cwd=tmp_path, env=where, capture_output=True, text=True, check=True)
+    assert told.stdout.splitlines()[1] == 'job "job": failed: rank 0 failed, and --max-restarts=0 allows no restart'
+    _, job = run(tmp_path, "--no-trace", "w.py", script="raise SystemExit(3)")
+    assert "reknit explain" not in job.err
+    _, job = run(tmp_path, "w.py", script="pass")
+    assert "reknit explain" not in job.err, "a job that has succeeded needs no story"
 
 
 @pytest.mark.parametrize("words", ["", "import sys; sys.stderr.write('ValueError: secret reason\\n')"])
@@ -300,7 +351,7 @@ def test_a_traceback_that_was_not_shown_is_told(tmp_path: Path, words: str) -> N
     pytest.importorskip("torch")
     status, job = run(tmp_path, "w.py", script=script)
     assert (status, "  its traceback:" in job.said) == (1, True)
-    assert job.said[-1].strip() == "ValueError: secret reason"
+    assert job.said[-2].strip() == "ValueError: secret reason"
 
 
 def test_last_words_and_where_the_rest_is(tmp_path: Path) -> None:
@@ -308,9 +359,9 @@ def test_last_words_and_where_the_rest_is(tmp_path: Path) -> None:
     script = r"import os, sys; os.write(2, b'x\n' * 100_000 + b'the \xff end\n'); os.abort()"
     status, job = run(tmp_path, "--redirects=2", "--log-dir=logs", "--rdzv-id=job", "w.py", script=script)
     assert status == 128 + signal.SIGABRT
-    assert job.said[-2] == "    the \\xff end"
+    assert job.said[-3] == "    the \\xff end"
     (log,) = tmp_path.glob("logs/job_*/round_0/0")
-    assert job.said[-1] == f"  its output: {log}"
+    assert job.said[-2] == f"  its output: {log}"
     assert (log / "stderr.log").stat().st_size > 200_000
     assert len(job.said) < 40
 
@@ -321,8 +372,8 @@ def test_a_corrupt_error_file_is_named(tmp_path: Path, content: str) -> None:
     script = f"import os; open(os.environ['TORCHELASTIC_ERROR_FILE'], 'wb').write(b'''{content}'''); os._exit(5)"
     status, job = run(tmp_path, "w.py", script=script)
     assert status == 5
-    assert f"the error file {tmp_path}/reknit_" in job.said[-1]
-    assert "error.json cannot be understood: " in job.said[-1]
+    assert f"the error file {tmp_path}/reknit_" in job.said[-2]
+    assert "error.json cannot be understood: " in job.said[-2]
     assert "Traceback" not in job.err
 
 

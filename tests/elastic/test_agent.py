@@ -8,6 +8,7 @@ import os
 import signal
 import sys
 import threading
+from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, ClassVar, cast
@@ -25,13 +26,19 @@ FAILS_UNTIL_RESTARTED = "import os; raise SystemExit(int(os.environ['RESTARTS_LE
 WAITS = "import os, signal, sys; open(sys.argv[1] + '/pids', 'a').write(f'{os.getpid()}\\n'); signal.pause()"
 
 
+@cache
+def first() -> None:
+    """What is imported or made once in a process is no leak."""
+    PlainAgent(spec("pass")).run()
+
+
 @pytest.fixture(autouse=True)
 def _nothing_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     """Threads, descriptors, children, handlers, the environment, and the folder for temporary files."""
     scratch = tmp_path / "scratch"
     scratch.mkdir()
     monkeypatch.setenv("TMPDIR", str(scratch))
-    PlainAgent(spec("pass")).run()  # what is imported or made once in a process is no leak
+    first()
     with nothing_left(scratch):
         yield
 

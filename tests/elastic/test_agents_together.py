@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -65,9 +66,15 @@ class Together:
         return result
 
 
+@cache
+def first() -> None:
+    """What is imported or made once in a process is no leak."""
+    PlainAgent(spec("pass")).run()
+
+
 @pytest.fixture
 def job(tmp_path: Path) -> Any:
-    PlainAgent(spec("pass")).run()  # what is imported or made once in a process is no leak
+    first()
     with nothing_left():
         yield Together(tmp_path / "journal")
 

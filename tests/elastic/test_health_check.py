@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +43,14 @@ def spec(script: str, *args: object, **more: Any) -> WorkerSpec:
     return WorkerSpec(entrypoint=sys.executable, args=("-c", script, *map(str, args)), **given)
 
 
+@cache
+def first() -> None:
+    """What is imported or made once in a process is no leak."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(VARIABLE, "0")
+        LocalElasticAgent(spec("pass")).run()
+
+
 @pytest.fixture(autouse=True)
 def _nothing_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Threads, descriptors, children and handlers."""
@@ -49,9 +58,7 @@ def _nothing_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterato
     scratch.mkdir()
     monkeypatch.setenv("TMPDIR", str(scratch))
     monkeypatch.setattr("tempfile.tempdir", None)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv(VARIABLE, "0")
-        LocalElasticAgent(spec("pass")).run()  # what is imported or made once in a process is no leak
+    first()
     with nothing_left(scratch, may_stay=lambda what: what.startswith(f"environment {VARIABLE}")):
         yield
         gc.collect()

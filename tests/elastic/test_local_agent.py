@@ -12,6 +12,7 @@ import textwrap
 import threading
 from collections.abc import Callable
 from contextlib import closing
+from functools import cache
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -51,6 +52,12 @@ def python(script: str, *args: object, **more: Any) -> WorkerSpec:
     return WorkerSpec(entrypoint=sys.executable, args=("-c", textwrap.dedent(script), *map(str, args)), **given)
 
 
+@cache
+def first() -> None:
+    """What is imported or made once in a process is no leak."""
+    LocalElasticAgent(python("pass")).run()
+
+
 @pytest.fixture(autouse=True)
 def _nothing_is_left(tmp_path: Path) -> Any:
     """Threads, descriptors, children, handlers, the environment, and the folder for temporary files."""
@@ -59,7 +66,7 @@ def _nothing_is_left(tmp_path: Path) -> Any:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TMPDIR", str(scratch))
         patch.setattr("tempfile.tempdir", None)
-        LocalElasticAgent(python("pass")).run()  # what is imported or made once in a process is no leak
+        first()
         with nothing_left(scratch):
             yield
             gc.collect()  # an exception that a test has caught holds on to its agent

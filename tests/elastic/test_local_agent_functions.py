@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import re
 import threading
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -18,31 +18,11 @@ from reknit.elastic.agent.server.api import RunResult, WorkerSpec, WorkerState
 from reknit.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 from reknit.elastic.rendezvous import RendezvousParameters
 from reknit.elastic.rendezvous.handler import ReknitRendezvousHandler
+from tests.elastic import worked
 from tests.support import hanging
 from tests.support.leaks import nothing_left
 
 METHODS = ("spawn", "fork", "forkserver")
-
-
-def trainer(args: str) -> str:
-    return f"do train {args} {os.environ['RANK']}"
-
-
-def flaky(args: str) -> str:
-    if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
-        raise ValueError("the first time")
-    return trainer(args)
-
-
-def reduced() -> int:
-    import torch
-    import torch.distributed as dist
-
-    dist.init_process_group("gloo")
-    total = torch.tensor([dist.get_rank() + 1])
-    dist.all_reduce(total)
-    dist.destroy_process_group()
-    return int(total.item())
 
 
 def spec(entrypoint: Any, *args: Any, **more: Any) -> WorkerSpec:
@@ -50,9 +30,15 @@ def spec(entrypoint: Any, *args: Any, **more: Any) -> WorkerSpec:
     return WorkerSpec(entrypoint=entrypoint, args=args, **given)
 
 
+@cache
+def first() -> None:
+    """What is imported or made once in a process is no leak."""
+    LocalElasticAgent(spec(worked.trainer, "x")).run()
+
+
 @pytest.fixture(autouse=True)
 def _nothing_is_left() -> Any:
-    LocalElasticAgent(spec(trainer, "x")).run()  # what is imported or made once in a process is no leak
+    first()
     with nothing_left():
         yield
 
@@ -60,7 +46,7 @@ def _nothing_is_left() -> Any:
 @pytest.mark.parametrize("start_method", METHODS)
 def test_return_values(start_method: str) -> None:
     """By global rank, with every start method. The macro in the arguments is replaced for functions as well."""
-    result = LocalElasticAgent(spec(trainer, "${local_rank}"), start_method).run()
+    result = LocalElasticAgent(spec(worked.trainer, "${local_rank}"), start_method).run()
     assert not result.is_failed()
     assert result.return_values == {0: "do train 0 0", 1: "do train 1 1"}
 
@@ -68,7 +54,7 @@ def test_return_values(start_method: str) -> None:
 @pytest.mark.parametrize("start_method", METHODS)
 def test_a_function_that_fails_is_started_again(start_method: str) -> None:
     """The values are those of the round that succeeds."""
-    result = LocalElasticAgent(spec(flaky, "x", max_restarts=1), start_method).run()
+    result = LocalElasticAgent(spec(worked.flaky, "x", max_restarts=1), start_method).run()
     assert result.return_values == {0: "do train x 0", 1: "do train x 1"}
 
 
@@ -81,13 +67,13 @@ def test_a_forked_worker_has_the_memory_as_of_its_round() -> None:
             notes[0] = "at the restart"
             super()._restart_workers(worker_group)
 
-    result = Noting(spec(lambda: flaky("x") and notes[0], max_restarts=1), "fork").run()
+    result = Noting(spec(lambda: worked.flaky("x") and notes[0], max_restarts=1), "fork").run()
     assert set(result.return_values.values()) == {"at the restart"}
 
 
 def test_the_exception_of_a_function_is_in_the_result() -> None:
     """Nobody has to decorate a function: its error is recorded."""
-    result = LocalElasticAgent(spec(flaky, "x")).run()
+    result = LocalElasticAgent(spec(worked.flaky, "x")).run()
     assert result.is_failed()
     assert "ValueError: the first time" in str(next(iter(result.failures.values())).message)
 
@@ -100,7 +86,7 @@ def test_functions_of_two_agents_reduce(tmp_path: Path) -> None:
             "reknit", str(tmp_path), "job", 2, 2, local_addr="127.0.0.1", node_id=name, last_call_timeout=1
         )
         agents.append(
-            LocalElasticAgent(spec(reduced, rdzv_handler=ReknitRendezvousHandler(params), local_world_size=1))
+            LocalElasticAgent(spec(worked.reduced, rdzv_handler=ReknitRendezvousHandler(params), local_world_size=1))
         )
     results: list[RunResult] = []
     threads = [threading.Thread(target=lambda agent: results.append(agent.run()), args=(agent,)) for agent in agents]
@@ -128,10 +114,6 @@ def test_a_hung_function(start_method: str, monkeypatch: pytest.MonkeyPatch, tmp
     assert "waits" in failure.message["extraInfo"]["py_callstack"]
 
 
-def leave() -> None:
-    os._exit(0)
-
-
 def test_functions_that_end_while_they_are_started(monkeypatch: pytest.MonkeyPatch) -> None:
     """The agent learns of the start and of the end at one look. That they did not return is a failure like another."""
     events = KeeperClient.events
@@ -145,6 +127,6 @@ def test_functions_that_end_while_they_are_started(monkeypatch: pytest.MonkeyPat
         return found
 
     monkeypatch.setattr(KeeperClient, "events", late)
-    result = LocalElasticAgent(spec(leave, max_restarts=1), start_method="fork").run()
+    result = LocalElasticAgent(spec(worked.leaves, max_restarts=1), start_method="fork").run()
     assert result.state is WorkerState.FAILED
     assert {failure.exitcode for failure in result.failures.values()} == {1}

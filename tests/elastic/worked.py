@@ -58,3 +58,29 @@ def gives(value: object) -> object:
 
 def gives_a_lambda() -> object:
     return lambda: None
+
+
+def trainer(args: str) -> str:
+    return f"do train {args} {os.environ['RANK']}"
+
+
+def flaky(args: str) -> str:
+    if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+        raise ValueError("the first time")
+    return trainer(args)
+
+
+def leaves() -> None:
+    os._exit(0)
+
+
+def reduced() -> int:
+    """The workers add their ranks up by gloo, counted from 1."""
+    import torch
+    import torch.distributed as dist
+
+    dist.init_process_group("gloo")
+    total = torch.tensor([dist.get_rank() + 1])
+    dist.all_reduce(total)
+    dist.destroy_process_group()
+    return int(total.item())

@@ -39,7 +39,7 @@ def test_all_restart_together(tmp_path: Path, backend: str) -> None:
         place_of_1 = next(run.name for run in (a, b) if run.ups[-1].rank == 1)
         for run in (a, b):
             assert f"rank 1 on node {place_of_1} failed: exit code 1" in run.err
-            assert "the job failed: the only restart is spent; it had run for T s" in run.said
+            assert "the job failed: rank 1 failed, and the only restart is spent; it had run for T s" in run.said
             assert f"rank 1 failed first (node {place_of_1}, local rank 0, pid {second[1].pid})" in run.err
 
 

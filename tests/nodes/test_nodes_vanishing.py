@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from reknit.core.job.entries import Joined, Lost
+from tests.support.command import STORY
 from tests.support.etcd import Etcd
 from tests.support.nodes import CONF, GLOO, GOOD, WAITS, Nodes, all_alive, at_c10d, at_etcd, at_file, ended
 from tests.support.waiting import is_alive, until
@@ -65,8 +66,9 @@ def test_too_few_for_too_long(tmp_path: Path) -> None:
         nodes.formed(a, b)
         b.vanish()
         assert a.end() == 75
-        assert a.said[-2:] == [
+        assert a.said[-3:] == [
             "the job failed: 1 node joined in time, but the job needs at least 2",
+            STORY,
             "exit status 75: too few nodes joined in time",
         ]
 

@@ -25,6 +25,8 @@ from tests.support.waiting import PATIENCE_S, until
 REKNIT = str(Path(sys.executable).with_name("reknit"))
 STUBBORN = str(Path(__file__).with_name("stubborn.py"))
 _MARK = "REKNIT_TEST_MARK"
+STORY = "the whole story: reknit explain DIR"
+"""What the report of a failed job says last, as `Run.said` has it. Only the line about the exit status may follow."""
 _OURS = re.compile(r"PET_|TORCH|OMP_NUM_THREADS|PYTHON_EXEC|REKNIT_")
 
 
@@ -100,6 +102,7 @@ class Run:
             (r"pid \d+", "pid P"),
             (r"(had run for) \d+ s", r"\1 T s"),
             (r"(127\.0\.0\.1):\d+", r"\1:PORT"),
+            (r"(reknit explain) .+", r"\1 DIR"),
             (rf"node {host}\b", "node N"),
         )
         for pattern, put in told:

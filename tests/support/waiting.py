@@ -19,12 +19,14 @@ so a much shorter time would say little."""
 
 
 def until(condition: Callable[[], T | None], what: str = "") -> T:
-    """Wait until `condition` gives a true value. Returns that value."""
-    give_up = time.monotonic() + PATIENCE_S
+    """Wait until `condition` gives a true value. Returns that value. What takes long is looked at less often: a look
+    takes processor time from what is waited for."""
+    begin = time.monotonic()
     while not (value := condition()):
-        if time.monotonic() > give_up:
+        waited_s = time.monotonic() - begin
+        if waited_s > PATIENCE_S:
             raise AssertionError(f"waited in vain for {what or condition}")
-        time.sleep(0.005)
+        time.sleep(min(max(0.005, waited_s / 20), 0.05))
     return value
 
 

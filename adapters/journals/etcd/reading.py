@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from reknit.adapters.runtime.ports import Record, Refused
+from reknit.adapters.runtime.ports import Batch, NoJournal, Record
 from reknit.core.job.entries import Filler
-from reknit.core.job.reasons import Refusal
 
 from .gateway import Gateway, created_after, get
 from .keys import EtcdKeys, place_of
@@ -34,13 +33,18 @@ class EtcdRecords:
         wanted = [get(self._keys.header), created_after(self._keys.entries, after, _PAGE)]
         header, entries = self._gateway.transact([], wanted, []).ranges
         if not header.found:
-            raise Refused(Refusal.IDENTITY, f"there is no journal of job {self._envelope.job} in etcd")
+            raise NoJournal(f"there is no journal of job {self._envelope.job} in etcd")
         self._envelope.admit(header.found[0].value)
         records = []
         for found in entries.found:
             place = place_of(found.key)
             records.append((place, self._envelope.unwrap(found.value, place) or Record(Filler())))
         return entries.found[-1].created if entries.found else after, records
+
+    def read(self, after: int, wait_s: float) -> Batch:
+        """The entries of `records`. Does not wait."""
+        position, records = self.records(after)
+        return Batch(position, tuple(record.entry for _, record in records))
 
     def close(self) -> None:
         self._gateway.close()

@@ -40,7 +40,7 @@ from time import monotonic
 from typing import TYPE_CHECKING, NoReturn
 
 from reknit.adapters.journals.folds import MANY, Unpublished
-from reknit.adapters.runtime.ports import Batch, Refused, Unavailable
+from reknit.adapters.runtime.ports import Batch, NoJournal, Refused, Unavailable
 from reknit.core.job.founding import Life
 from reknit.core.job.reasons import Refusal
 
@@ -302,8 +302,7 @@ class FileJournal:
             fd = folder.there(self._journal, flags)
         except FileNotFoundError:
             if start is None and self._reads_only:
-                what = f"there is no journal of job {self._envelope.job} in {self._path}"
-                raise Refused(Refusal.SETUP, what) from None
+                raise NoJournal(f"there is no journal of job {self._envelope.job} in {self._path}") from None
             self._envelope.admit(b"")
             raise
         try:

@@ -18,7 +18,7 @@ from attrs import evolve
 from reknit.adapters.journals.envelope import Envelope, is_number, number
 from reknit.adapters.journals.history import Prefix
 from reknit.adapters.journals.tcpstore import recovery
-from reknit.adapters.runtime.ports import Refused, Unavailable
+from reknit.adapters.runtime.ports import NoJournal, Refused, Unavailable
 from reknit.core.job.founding import Choice, Held, Origin, choice, has_sealed, overruled
 from reknit.core.job.job import Job
 from reknit.core.job.reasons import Refusal
@@ -239,7 +239,7 @@ class Connections:
 
     def _to_be_read(self, header: bytes) -> Origin:
         if not header and self._replica is None:
-            raise Refused(Refusal.SETUP, f"{self.where}: there is no journal of job {self._envelope.job}")
+            raise NoJournal(f"{self.where}: there is no journal of job {self._envelope.job}")
         return self._envelope.admit(header)
 
     def _chosen(self, client: StoreClient, header: bytes) -> Replica:

@@ -185,10 +185,12 @@ class TCPStoreJournal:
         return start + len(found), named
 
     def read(self, after: int, wait_s: float, least: int = 1) -> Batch:
-        if self._reads_only:
-            position, records = self.records(after)
-            return Batch(position, tuple(record.entry for _, record in records))
         client, replica = self._connections.client("reader")
+        if self._reads_only:
+            # The entries before a later life of the journal are lost with their store. The fold of them is there.
+            base = self._base(client, replica) if after < replica.origin.position else Batch(after)
+            position, records = self.records(base.position)
+            return Batch(position, tuple(record.entry for _, record in records), base.base)
         fold = self._unpublished.take()
         if self._connections.is_news(replica):
             batch = self._read(client, replica, 0, 0.0, 1)

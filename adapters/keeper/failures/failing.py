@@ -88,9 +88,10 @@ def _of_hung(
     dumped, before = split_dump(lines)
     threads = hung.threads or dumped
     survives = "it survives SIGKILL" if hung.leader.exitcode is None else ""
-    message = ", ".join(text for text in (survives, kernel.remark) if text) or message
-    stacks = shorten_stacks(stacks_text(threads) or kernel.description)
-    cause = hung.cause
+    cause, remark = hung.cause, kernel.remark
     if isinstance(cause, NoProgress):
         cause = evolve(cause, activity=activity_of(threads, kernel))
+        remark = "" if kernel.is_stopped else remark  # the activity says it
+    message = ", ".join(text for text in (survives, remark) if text) or message
+    stacks = shorten_stacks(stacks_text(threads) or kernel.description)
     return message, stacks, before, cause

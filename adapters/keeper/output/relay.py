@@ -70,7 +70,8 @@ class Tap:
         self.name = name
         """The path of the file, for messages."""
         self.prefix = prefix
-        """Text that is put before each line on the console. With a prefix, a carriage return ends a line as well."""
+        """Text that is put before each line on the console. With a prefix, a carriage return ends its line as well. A
+        carriage return at the beginning of a line ends none, and is left out."""
         self.is_terminal = is_terminal
         """`source` is a pseudo-terminal and no pipe."""
         self.ends_with_reader = ends_with_reader
@@ -246,15 +247,9 @@ class Relay:
         if data and tap.prefix:
             lines = data.splitlines(keepends=True)
             # The rest of a line that was shown without its end needs no prefix: the line has one already.
-            is_continued = console.continues(tap)
-            # A progress bar begins with a carriage return, which is no line of its own. It must not lead into the line
-            # of another worker.
-            if lines[0] == b"\r" and not is_continued:
-                lines = lines[1:]
-            data = b"".join(
-                line if line == b"\r" or (is_continued and not number) else tap.prefix + line
-                for number, line in enumerate(lines)
-            )
+            rest = lines.pop(0) if console.continues(tap) else b""
+            # A progress bar begins with a carriage return. As a line of its own, it would be a prefix and nothing else.
+            data = rest + b"".join(tap.prefix + line for line in lines if line != b"\r")
         console.write(data, tap)
 
     def _finish_reading(self, tap: Tap) -> None:

@@ -7,6 +7,7 @@
    A stop waits for hung workers to be looked at and ended first (`watchdog.py`), unless it sends SIGKILL at once.
 3. An exit is reported if the worker ended by itself, that is, if it was found dead before the stop's signal was sent.
 4. A process that survives SIGKILL for `STUCK_AFTER_S` seconds is reported as stuck. Nothing waits for it any more.
+5. `WorkersStopped` names the workers that SIGKILL has ended after a grace. Their exits are not reported.
 """
 
 from __future__ import annotations
@@ -67,10 +68,14 @@ class _Round:
         self.late_stop: Stop | None = None
         """A stop that waits for hung workers to be ended. None: there is none."""
         self.stopping = False
+        self.stopped_at = 0.0
+        """When the signal of the stop was sent, on the clock's time. It counts only while `stopping`."""
         self.kill_at = 0.0
         """When SIGKILL is due, on the clock's time. It counts only while `stopping`."""
         self.killed_at: float | None = None
         """When SIGKILL was sent. None: it was not sent."""
+        self.overdue: list[Leader] = []
+        """The workers that still lived when a grace was over, so that SIGKILL was sent. Empty if they had no grace."""
 
     @property
     def pids(self) -> set[int]:
@@ -236,7 +241,7 @@ class Processes:
                 return
         round_.release()
         self._look(round_, now, is_last=True)
-        round_.stopping, round_.kill_at = True, kill_at
+        round_.stopping, round_.stopped_at, round_.kill_at = True, now, kill_at
         round_.signal(command.signal)
         if command.signal != signal.SIGKILL:
             round_.signal(signal.SIGCONT)  # a stopped process cannot obey
@@ -258,6 +263,8 @@ class Processes:
         alive = {leader.pid for leader in round_.leaders if leader.exitcode is None}
         if alive and round_.killed_at is None and now >= round_.kill_at:
             round_.killed_at = now
+            if round_.kill_at > round_.stopped_at:
+                round_.overdue = [leader for leader in round_.leaders if leader.exitcode is None]
             round_.signal(signal.SIGKILL)
         strays = self._press_strays(round_, now, bool(alive))
         if alive and (round_.killed_at is None or now < round_.killed_at + STUCK_AFTER_S):
@@ -285,7 +292,9 @@ class Processes:
         self._launcher.forget()
         if self._strays is not None and stuck:
             self._strays.give_up(stuck)
-        return WorkersStopped(now, round_.number, self._ports.another(), stuck)
+        killed = tuple(sorted(leader.rank for leader in round_.overdue if leader.exitcode == -signal.SIGKILL))
+        grace_s = round_.kill_at - round_.stopped_at if killed else 0.0
+        return WorkersStopped(now, round_.number, self._ports.another(), stuck, killed, grace_s)
 
     # ---- looking ----
 

@@ -23,7 +23,7 @@ from reknit.core.agent.worker_words import (
 )
 from reknit.core.job.workers import Assignment, WorkerRanks
 
-VERSION = 6
+VERSION = 7
 """The version of the messages. Both sides must have the same."""
 
 

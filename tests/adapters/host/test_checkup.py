@@ -58,7 +58,9 @@ def test_too_little_of_something_is_a_warning(monkeypatch: pytest.MonkeyPatch) -
 def test_a_name_that_leads_nowhere(monkeypatch: pytest.MonkeyPatch) -> None:
     """gloo looks for the host's own name. Debian gives it 127.0.1.1, where no other host comes."""
     monkeypatch.setattr(checkup.socket, "gethostname", lambda: "no-such-host.invalid")
-    assert "cannot be resolved" in found(monkeypatch)["host name"].text
+    told = found(monkeypatch)["host name"]
+    assert "cannot be resolved" in told.text
+    assert told.only_for_several, "with one node, gloo takes the loopback interface"
 
 
 def test_an_endpoint_that_an_agent_can_use() -> None:

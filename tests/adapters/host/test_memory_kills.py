@@ -47,7 +47,7 @@ def test_a_worker_that_the_kernel_kills_for_lack_of_memory(tmp_path: Path, limit
     """
     status, job = run(tmp_path, "--max-restarts=1", "w.py", script=script, env={"GROUP": str(limited)})
     assert status == 137
-    last = job.said[-1]
+    last = job.said[-2]
     assert "killed by SIGKILL, probably by the kernel for lack of memory (at most 100 MiB of 100 MiB were used)" in last
 
 
@@ -55,7 +55,7 @@ def test_a_worker_that_something_else_kills(tmp_path: Path) -> None:
     """Nobody should look for a leak then."""
     status, job = run(tmp_path, "w.py", script="import os; os.kill(os.getpid(), 9)")
     assert status == 137
-    assert job.said[-1].endswith("killed by SIGKILL, the kernel has counted no kill for lack of memory")
+    assert job.said[-2].endswith("killed by SIGKILL, the kernel has counted no kill for lack of memory")
 
 
 def test_the_files_of_cgroup_v2(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,6 +8,10 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
+import pytest
+
+from reknit.adapters.host.checkup import Finding, Level
+from reknit.app.cli import doctor as verb
 from tests.support.command import REKNIT
 from tests.support.stores import free_port
 from tests.support.waiting import PATIENCE_S
@@ -47,7 +51,31 @@ def test_all_and_json() -> None:
     _, out, _ = ended(start("--json"))
     told = findings(out)
     assert {"ok", "failure"} <= {each["level"] for each in told}
-    assert all(each.keys() == {"what", "level", "text", "advice"} for each in told)
+    assert all(each.keys() == {"what", "level", "text", "advice", "only_for_several"} for each in told)
+
+
+def test_what_concerns_several_nodes_alone_does_not_count(
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Most hosts have a name that leads to 127.0.1.1, and a job on this host alone does not care."""
+    well = Finding("python", Level.OK, "3.14")
+    name = Finding("host name", Level.FAILURE, "it leads nowhere", "mend DNS", only_for_several=True)
+    monkeypatch.setattr(verb, "local", lambda: iter((well, name)))
+    assert verb.doctor([], {}) == 0
+    assert capfd.readouterr().out.splitlines() == [
+        "only for several nodes:",
+        "  FAIL  host name: it leads nowhere",
+        "        what to do: mend DNS",
+        "2 things were looked at, all is well for a job with one node (--all lists them)",
+    ]
+    assert verb.doctor(["--json"], {}) == 0
+    assert [each["only_for_several"] for each in findings(capfd.readouterr().out)] == [False, True]
+    assert verb.doctor([f"--rdzv-endpoint=127.0.0.1:{free_port()}"], {}) == 1
+    assert capfd.readouterr().out.splitlines() == [
+        "FAIL  host name: it leads nowhere",
+        "      what to do: mend DNS",
+        "4 things were looked at, 1 will make a job fail",
+    ]
 
 
 def test_the_place_where_nodes_meet(tmp_path: Path) -> None:

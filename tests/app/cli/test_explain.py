@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from tests.support import places
-from tests.support.command import REKNIT, Run, run
+from tests.support.command import REKNIT, STUBBORN, Run, run
 from tests.support.nodes import BAD, GOOD, Nodes, at_file, ended
 from tests.support.verbs import ask
-from tests.support.waiting import PATIENCE_S, until
+from tests.support.waiting import PATIENCE_S, read_pids, until
 
 FAILS_ONCE = """
     import os
@@ -38,6 +38,21 @@ def test_the_latest_job_is_explained(tmp_path: Path) -> None:
     assert '    raise ValueError("no such file")' in out
     assert "where the time went" in lines
     assert ask(job, "explain", "before")[1].splitlines()[1] == 'job "before": succeeded'
+
+
+def test_a_job_that_was_stopped(tmp_path: Path) -> None:
+    """By a signal, and one of its workers only by SIGKILL. There are no other nodes, and so nothing is said of them."""
+    with Run(tmp_path, "--shutdown-timeout=0.2", "--rdzv-id=digits", STUBBORN, "pids", "ignore") as job:
+        read_pids(tmp_path / "pids", 1)
+        job.signal(signal.SIGTERM)
+        assert job.end() == 128 + signal.SIGTERM
+    lines = ask(job, "explain")[1].splitlines()
+    assert lines[1] == 'job "digits": stopped by SIGTERM'
+    host = os.uname().nodename
+    assert any(line.endswith(f"  node {host}: asked to stop: SIGTERM") for line in lines)
+    assert any(line.endswith(": the job was stopped by SIGTERM") for line in lines)
+    assert any(line.endswith(f"  node {host}: rank 0 did not end within 0.2 s: killed by SIGKILL") for line in lines)
+    assert not [line for line in lines if "others" in line or "is leaving" in line]
 
 
 def test_several_nodes_are_one_story(tmp_path: Path) -> None:

@@ -53,7 +53,7 @@ def test_a_job_that_is_knit_together_again(tmp_path: Path) -> None:
         "OMP_NUM_THREADS=1 for every worker, because it was not set",
         "round 0: 1 node, 2 workers, master 127.0.0.1:PORT",
         "rank 1 on node N failed: exit code 9; stopping this node's workers (SIGTERM, SIGKILL after 30 s)",
-        "the workers failed within 1 s of their start: this node joins again in 0.2 s",
+        "the workers failed within 1 s of their start, and start again in 0.2 s",
         "round 1 (restart 1 of 3): 1 node, 2 workers, master 127.0.0.1:PORT",
         "the job succeeded after 1 restart",
     ]
@@ -244,6 +244,32 @@ def test_a_worker_that_ignores_the_signal_is_killed(tmp_path: Path) -> None:
         read_pids(tmp_path / "pids", 2)
         job.signal(signal.SIGTERM)
         assert job.end() == 128 + signal.SIGTERM
+    assert job.said[1:] == [
+        "SIGTERM received; stopping this node's workers (SIGTERM, SIGKILL after 0.2 s)",
+        "rank 0 did not end within 0.2 s: killed by SIGKILL",
+        "the job stopped: SIGTERM received",
+    ]
+
+
+def test_a_restart_says_which_workers_did_not_obey(tmp_path: Path) -> None:
+    """A worker that catches SIGTERM for ever delays every restart by the grace."""
+    script = """
+        import os, signal, sys
+        if os.environ["TORCHELASTIC_RESTART_COUNT"] == "1":
+            sys.exit(0)
+        if os.environ["RANK"] in "13":
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
+            open("up" + os.environ["RANK"], "w").close()
+        while os.environ["RANK"] != "0" or not (os.path.exists("up1") and os.path.exists("up3")):
+            signal.sigtimedwait([], 0.01)
+        sys.exit(7)
+    """
+    status, job = run(
+        tmp_path, "--nproc-per-node=4", "--max-restarts=1", "--shutdown-timeout=0.2", "w.py", script=script
+    )
+    assert status == 0
+    at = job.said.index("ranks 1,3 did not end within 0.2 s: killed by SIGKILL")
+    assert job.said[at + 1].startswith("round 1 (restart 1 of 1): ")
 
 
 def test_every_further_signal_shortens_the_grace(tmp_path: Path) -> None:

@@ -37,10 +37,36 @@ def test_where_each_option_comes_from(tmp_path: Path) -> None:
         "  --tee=3: command line",
         "  --verbose: command line",
         "  --quiet: not given",
-        "  --shutdown-timeout=30: default",
+        "  --hang-after: not given",
+        "  --shutdown-timeout=30",
     ):
         assert line in lines
+    assert lines.index("options that are set, and where:") < lines.index("defaults:")
     assert not (tmp_path / "ran").exists()
+
+
+def test_defaults_do_not_hide_what_was_set(tmp_path: Path) -> None:
+    """They are counted, and shown with -v. Those of options that mean nothing for one node are not even counted."""
+    _, job = run(tmp_path, "--dry-run", "--standalone", "w.py", script=SCRIPT)
+    lines = job.out.splitlines()
+    at = lines.index("options that are set, and where:")
+    assert lines[at + 1 : -1] == ["  --log-times=never: variable PET_LOG_TIMES", "  --standalone: command line"]
+    assert lines[0] == "name of the job: (a random name)"
+    _, verbose = run(tmp_path, "--dry-run", "--standalone", "-v", "w.py", script=SCRIPT)
+    told = verbose.out.splitlines()
+    defaults = told[told.index("defaults:") + 1 : -1]
+    assert lines[-1] == f"{len(defaults) + 1} defaults: -v shows them", "-v itself is set now"
+    assert not [line for line in defaults if "--rdzv-backend" in line or "--master-port" in line]
+    assert told[-1].startswith("not given, and without effect for one node: --rdzv-backend, --rdzv-endpoint")
+
+
+def test_a_job_without_a_name(tmp_path: Path) -> None:
+    """As with torchrun, all nodes take the name `none`. It is no word of reknit's for something that is missing."""
+    options = ("--dry-run", "--nnodes=2", "--rdzv-backend=c10d", "--rdzv-endpoint=localhost:29400")
+    _, job = run(tmp_path, *options, "w.py", script=SCRIPT)
+    assert "name of the job: none (no --rdzv-id is given)\n" in job.out
+    _, job = run(tmp_path, *options, "-v", "w.py", script=SCRIPT)
+    assert "  --master-port=29500" in job.out.splitlines()
 
 
 def test_several_nodes_and_no_secret(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from reknit.app.cli.run import run as run_agent
-from tests.support.command import REKNIT, STUBBORN, Run, run
+from tests.support.command import REKNIT, STORY, STUBBORN, Run, run
 from tests.support.places import below
 from tests.support.waiting import PATIENCE_S, is_alive, read_pids, until
 
@@ -112,7 +112,7 @@ m._wait_for_reader = kill_first
     status, job = run(tmp_path, *launcher(tmp_path, patch), "run", "--no-python", "sh", "-c", "exit 71")
     assert status == 71
     assert "the keeper of this node's workers is lost: killed by SIGKILL" in job.err
-    assert re.match(r"  rank 0 failed first \(.*\): exit code 71$", job.said[-2])
+    assert re.match(r"  rank 0 failed first \(.*\): exit code 71$", job.said[-3])
     assert job.said[-1] == "exit status 71: from the worker of rank 0"
 
 
@@ -135,8 +135,9 @@ os.posix_spawnp = spawn
     status, job = run(tmp_path, *argv)
     assert status == 71
     why = f"cannot start {sys.executable}: Resource temporarily unavailable"
-    assert job.said[-2:] == [
+    assert job.said[-3:] == [
         f"  rank 2 failed first (node N, local rank 2): exit code 71, {why}",
+        STORY,
         "exit status 71: reknit could not run the worker of rank 2",
     ]
 
@@ -168,7 +169,7 @@ def test_no_descriptor_is_left(tmp_path: Path) -> None:
     argv = (*launcher(tmp_path, resource_limit), "run", "--nproc-per-node=20", STUBBORN, "pids")
     status, job = run(tmp_path, *argv)
     assert status == 71, job.err
-    assert "Too many open files" in job.said[-2]
+    assert "Too many open files" in "".join(job.said[-3:-1])
     assert "bug" not in job.err
 
 
@@ -202,7 +203,7 @@ def test_a_script_that_closes_its_streams(tmp_path: Path) -> None:
     status, job = run(tmp_path, "w.py", script=script)
     assert status == 6
     assert (tmp_path / "ran").exists()
-    assert job.said[-1] == "  rank 0 failed first (node N, local rank 0, pid P): exit code 6"
+    assert job.said[-2:] == ["  rank 0 failed first (node N, local rank 0, pid P): exit code 6", STORY]
 
 
 def test_a_flood_on_stderr(tmp_path: Path) -> None:
@@ -226,7 +227,7 @@ def test_a_reader_that_leaves(tmp_path: Path) -> None:
     assert (tmp_path / "status").read_text() in ("1\n", "120\n", "141\n")
     assert "bug" not in done.stderr
     assert done.stderr.count("reknit: nobody reads the stdout of this command any more") == 1
-    assert "nobody reads its stdout any more" in done.stderr.splitlines()[-1]
+    assert "nobody reads its stdout any more" in done.stderr.splitlines()[-2]
 
 
 def test_a_console_that_does_not_read_blocks_no_decision(tmp_path: Path) -> None:
@@ -313,7 +314,7 @@ m._wait_for_reader = wait_for_reader
     assert status == 3
     assert "without effect" in job.said[0], job.err
     assert "the workers' output" in job.said[1]
-    assert "rank 0 failed first" in job.said[-2]
+    assert "rank 0 failed first" in job.said[-3]
 
 
 # ---- what is left for others ----
@@ -489,7 +490,7 @@ def test_a_quiet_run_says_why_it_has_failed(tmp_path: Path) -> None:
     """And nothing else."""
     status, job = run(tmp_path, "--quiet", "--nproc-per-node=2", "w.py", script="raise SystemExit(4)")
     assert status == 4
-    assert job.err.startswith("reknit: the job failed: no restarts are allowed")
+    assert job.err.startswith("reknit: the job failed: rank ")
     status, job = run(tmp_path, "--quiet", "no.py")
     assert status == 2
     assert "no.py" in job.err

@@ -13,6 +13,7 @@ from reknit.adapters.keeper.watchdog.thread_stacks import kernel_of, py_spy_for
 from reknit.app.cli import stacks as verb
 from tests.support import places
 from tests.support.command import Run
+from tests.support.nodes import Nodes, at_file
 from tests.support.verbs import ask
 from tests.support.waiting import is_alive, read_pids, until
 
@@ -66,11 +67,35 @@ def test_who_waits_for_whom(tmp_path: Path) -> None:
         both = ask(job, "stacks", "--rank=1,2", "digits")[1]
         assert re.findall(r"^rank (\d) \(pid", both, re.M) == ["1", "2"]
         assert "rank 0" not in both
-        none = (1, "", "reknit: no such worker runs on this host\n")
-        assert ask(job, "stacks", "--rank=3") == ask(job, "stacks", "another") == none
         (tmp_path / "go on").touch()
         assert job.end() == 0
-        assert ask(job, "stacks") == none
+
+
+def test_what_is_not_here(tmp_path: Path) -> None:
+    """A wrong name and a wrong rank are two mistakes. What would be right is told."""
+    waits = "import signal; open('up', 'w').close(); signal.pause()"
+    with Run(tmp_path, "--nproc-per-node=2", "--rdzv-id=digits", "w.py", script=waits) as job:
+        until((tmp_path / "up").exists, "a worker")
+        until(lambda: ask(job, "stacks", "--rank=1")[0] == 0, "both workers to be known")
+        for argv, line in (
+            (("nosuch",), "no agent of job nosuch runs on this host; jobs that run here: digits"),
+            (("--rank=7", "nosuch"), "no agent of job nosuch runs on this host; jobs that run here: digits"),
+            (("--rank=7",), 'no worker of rank 7 runs on this host: job "digits" has ranks 0-1 here'),
+            (("--rank=9,7", "digits"), 'no worker of ranks 7,9 runs on this host: job "digits" has ranks 0-1 here'),
+        ):
+            assert ask(job, "stacks", *argv) == (1, "", f"reknit: {line}\n")
+    assert ask(job, "stacks") == (1, "", "reknit: no agent runs on this host\n")
+    line = "reknit: no agent of job digits runs on this host; jobs that run here: none\n"
+    assert ask(job, "stacks", "digits") == (1, "", line)
+
+
+def test_an_agent_without_workers(tmp_path: Path) -> None:
+    """It waits for other nodes, which is no mistake in the name of the job."""
+    with Nodes(tmp_path, "--nnodes=2", *at_file(tmp_path)) as nodes:
+        (a,) = nodes.start("a")
+        a.says("waiting for nodes")
+        line = 'reknit: no worker runs on this host: job "j" has no worker here\n'
+        until(lambda: ask(a, "stacks", "j") == (1, "", line), "the agent to be seen")
 
 
 @needs_py_spy
@@ -84,8 +109,11 @@ def test_a_worker_that_is_stopped_stays_stopped(tmp_path: Path) -> None:
         out = ask(job, "stacks")[1]
         assert out.splitlines()[1].startswith("  rank 0: ")
         assert out.splitlines()[1].endswith(", stopped by a signal")
+        assert f"\n  its process {pid} is stopped by a signal: `kill -CONT {pid}` continues it\n" in out
         assert kernel_of(pid).is_stopped
         os.kill(pid, signal.SIGCONT)
+        until(lambda: not kernel_of(pid).is_stopped, "the worker to go on")
+        assert "is stopped by a signal" not in ask(job, "stacks")[1]
 
 
 def test_without_py_spy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:

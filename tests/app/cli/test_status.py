@@ -137,7 +137,8 @@ def test_jobs_of_one_host(tmp_path: Path) -> None:
         assert {told["agent"]["pid"] for told in data(one)} == {one.pid, two.pid}
         assert [told["agent"]["pid"] for told in data(one, "two")] == [two.pid]
         assert len(data(one, "one", "two")) == 2
-        assert ask(one, "status", "three") == (1, "", "reknit: no agent of job three runs on this host\n")
+        line = "reknit: no agent of job three runs on this host; jobs that run here: one, two\n"
+        assert ask(one, "status", "three") == (1, "", line)
     assert ask(one, "status") == (1, "", "reknit: no agent runs on this host\n")
     assert ask(one, "status", "--json") == (1, "", "reknit: no agent runs on this host\n")
 
@@ -249,7 +250,7 @@ def test_what_cannot_be_read_is_one_line(tmp_path: Path) -> None:
             ("c10d", 74, "the store cannot be reached: "),
             ("etcd", 74, "the store cannot be reached: "),
             ("file", 77, ""),
-            ("none", 69, "there is no journal of job j in "),
+            ("none", 69, "no such job has begun in this store: there is no journal of job j in "),
         ):
             found, out, err = ask(a, "status", *at[name], "j")
             assert (found, out, err.count("\n")) == (status, "", 1), name
@@ -258,6 +259,20 @@ def test_what_cannot_be_read_is_one_line(tmp_path: Path) -> None:
         assert ask(a, "status", *at["file"], "j", env={"REKNIT_RDZV_SECRET": "hush"})[0] == 0
         without = "reknit: reknit status with --rdzv-endpoint needs the name of the job: --rdzv-id\n"
         assert ask(a, "status", *at["file"]) == (2, "", without)
+
+
+def test_a_job_that_has_not_begun_in_its_store(backend: tuple[tuple[str, ...], Callable[[], object]]) -> None:
+    """A mistake in the name must not look like a job, and must not make one."""
+    (where, content), env = backend, {name: value for name, value in os.environ.items() if name[:7] != "REKNIT_"}
+    named = [word for word in where if word.startswith(("--rdzv-backend", "--rdzv-endpoint"))]
+    before = content()
+    for words in ([], ["--json"]):
+        command = [REKNIT, "status", *words, *named, "nosuch"]
+        done = subprocess.run(command, check=False, env=env, capture_output=True, text=True, timeout=PATIENCE_S)
+        assert (done.returncode, done.stdout, done.stderr.count("\n")) == (69, "", 1)
+        assert done.stderr.startswith("reknit: no such job has begun in this store: ")
+        assert "there is no journal of job nosuch" in done.stderr
+    assert content() == before
 
 
 # ---- again and again ----
@@ -298,9 +313,13 @@ class Watching:
     def interrupt(self) -> int:
         """Ctrl-C. Returns the status."""
         self.process.send_signal(signal.SIGINT)
-        status = self.process.wait(PATIENCE_S)
+        return self.ends()
+
+    def ends(self) -> int:
+        """Wait for the end. Returns the status."""
+        until(lambda: self._read() and self.process.poll() is not None, "the end of watching")  # a full pipe blocks it
         self._read()
-        return status
+        return self.process.wait()
 
 
 @pytest.mark.parametrize("on_terminal", [True, False], ids=["terminal", "pipe"])
@@ -333,14 +352,84 @@ def test_a_job_that_begins_later_is_watched(tmp_path: Path) -> None:
             watching.shows("no agent runs on this host")
 
 
-def test_watching_a_job_ends_with_it(tmp_path: Path) -> None:
-    """A name means this job, and no later one."""
+@pytest.mark.parametrize("on_terminal", [True, False], ids=["terminal", "pipe"])
+@pytest.mark.parametrize(
+    ("signum", "how"),
+    [
+        (signal.SIGTERM, 'job "digits": stopped by SIGTERM'),
+        (signal.SIGKILL, "the agent of node [^ ]+ ended without a word after .*: it was killed, or its host died"),
+    ],
+    ids=["SIGTERM", "SIGKILL"],
+)
+def test_watching_a_job_ends_with_it(tmp_path: Path, signum: int, how: str, on_terminal: bool) -> None:
+    """A name means this job, and no later one. The last lines say how it has ended, once."""
     with Run(tmp_path, "--rdzv-id=digits", "w.py", script=STEPS) as job:
         with_steps(job)
-        with Watching(job, "digits", on_terminal=False) as watching:
+        with Watching(job, "digits", on_terminal=on_terminal) as watching:
             watching.shows(r"step 20\b")
-            job.signal(signal.SIGTERM)
-            watching.shows("no agent of job digits runs on this host")
+            job.signal(signum)
+            assert watching.ends() == 0
+            assert len(re.findall(how, watching.text)) == 1
+            assert "no agent" not in watching.text
+            assert "waiting for" not in watching.text
+
+
+ENDS = """
+    import os, signal
+    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR1, signal.SIGUSR2])
+    print(os.getpid(), file=open("pids", "a", buffering=1))
+    if signal.sigwait([signal.SIGUSR1, signal.SIGUSR2]) == signal.SIGUSR2:
+        raise ValueError("no such file")
+"""
+
+
+def test_a_job_is_awaited_and_watched_to_its_end(tmp_path: Path) -> None:
+    """One can begin to watch before the job begins. That is said once, and so is how the job has ended."""
+    failed = rf"\nrank 0 on node {HOST} failed: exit code 1, ValueError: no such file\n"
+    with Run(tmp_path, sys.executable, "-c", "") as nothing:
+        nothing.end()
+        for signum, how in ((signal.SIGUSR1, 'job "later": succeeded\n'), (signal.SIGUSR2, failed)):
+            with Watching(nothing, "later", on_terminal=False) as watching:
+                watching.shows("reknit: waiting for job later\n")
+                with Run(tmp_path, "--rdzv-id=later", "w.py", script=ENDS) as job:
+                    watching.shows(r"rank 0  pid \d+  has reported no progress")
+                    (pid,) = read_pids(tmp_path / "pids", 1)
+                    os.kill(pid, signum)
+                    job.end()
+                    (tmp_path / "pids").unlink()
+                assert watching.ends() == 0
+                assert len(re.findall(how, watching.text)) == 1
+                assert watching.text.count("waiting for") == 1
+                assert "no agent" not in watching.text
+
+
+def test_a_job_that_ends_between_two_looks(tmp_path: Path) -> None:
+    """It is not waited for any more. An earlier job of this name is not meant."""
+    with Run(tmp_path, "--rdzv-id=short", "w.py", script="raise SystemExit(3)") as job:
+        job.end()
+    with Watching(job, "short", "--json", on_terminal=False) as watching:
+        watching.shows("reknit: waiting for job short\n")
+        with Run(tmp_path, "--rdzv-id=short", "w.py", script="pass") as again:
+            assert again.end() == 0
+        assert watching.ends() == 0
+        last = json.loads(watching.text.splitlines()[-1])
+        assert (last["job"]["run_id"], last["job"]["ended"]["verdict"]) == ("short", "succeeded")
+
+
+def test_a_job_in_its_store_is_watched_to_its_end(tmp_path: Path) -> None:
+    """The same from another host: it is awaited, shown, and its end is told once."""
+    where = at_file(tmp_path)
+    with Nodes(tmp_path, "--nnodes=1:2", *where) as nodes, Run(tmp_path, sys.executable, "-c", "") as nothing:
+        nothing.end()
+        with Watching(nothing, *where[:3], on_terminal=False) as watching:
+            watching.shows("reknit: waiting for job j\n")
+            (a,) = nodes.start("a")
+            nodes.formed(a)
+            watching.shows('job "j": round 0 runs, ')
+            a.tell(BAD)
+            assert ended(a) == [1]
+            assert watching.ends() == 0
+            assert len(re.findall('job "j": failed: rank 0 on node a failed: exit code 1', watching.text)) == 1
 
 
 def test_a_reader_that_goes_away(tmp_path: Path) -> None:

@@ -164,7 +164,7 @@ def test_who_quits_the_debugger_wants_no_restart(folder: Path) -> None:
     typist.settled()
     typist.type("q\n")
     assert typist.end() == 1
-    assert "the job failed: a worker that waits for input is not started again" in typist.screen
+    assert "the job failed: rank 0 failed, and a worker that waits for input is not started again" in typist.screen
     assert "--stdin" not in typist.screen, "it had a terminal"
     assert "round 1" not in typist.screen
 

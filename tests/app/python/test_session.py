@@ -12,6 +12,7 @@ import subprocess
 import sys
 import textwrap
 import threading
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -50,13 +51,19 @@ def waiting(folder: Path, **settings: Any) -> Settings:
     )
 
 
+@cache
+def first() -> None:
+    """What is imported or made once in a process is no leak."""
+    run(TRUE)
+
+
 @pytest.fixture(autouse=True)
 def _nothing_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     """Threads, descriptors, children, handlers, the environment, and the folder for temporary files."""
     scratch = tmp_path / "scratch"
     scratch.mkdir()
     monkeypatch.setenv("TMPDIR", str(scratch))
-    run(TRUE)  # what is imported or made once in a process is no leak
+    first()
     with nothing_left(scratch):
         yield
 

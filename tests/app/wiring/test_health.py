@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -61,14 +62,20 @@ class Started:
         self.running.close()
 
 
+@cache
+def first() -> None:
+    """What is imported or made once in a process is no leak."""
+    with Started(Settings(command=("true",), health=HealthCheck(0))) as made:
+        made.running.join(PATIENCE_S)
+
+
 @pytest.fixture(autouse=True)
 def _nothing_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Threads, descriptors, children and files."""
     scratch = tmp_path / "scratch"
     scratch.mkdir()
     monkeypatch.setenv("TMPDIR", str(scratch))
-    with Started(Settings(command=("true",), health=HealthCheck(0))) as first:
-        first.running.join(PATIENCE_S)  # what is imported or made once in a process is no leak
+    first()
     with nothing_left(scratch):
         yield
 

@@ -51,9 +51,11 @@ from reknit.core.text.describe import (
     exit_text,
     failure_text,
     hang_lines,
+    killed_text,
     reason_text,
     sealed_text,
     signal_name,
+    spent_text,
     time_text,
 )
 from reknit.core.text.doing import command_text, entry_text, event_text
@@ -150,10 +152,10 @@ def test_a_run_whose_workers_die_at_once() -> None:
     assert told(agent(restarts=3), *ALONE, *once, *again) == [
         FIRST_ALONE,
         "rank 0 on node n0 failed: exit code 7",
-        "the workers failed within 1 s of their start: this node joins again in 0.2 s",
+        "the workers failed within 1 s of their start, and start again in 0.2 s",
         "round 1 (restart 1 of 3): 1 node, 1 worker, master n0:29501",
         "rank 0 on node n0 failed: exit code 7",
-        "the workers failed within 1 s of their start: this node joins again in 0.4 s",
+        "the workers failed within 1 s of their start, and start again in 0.4 s",
     ]
 
 
@@ -457,6 +459,36 @@ def test_a_hung_worker_has_a_cause(cause: NoProgress | TimerExpired, told: str) 
     assert failure_text(WorkerFailure(0, 3, -6, cause=cause)) == f"rank 3 failed: {told} (killed by SIGABRT)"
     hung = WorkerFailure(0, 3, -9, cause=cause, message="it survives\nSIGKILL")
     assert failure_text(hung) == f"rank 3 failed: {told} (killed by SIGKILL, it survives)"
+
+
+def test_workers_that_did_not_obey() -> None:
+    """The seconds are those that they had, which a second signal may have shortened."""
+    assert killed_text(WorkersStopped(1.0, 0, 0, (), (1, 3), 30.0)) == (
+        "ranks 1,3 did not end within 30 s: killed by SIGKILL"
+    )
+    assert killed_text(WorkersStopped(1.0, 0, 0, (), (2,), 6.2371)) == (
+        "rank 2 did not end within 6.24 s: killed by SIGKILL"
+    )
+
+
+def test_why_a_job_has_failed() -> None:
+    """The failure comes first, because it is the cause. The limit of restarts is none."""
+    assert spent_text(reasons.BudgetSpent(0, FAILED)) == "rank 5 failed, and --max-restarts=0 allows no restart"
+    assert spent_text(reasons.BudgetSpent(0, FAILED), "max_restarts").endswith("and max_restarts=0 allows no restart")
+    assert spent_text(reasons.BudgetSpent(1, FAILED)) == "rank 5 failed, and the only restart is spent"
+
+
+def test_where_a_hung_worker_stood() -> None:
+    """In the line about its failure. That a signal had stopped it is told even if nobody knows where it stood."""
+    stood = {
+        Activity(Stance.OWN, "load", "data.py:41"): ", in load (data.py:41), not in a collective",
+        Activity(Stance.STOPPED, "load", "data.py:41"): ", in load (data.py:41), stopped by a signal",
+        Activity(Stance.STOPPED): ", stopped by a signal",
+        UNSEEN: "",
+    }
+    for activity, told in stood.items():
+        failure = WorkerFailure(0, 3, -9, cause=NoProgress(30, activity=activity))
+        assert failure_text(failure) == f"rank 3 failed: no progress for 30 s{told} (killed by SIGKILL)"
 
 
 def test_rounds() -> None:

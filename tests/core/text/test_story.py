@@ -156,6 +156,40 @@ def test_restarts_that_were_given_back_are_not_spent(tmp_path: Path) -> None:
     assert "succeeded after 2 restarts" in next(tell(story, "j", str, live=(), shows_all=True))
 
 
+@pytest.mark.parametrize("nodes", [1, 3])
+def test_a_job_whose_nodes_were_all_stopped(tmp_path: Path, nodes: int) -> None:
+    """The operator has ended it. No other node goes on, so the story speaks of none."""
+
+    def play(world: World) -> None:
+        world.run_for(30.0)
+        for proc in world.procs:
+            world.ask_to_leave(proc, 15)
+        assert world.run_for(120.0, until=lambda: not any(proc.up for proc in world.procs))
+
+    story = merged(told(simulated(tmp_path / "t", Terms(1, 3, last_call_s=5.0), nodes, play)))
+    assert (story.outcome, story.stopped_by) == (None, (15,))
+    lines = list(tell(story, "j", str, live=(), shows_all=True))
+    assert lines[0] == 'job "j": stopped by SIGTERM'
+    assert not [line for line in lines if "The others" in line]
+
+
+def test_a_job_that_one_node_has_left_goes_on(tmp_path: Path) -> None:
+    """Its story is that of the nodes that are left, and how these end."""
+
+    def play(world: World) -> None:
+        world.run_for(30.0)
+        world.ask_to_leave(world.procs[2], 2)
+        world.run_for(30.0)
+        ended(world)
+
+    stories = told(simulated(tmp_path / "t", TERMS, 3, play))
+    story = merged(stories)
+    assert (story.stopped_by, merged(stories[2:]).stopped_by) == ((), ()), "its own trace knows of the others"
+    lines = list(tell(story, "j", str, live=(), shows_all=True))
+    assert lines[0] == 'job "j": succeeded'
+    assert any("The others go on without a node that leaves (rule 11)." in line for line in lines)
+
+
 def test_a_trace_without_its_beginning(eventful: Watching) -> None:
     """What was before its first step has no time."""
     (path,) = [path for path in eventful.folder.rglob("*.jsonl") if path.parent.name.startswith("n0")]

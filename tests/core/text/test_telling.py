@@ -117,7 +117,7 @@ def test_a_job_that_failed() -> None:
     outcome = Outcome(Verdict.FAILED, BudgetSpent(2, failed()))
     round = first(ended_at=20.0, failed_at=20.0, spent=2, outcome=outcome)
     story = Story((node("n0", Span(Doing.RUNNING, (0, 0), 3.0, 20.0)),), (round,), TERMS)
-    assert verdict_text(story) == "failed: all 2 restarts are spent"
+    assert verdict_text(story) == "failed: rank 1 failed, and all 2 restarts are spent"
     assert "    so the job failed: a failed worker costs a restart (rule 2), and --max-restarts=2" in lines(story)
 
 

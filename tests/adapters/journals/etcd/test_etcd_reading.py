@@ -12,9 +12,8 @@ from reknit.adapters.journals.etcd.gateway import Cluster, put
 from reknit.adapters.journals.etcd.journal import EtcdJournal
 from reknit.adapters.journals.etcd.keys import EtcdKeys
 from reknit.adapters.journals.etcd.reading import EtcdRecords
-from reknit.adapters.runtime.ports import Readable, Record, Refused, Unavailable
+from reknit.adapters.runtime.ports import Batch, NoJournal, Readable, Record, Refused, Unavailable
 from reknit.core.job.entries import Aborted, Filler
-from reknit.core.job.reasons import Refusal
 from tests.support.etcd import Etcd, change
 
 
@@ -41,6 +40,7 @@ def test_who_may_only_read_reads_everything_with_its_author(tmp_path: Path) -> N
             ]
             assert found[3] == ("entry raw", Record(Filler()))
             assert opened.records(position) == (position, [])
+            assert records.read(0, 0.0) == Batch(position, tuple(record.entry for _, record in found))
         other = reader(server, Envelope("k"), user="guest", password="secret")
         with other as records, pytest.raises(Refused, match="grant-permission ROLE --prefix read /reknit/k/"):
             records.records(0)
@@ -50,9 +50,10 @@ def test_who_may_only_read_reads_everything_with_its_author(tmp_path: Path) -> N
 def test_a_journal_that_is_not_there_is_not_made(server: Etcd) -> None:
     """A mistake in the name must not look like a job without entries."""
     before = server.revision()
-    with reader(server, Envelope("none")) as records, pytest.raises(Refused, match="no journal of job none") as refused:
-        records.records(0)
-    assert refused.value.refusal is Refusal.IDENTITY
+    with reader(server, Envelope("none")) as records:
+        for look in (lambda: records.records(0), lambda: records.read(0, 0.0)):
+            with pytest.raises(NoJournal, match="there is no journal of job none in etcd"):
+                look()
     assert server.revision() == before
 
 

@@ -17,7 +17,7 @@ from reknit.adapters.journals.envelope import Envelope
 from reknit.adapters.journals.file.folder import complaint
 from reknit.adapters.journals.file.journal import FileJournal
 from reknit.adapters.journals.folds import MANY
-from reknit.adapters.runtime.ports import Refused
+from reknit.adapters.runtime.ports import NoJournal, Refused
 from reknit.core.job.entries import Filler, Node, NodeId
 from reknit.core.job.job import Job
 from reknit.core.job.reasons import Refusal
@@ -98,7 +98,7 @@ OTHER = """
 import os, sys
 from reknit.adapters.journals.envelope import Envelope
 from reknit.adapters.journals.file.journal import FileJournal
-from reknit.adapters.runtime.ports import Refused
+from reknit.adapters.runtime.ports import NoJournal, Refused
 os.setgroups([]); os.setgid(65534); os.setuid(65534)
 for options in ({}, {"reads_only": True}, {"group": 4242}):
     job = "mine" if options.get("group") else "job"
@@ -171,7 +171,7 @@ def test_a_reader_of_a_journal_that_is_not_there_makes_none(tmp_path: Path) -> N
     """A mistyped id must leave nothing behind."""
     for path in (tmp_path, tmp_path / "none"):
         for call in (lambda j: j.records(0), lambda j: j.read(0, 0.0)):
-            with pytest.raises(Refused, match=f"there is no journal of job job in {path}") as refused:
+            with pytest.raises(NoJournal, match=f"there is no journal of job job in {path}") as refused:
                 call(journal(path, reads_only=True))
             assert refused.value.refusal is Refusal.SETUP
     assert not os.listdir(tmp_path)

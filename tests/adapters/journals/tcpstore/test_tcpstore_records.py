@@ -38,8 +38,9 @@ FIRST = ("header", "begun", "head", "slot/0", "slot/1", "beat/0/a", "fold", "fol
 LATER = ("best", "header", "begun", "{}head", "{}slot/2", "{}beat/0/a", "{}fold", "{}fold-at")
 
 
-def opened(port: int, closing: ExitStack) -> TCPStoreJournal:
-    journal = TCPStoreJournal(HOST, port, Envelope("job/1", "secret", "node-a pid 41"), timeout_s=PATIENCE_S)
+def opened(port: int, closing: ExitStack, *, reads_only: bool = False) -> TCPStoreJournal:
+    envelope = Envelope("job/1", "secret", "node-a pid 41")
+    journal = TCPStoreJournal(HOST, port, envelope, timeout_s=PATIENCE_S, reads_only=reads_only)
     closing.callback(journal.close)
     return journal
 
@@ -85,8 +86,10 @@ def test_the_keys_and_the_values_are_as_they_were(monkeypatch: pytest.MonkeyPatc
     assert text == GOLDEN.read_text()
 
 
-def test_golden_records_are_read() -> None:
-    """The file itself, as a store that an earlier version has left."""
+@pytest.mark.parametrize("reads_only", [False, True])
+def test_golden_records_are_read(*, reads_only: bool) -> None:
+    """The file itself, as a store that an earlier version has left. What was before the second life of the journal is
+    not forgotten by those who only read, either."""
     values = dict(line.removeprefix("/").split(" ", 1) for line in GOLDEN.read_text().splitlines() if line[:1] == "/")
     with ExitStack() as closing:
         port = closing.enter_context(hosted())[1]
@@ -94,10 +97,11 @@ def test_golden_records_are_read() -> None:
         closing.callback(client.close)
         for key, value in values.items():
             client.set(key, value.encode())
-        journal = opened(port, closing)
+        journal = opened(port, closing, reads_only=reads_only)
         batch = journal.read(0, 0.0)
         assert batch.base == moved(fold_all(Job(), ENTRIES))
         assert batch.entries == ENTRIES[1:]
+        assert journal.read(batch.position, 0.0).position == batch.position
 
 
 def test_reading_alone_changes_nothing() -> None:

@@ -203,13 +203,17 @@ def test_tee_writes_the_file_verbatim_and_whole_prefixed_lines(tmp_path: Path, o
         ((b"1%\r2%\r", b"\nend\r\n"), b"[trainer0]:1%\r[trainer0]:2%\r\n[trainer0]:end\r\n"),
         # The carriage return at the beginning is no line. Otherwise two prefixes would stand side by side.
         ((b"\r1%\r2%", b"\r3%\nend\n"), b"[trainer0]:1%\r[trainer0]:2%\r[trainer0]:3%\n[trainer0]:end\n"),
+        ((b"a\n\r1%", b"\r\r2%\n\rend\n"), b"[trainer0]:a\n[trainer0]:1%\r[trainer0]:2%\n[trainer0]:end\n"),
+        ((b"a\n\r\r\n", b"\r\nend\n"), b"[trainer0]:a\n[trainer0]:\r\n[trainer0]:\r\n[trainer0]:end\n"),
+        ((b"\r", b"\rend\n"), b"[trainer0]:end\n"),
     ],
-    ids=["at the end", "at the beginning"],
+    ids=["at the end", "at the beginning", "after a line", "in an empty line", "alone"],
 )
 def test_tee_of_a_progress_bar(
     tmp_path: Path, out: Console, err: Console, writes: tuple[bytes, bytes], shown: bytes
 ) -> None:
-    """tqdm begins or ends its lines with a carriage return: shown as it moves, not at the end of the epoch."""
+    """tqdm begins or ends its lines with a carriage return: shown as it moves, not at the end of the epoch. A carriage
+    return ends the line before it, and at the beginning of a line it is left out."""
     streams = streams_to(out, err, tee=STDERR)
     worker = open_(streams, tmp_path)
     assert finished(spawn(worker, f"import os; os.write(2, {writes[0]!r}); os.write(2, {writes[1]!r})")) == 0

@@ -47,8 +47,24 @@ def test_a_worker_that_ignores_the_signal_is_killed_after_the_grace(
     workers.events(clock.now())
     assert workers.wakes_at is not None
     assert workers.wakes_at >= before + 0.2
-    drive(workers, clock, WorkersStopped)
+    answer = stopped(drive(workers, clock, WorkersStopped))
     assert clock.now() >= before + 0.2
+    assert answer.killed == (1,), "its rank"
+    assert answer.grace_s == pytest.approx(0.2)
+
+
+def test_only_workers_that_had_a_grace_are_told_as_killed(make: Make, clock: SystemClock, tmp_path: Path) -> None:
+    """The operator learns which ranks did not obey. A stop without a grace gives them no time to."""
+    script = f'[ "$LOCAL_RANK" = 0 ] || set -- ignore; exec {sys.executable} {STUBBORN} {tmp_path}/pids "$@"'
+    workers = make("sh", "-c", script)
+    start(workers, 3)
+    read_pids(tmp_path / "pids", 3)
+    stop(workers, 0.2)
+    assert stopped(drive(workers, clock, WorkersStopped)).killed == (4, 5)
+    start(workers, 3, 1)
+    read_pids(tmp_path / "pids", 6)
+    stop(workers, 0.0, round_=1)
+    assert stopped(drive(workers, clock, WorkersStopped)).killed == ()
 
 
 MOVES = """
