@@ -15,7 +15,7 @@ meets another kind must end (see `codec`). If it went on without the entry, its 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence, Set
 from enum import Enum
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -279,11 +279,24 @@ class Entries(tuple[Entry, ...]):
     """Entries that were read together, in the journal's order. It knows what it holds: it finds an entry as fast among
     thousands as among few, once one of the agents that share the batch has looked for one."""
 
+    folded: tuple[object, object] | None = None
+    """A job, and what these entries make of it. `fold_all` notes it, so that agents that share the batch and the job
+    fold it once. None: nobody has folded the batch."""
+
     def __contains__(self, entry: object) -> bool:
         if len(self) < FEW:
             return tuple.__contains__(self, entry)
         node = getattr(entry, "node", None)
         return entry in self._by_node.get(node, ())
+
+    @cached_property
+    def names(self) -> Set[NodeId]:
+        """The ids of the nodes that they name."""
+        return {node.id for node in self._by_node if node is not None}
+
+    def of(self, node: Node) -> Sequence[Entry]:
+        """Those that name this node."""
+        return self._by_node.get(node, ())
 
     @cached_property
     def _by_node(self) -> Mapping[Node | None, list[Entry]]:

@@ -20,6 +20,7 @@ from .crowds import comes_back, newcomers, reports, reports_late, returning
 from .entries import (
     Aborted,
     Admit,
+    Entries,
     Entry,
     Failed,
     Filler,
@@ -99,6 +100,16 @@ def fold(job: Job, entry: Entry) -> Job:  # noqa: C901  # a dispatcher: one arm 
 
 def fold_all(job: Job, entries: Sequence[Entry]) -> Job:
     """The job after these entries, which are folded in order. A crowd is folded at once (`crowds`)."""
+    if not isinstance(entries, Entries):
+        return _folded(job, entries)
+    known = entries.folded
+    if known is None or known[0] is not job:
+        known = entries.folded = (job, _folded(job, entries))
+    after = known[1]
+    return after if isinstance(after, Job) else job
+
+
+def _folded(job: Job, entries: Sequence[Entry]) -> Job:
     at = 0
     while at < len(entries):
         job, count = _crowd_folded(job, entries, at)

@@ -1,0 +1,241 @@
+"""Alike agents: they differ in what is their own, and in nothing that decides. One of them can step for all.
+
+Agents are *alike* if they have folded the same job, stand in it alike (`standing`), and are equal in all fields but
+those of `OWN` and `PULSE`. What one of them decides, the others decide as well, each in its own name:
+
+    step(as_other(agent, own), event_as_other(…))  is  as_other(step(agent, event))       for each alike agent
+
+1. `as_other` is the agent that another alike one is. It and its companions rename a value from one agent to another:
+   events, entries and commands.
+2. An agent may be in a state that cannot be renamed, and then it is like no other (`can_share`).
+3. The pulse is the moment of the last beat, and what was heard then. Who lets one agent step for others forgets the
+   differences between their pulses. So this holds only for agents that are quiet (`quiet`).
+
+A simulator needs this: a job of a thousand nodes has a dozen kinds of agents (docs/design.md).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from itertools import islice
+
+from attrs import evolve, frozen
+
+from reknit.core.job.entries import Entry, Failed, Joined, Leaving, Left, Lost, Node, Opened, Succeeded
+from reknit.core.job.job import EMPTY, Gathering, Job
+from reknit.core.job.ranks import assign
+from reknit.core.job.reasons import WorkerFailed
+from reknit.core.job.workers import Assignment, WorkerFailure
+
+from .agent import Agent, Contact, Done, NodeWorkers, Silence, Spec
+from .commands import Append, Beat, Command, Finish, Result, StopWorkers
+from .events import Counters, Event, Started
+from .timers import STAGGERED
+from .worker_words import PortReserved, StartWorkers, WorkerExit, WorkersExited, WorkersStopped
+from .workers import why_failed
+
+OWN = frozenset({"spec", "nonce", "me", "port", "offered", "workers", "lifecycle", "said", "unread"})
+"""The fields of `Agent` that hold something of its own. `as_other` renames it."""
+PULSE = frozenset({"at", "contact", "silence"})
+"""The fields of `Agent` that a beat changes."""
+
+
+@frozen
+class Own:
+    """What an agent has of its own."""
+
+    spec: Spec
+    me: Node
+    nonce: str
+    port: int | None
+    """None while its workers use the port."""
+
+
+def own_of(agent: Agent) -> Own:
+    return Own(agent.spec, agent.me, agent.nonce, agent.port)
+
+
+# ---- who is like whom ------------------------------------------------------------------------------------------------
+
+
+def can_share(agent: Agent) -> bool:
+    """Whether `as_other` can rename this agent. It cannot if the agent hosts the journal, accuses a node, or had its
+    workers in a round that the job does not show any more, or as another incarnation."""
+    workers, job = agent.workers, agent.job
+    if agent.spec.hosts_journal or any(isinstance(entry, Lost) for entry in (*agent.said, *agent.unread)):
+        return False
+    if workers.node is None:
+        return workers.assignment is None and not workers.exits
+    last = job.round - isinstance(job.phase, Gathering)
+    return (workers.node, workers.epoch, workers.round) == (agent.me, job.epoch, last) and agent.me in job.member_nodes
+
+
+def are_alike(a: Agent, b: Agent) -> bool:
+    """Whether one of the two can step for the other, apart from their pulses."""
+    if a.job is not b.job and a.job != b.job:
+        return False
+    if not (can_share(a) and can_share(b)) or standing(a.job, a.me) != standing(b.job, b.me):
+        return False
+    mine, other = a.spec, b.spec
+    if evolve(mine, node_id=other.node_id, address=other.address, rank_hint=other.rank_hint) != other:
+        return False
+    return (a.port is None) == (b.port is None) and without_pulse(as_other(a, own_of(b))) == without_pulse(b)
+
+
+def without_pulse(agent: Agent) -> Agent:
+    """The agent as if it had never beat."""
+    return evolve(agent, at=0.0, contact=_NO_CONTACT, silence=_NO_SILENCE)
+
+
+_NO_CONTACT, _NO_SILENCE = Contact(), Silence()
+
+
+def standing(job: Job, node: Node) -> tuple[object, ...]:
+    """All that the fold says of one node and that a decision of its agent may depend on."""
+    return standings(job)(node)
+
+
+def standings(job: Job) -> Callable[[Node], tuple[object, ...]]:
+    """`standing` in this job. Quicker if it is asked for many nodes."""
+    phase = job.phase
+    expected, told = frozenset[Node](), frozenset[Node]()
+    if isinstance(phase, Gathering):
+        expected, told = phase.expected, frozenset(failed.node for failed in phase.ledger)
+    first = {node_id: i for i, node_id in enumerate(islice(job.live, STAGGERED))}
+    members, succeeded, leaving, live = job.member_nodes, job.succeeded, job.leaving, job.live
+
+    def of(node: Node) -> tuple[object, ...]:
+        joined = live.get(node.id)
+        if joined is None or joined.node != node:
+            return job.is_gone(node), job.highest_incarnation(node.id)
+        place = first.get(node.id, STAGGERED)
+        return node in members, node in expected, node in told, node in succeeded, node in leaving, place
+
+    return of
+
+
+# ---- renaming --------------------------------------------------------------------------------------------------------
+
+
+def as_other(agent: Agent, own: Own) -> Agent:
+    """The agent that this alike one is. It has the pulse of `agent`."""
+    if own.me == agent.me and own.nonce == agent.nonce:
+        return agent
+    offered = agent.offered
+    other = evolve(
+        agent,
+        spec=own.spec,
+        nonce=own.nonce,
+        me=own.me,
+        port=None if agent.port is None else own.port,
+        offered=None if offered is None else (_before(offered[0], agent, own), offered[1]),
+        workers=_workers(agent, own),
+    )
+    if agent.said or agent.unread:
+        other = evolve(other, said=_entries(agent.said, agent, own), unread=_entries(agent.unread, agent, own))
+    if isinstance(agent.lifecycle, Done):
+        result = _result(agent.lifecycle.result, agent, own)
+        other = evolve(other, lifecycle=evolve(agent.lifecycle, result=result))
+    return other
+
+
+def _before(node: Node, agent: Agent, own: Own) -> Node:
+    """The incarnation of the other agent that was what `node` was of this one."""
+    return Node(own.me.id, own.me.incarnation + node.incarnation - agent.me.incarnation)
+
+
+def entry_as_other(entry: Entry, agent: Agent, own: Own) -> Entry:
+    """What the other alike agent says where `agent` says this entry."""
+    match entry:
+        case Joined() if entry.node == agent.me:
+            spec = own.spec
+            port = entry.port if own.port is None else own.port
+            speaker = f"{own.nonce}.{agent.births}" if agent.births else own.nonce
+            width, hint = entry.local_world_size, spec.rank_hint
+            return Joined(own.me, speaker, entry.round, spec.address, port, entry.role, width, hint, entry.seen)
+        case Failed() if entry.node == agent.me:
+            return Failed(own.me, entry.round, tuple(_failure(f, agent, own) for f in entry.failures))
+        case Succeeded() | Leaving() | Left() if entry.node == agent.me:
+            return evolve(entry, node=own.me)
+        case Opened() if entry.journal == agent.speaker:
+            return evolve(entry, journal=f"{own.nonce}.{agent.births}" if agent.births else own.nonce)
+        case _:
+            return entry
+
+
+def event_as_other(event: Event, agent: Agent, own: Own) -> Event:
+    """The event that means for the other alike agent what this one means for `agent`. `agent`: before the event."""
+    match event:
+        case Started():
+            return evolve(event, nonce=own.nonce, port=event.port if own.port is None else own.port)
+        case WorkersExited():
+            return evolve(event, exits=tuple(_exit(exit, agent, own) for exit in event.exits))
+        case Counters():
+            return evolve(event, counts={own.me: event.counts.get(agent.me, 0)})
+        case WorkersStopped() | PortReserved():
+            return event if own.port is None else evolve(event, port=own.port)
+        case _:
+            return event
+
+
+def command_as_other(command: Command, agent: Agent, own: Own) -> Command:
+    """What the other alike agent wants done. `agent`: after the step. A `Beat` has the watch of `agent`."""
+    match command:
+        case Append(entry):
+            return Append(entry_as_other(entry, agent, own))
+        case StartWorkers(round, assignment):
+            return StartWorkers(round, _assignment(assignment, agent, own))
+        case StopWorkers():
+            return evolve(command, why=as_other(agent, own).workers.stopping or command.why)
+        case Beat():
+            return evolve(command, node=own.me)
+        case Finish(result):
+            return Finish(_result(result, agent, own))
+        case _:
+            return command
+
+
+def _entries(said: Mapping[Entry, float], agent: Agent, own: Own) -> Mapping[Entry, float]:
+    return {entry_as_other(entry, agent, own): at for entry, at in said.items()} if said else EMPTY
+
+
+def _workers(agent: Agent, own: Own) -> NodeWorkers:
+    workers = agent.workers
+    if workers.node is None:
+        return workers
+    assignment = None if workers.assignment is None else _assignment(workers.assignment, agent, own)
+    workers = evolve(workers, node=own.me, assignment=assignment)
+    if workers.exits:
+        workers = evolve(workers, exits={i: _exit(exit, agent, own) for i, exit in workers.exits.items()})
+    if isinstance(workers.stopping, WorkerFailed) and workers.stopping.node == agent.me:
+        workers = evolve(workers, stopping=why_failed(workers))
+    return workers
+
+
+def _exit(exit: WorkerExit, agent: Agent, own: Own) -> WorkerExit:
+    return exit if exit.failure is None else evolve(exit, failure=_failure(exit.failure, agent, own))
+
+
+def _assignment(assignment: Assignment, agent: Agent, own: Own) -> Assignment:
+    return assign(
+        agent.job.members,
+        own.me,
+        round=assignment.round,
+        restart_count=assignment.restart_count,
+        max_restarts=assignment.max_restarts,
+    )
+
+
+def _failure(failure: WorkerFailure, agent: Agent, own: Own) -> WorkerFailure:
+    """The failure of the worker with the same local rank, and so with another rank."""
+    members = agent.job.members
+    firsts, _ = members.counted
+    first = firsts[members.group_ranks[own.me]][0]
+    return evolve(failure, rank=first + failure.local_rank)
+
+
+def _result(result: Result, agent: Agent, own: Own) -> Result:
+    if not result.return_values or agent.workers.assignment is None:
+        return result
+    ranks = _assignment(agent.workers.assignment, agent, own).workers
+    return evolve(result, return_values={w.rank: None for w in ranks})
