@@ -24,6 +24,8 @@ from reknit.core.job.entries import Entry, NodeId, RestartPolicy, Terms
 from reknit.core.job.job import Closed, Job, Running
 from reknit.core.job.reasons import NodeGone, NodesAdmitted, RoundEnd, WorkerFailed
 
+from .conftest import PROFILE
+
 KINDS = ("fail", "hang", "kill", "leave", "cut", "suspend", "outage")
 LAST_S = 300.0
 
@@ -198,7 +200,7 @@ def _befall_in(world: World, fault: Fault, start: Callable[[int], None]) -> None
             world.after(fault.for_s, partial(faults.resume, proc))
 
 
-@pytest.mark.parametrize("seed", range(200))
+@pytest.mark.parametrize("seed", range(6 if PROFILE == "quick" else 200))
 def test_the_fleet_decides_what_the_small_world_decides(seed: int) -> None:
     """The same rounds with the same members, for the same reasons, and at the same times but for a few beats."""
     nodes, members, planned = drawn(seed)

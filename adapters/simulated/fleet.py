@@ -185,6 +185,8 @@ class Fleet:
     is_store_out: bool = field(default=False, init=False)
     _frozen: dict[Node, int] = field(factory=dict, init=False)
     """The counters of nodes that do not beat."""
+    _nearest: tuple[Job, Set[Node], Set[Node]] | None = field(default=None, init=False)
+    """A fold, the nodes that did not beat, and who watches them. The last answer of `_near`."""
     _begins: int = field(default=0, init=False)
     """The position of the first entry that is kept."""
     _journal: list[Entry] = field(factory=list, init=False)
@@ -370,12 +372,11 @@ class Fleet:
 
     def _parted(self, crew: Crew, ids: Sequence[NodeId]) -> Crew:
         """These agents of a crew, which is larger, as a crew of their own. The crew has caught up."""
-        pulse, rest = crew.agent, [node for node in crew.owns if node not in set(ids)]
-        own = crew.owns[rest[0]]
-        other = part(crew, ids)
+        pulse, other = crew.agent, part(crew, ids)
         self._add(other)
         other.agent = self._hearing(other.agent, pulse)
         if crew.name not in crew.owns:  # another agent steps for the rest
+            own = next(iter(crew.owns.values()))
             link = link_as_other(crew.link, pulse, own)
             crew.coming = [(at, n, coming_as_other(what, crew, own)) for at, n, what in crew.coming]
             crew.agent, crew.link = self._hearing(as_other(pulse, own), pulse), link
@@ -439,7 +440,7 @@ class Fleet:
         for node in [node for node in self._frozen if not job.is_live(node) and not self.job.is_live(node)]:
             if not any(other.agent.job.is_live(node) for other in self.crews):
                 del self._frozen[node]  # it is gone for all
-        near = {watcher for node in self._frozen for watcher in _watchers(job, node)}
+        near = self._near(job)
         hears = [node.id for node in near if node.id in crew.owns and crew.owns[node.id].me == node]
         if not hears and crew.hears_silence:
             crew.hears_silence = False
@@ -449,6 +450,13 @@ class Fleet:
             if alone is not None and not alone.hears_silence:
                 alone.hears_silence = True
                 self._schedule(alone)
+
+    def _near(self, job: Job) -> Set[Node]:
+        """Who watches a node that does not beat, as far as this fold tells."""
+        key = job, frozenset(self._frozen)
+        if self._nearest is None or self._nearest[0] is not job or self._nearest[1] != key[1]:
+            self._nearest = *key, _watchers(job, [node for node in self._frozen if job.is_live(node)])
+        return self._nearest[2]
 
     # ---- one step ----
 
@@ -835,19 +843,17 @@ def _on_grid(at: float) -> float:
     return ceil(at * GRID) / GRID
 
 
-def _watchers(job: Job, node: Node) -> list[Node]:
-    """Who watches this node, as far as this fold tells."""
-    if not job.is_live(node):
-        return []
-    ring = job.ring
-    at = ring.index(node)
-    is_row = isinstance(job.phase, Gathering) and node in job.phase.expected
-    most = min(len(ring) - 1, NEIGHBOURS + EXPECTED if is_row else NEIGHBOURS)
-    return [before for k in range(1, most + 1) if node in watched(job, before := ring[at - k])]
-
-
-def _kinds(entries: Entries, node: Node) -> tuple[str, ...]:
-    return tuple(type(entry).__name__ for entry in entries.of(node))
+def _watchers(job: Job, nodes: Sequence[Node]) -> Set[Node]:
+    """Who watches one of these live nodes."""
+    ring, found = job.ring, set[Node]()
+    places = {node: at for at, node in enumerate(ring)} if nodes else {}
+    wanted = set(nodes)
+    for node in nodes:
+        is_row = isinstance(job.phase, Gathering) and node in job.phase.expected
+        most = min(len(ring) - 1, NEIGHBOURS + EXPECTED if is_row else NEIGHBOURS)
+        near = {ring[places[node] - k] for k in range(1, most + 1)} - found
+        found.update(before for before in near if not wanted.isdisjoint(watched(job, before)))
+    return found
 
 
 def _unwatched(command: Command) -> Command:

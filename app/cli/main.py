@@ -21,10 +21,11 @@ It takes torchrun's options. If it is called by the name torchrun, it does what 
   explain     tell what has become of a job, and why
   timeline    draw what each node of a job did when
   replay      check that this version decides as the agents of a job have decided
+  simulate    play weeks of a job on a cluster in seconds, and say what its failures cost
   prune       remove what jobs with several nodes have left in etcd or in a shared folder
   completion  write a script that completes commands and options in a shell, or the manual page
 """
-VERBS = ("run", "doctor", "status", "stacks", "explain", "timeline", "replay", "prune", "completion")
+VERBS = ("run", "doctor", "status", "stacks", "explain", "timeline", "replay", "simulate", "prune", "completion")
 """Each has a module with a function of that name, which gets the arguments and returns the exit status."""
 _KEEPER_HELP = """\
 usage: reknit keeper

@@ -5,6 +5,7 @@ name is fetched when it is first asked for.
 
     from reknit import launch              run a function or a script on several workers
     from reknit import progress            say, in a worker, that it makes progress
+    from reknit import simulate            play weeks of a job on a cluster in seconds
     from reknit import Settings            what an agent is to do
     from reknit.runtime import run, start  run an agent yourself, and get every detail
     from reknit.core import fold, step     use reknit's decisions as pure functions
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from .adapters.runtime.ports import CannotStart
     from .app.python.launch import JobFailed, launch, launch_async, report_lines
     from .app.settings import HealthCheck, Meeting, Settings
+    from .app.simulation.playing import simulate
     from .app.version import __version__
     from .app.wiring.surroundings import Prevented
     from .core.job.entries import Admission, RestartPolicy, Terms
@@ -41,6 +43,7 @@ __all__ = [
     "launch_async",
     "progress",
     "report_lines",
+    "simulate",
 ]
 
 _HOME = {
@@ -59,6 +62,7 @@ _HOME = {
     "launch_async": "app.python.launch",
     "progress": "adapters.keeper.watchdog.progress",
     "report_lines": "app.python.launch",
+    "simulate": "app.simulation.playing",
 }
 """In which module of `reknit` a name lives."""
 

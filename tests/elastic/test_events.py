@@ -127,6 +127,7 @@ JOBS = {
 }
 
 
+@pytest.mark.beside_torch
 @pytest.mark.parametrize("name", JOBS)
 def test_an_agent_records_what_torchs_agent_records(name: str) -> None:
     """The same events in the same order with the same fields: a platform need not learn anything."""
@@ -136,6 +137,7 @@ def test_an_agent_records_what_torchs_agent_records(name: str) -> None:
     assert ours.end == theirs.end
 
 
+@pytest.mark.beside_torch
 def test_what_is_better_than_with_torch() -> None:
     """The differences that docs/differences.md lists."""
     theirs, ours = launched("torch.distributed", JOBS["fails"]), launched("reknit", JOBS["fails"])

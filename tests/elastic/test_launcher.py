@@ -16,6 +16,7 @@ from reknit.elastic import run as elastic_run
 from reknit.elastic.launcher import LaunchConfig
 from reknit.elastic.launcher.api import _get_addr_and_port, _get_entrypoint_name
 from reknit.elastic.rendezvous.api import RendezvousParameters
+from tests.support import meeting
 from tests.support.waiting import PATIENCE_S
 
 WAIT_S = 120
@@ -60,7 +61,10 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.parametrize(("package", "how"), [("reknit", "spawn"), ("reknit", "fork"), ("torch", "fork")])
+@pytest.mark.parametrize(
+    ("package", "how"),
+    [("reknit", "spawn"), ("reknit", "fork"), pytest.param("torch", "fork", marks=pytest.mark.beside_torch)],
+)
 def test_functions_return_by_rank(tmp_path: Path, package: str, how: str) -> None:
     """The same program with either package gives the same result."""
     wanted = str([(rank, ("word", str(rank), "2", "default_role", "j")) for rank in range(2)]) + "\n"
@@ -125,14 +129,7 @@ def test_a_restart(tmp_path: Path) -> None:
 
 MEETS = """
 import threading
-def train():
-    import torch
-    import torch.distributed as dist
-    dist.init_process_group("gloo")
-    total = torch.tensor([dist.get_rank() + 1.0])
-    dist.all_reduce(total)
-    dist.destroy_process_group()
-    return total.item()
+from meeting import meet
 
 if __name__ == "__main__":
     from reknit.elastic.utils.distributed import get_free_port
@@ -140,7 +137,7 @@ if __name__ == "__main__":
     found = {}
     def agent():
         two = config(min_nodes=2, max_nodes=2, rdzv_endpoint=place, nproc_per_node=1)
-        found.update(elastic_launch(two, train)())
+        found.update(elastic_launch(two, meet)())
     agents = [threading.Thread(target=agent) for _ in range(2)]
     for each in agents: each.start()
     for each in agents: each.join()
@@ -149,9 +146,9 @@ if __name__ == "__main__":
 
 
 def test_two_agents_of_one_process_meet(tmp_path: Path) -> None:
-    """Agents run in threads, without the signals of the process. Their workers reduce over gloo."""
-    found = ran(tmp_path, MEETS)
-    assert found in ("{0: 3.0, 1: 3.0}\n", "{1: 3.0, 0: 3.0}\n")
+    """Agents run in threads, without the signals of the process. Their workers find each other."""
+    (tmp_path / "meeting.py").write_text(meeting.TEXT)
+    assert ran(tmp_path, MEETS) in ("{0: 3, 1: 3}\n", "{1: 3, 0: 3}\n")
 
 
 PROGRAM = """

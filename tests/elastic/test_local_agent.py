@@ -266,7 +266,7 @@ REDUCES = """
 def test_workers_of_two_agents_meet_and_meet_again_after_a_failure(tmp_path: Path) -> None:
     """Real collectives: the bootstrap address is right in every round, and no key of the first round is in the way.
 
-    Workers of agents that meet in a file reduce in test_local_agent_functions.py."""
+    Workers of agents that meet in a file are those of test_local_agent_functions.py."""
     place = f"127.0.0.1:{free_port()}"
     agents = []
     for name in ("a", "b"):

@@ -21,6 +21,7 @@ from reknit.elastic.rendezvous.handler import ReknitRendezvousHandler
 from tests.elastic import worked
 from tests.support import hanging
 from tests.support.leaks import nothing_left
+from tests.support.meeting import meet
 
 METHODS = ("spawn", "fork", "forkserver")
 
@@ -78,16 +79,14 @@ def test_the_exception_of_a_function_is_in_the_result() -> None:
     assert "ValueError: the first time" in str(next(iter(result.failures.values())).message)
 
 
-def test_functions_of_two_agents_reduce(tmp_path: Path) -> None:
+def test_functions_of_two_agents_meet(tmp_path: Path) -> None:
     """Each agent returns the values of its own workers, under their global ranks."""
     agents = []
     for name in ("a", "b"):
         params = RendezvousParameters(
             "reknit", str(tmp_path), "job", 2, 2, local_addr="127.0.0.1", node_id=name, last_call_timeout=1
         )
-        agents.append(
-            LocalElasticAgent(spec(worked.reduced, rdzv_handler=ReknitRendezvousHandler(params), local_world_size=1))
-        )
+        agents.append(LocalElasticAgent(spec(meet, rdzv_handler=ReknitRendezvousHandler(params), local_world_size=1)))
     results: list[RunResult] = []
     threads = [threading.Thread(target=lambda agent: results.append(agent.run()), args=(agent,)) for agent in agents]
     for thread in threads:

@@ -96,6 +96,7 @@ def test_the_console_shows_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out == "[1.5][g]: n=3\n"
 
 
+@pytest.mark.beside_torch
 @pytest.mark.parametrize(
     "job", [Job("exit 0"), Job("exit $RANK", 1), Job("exit $((1 - TORCHELASTIC_RESTART_COUNT))", 2)], ids=str
 )

@@ -90,6 +90,7 @@ def test_the_pages_example_runs(tmp_path: Path) -> None:
     assert (done.returncode, done.stdout, done.stderr) == (0, "{0: 0.05, 1: 0.1} {}\n", "")
 
 
+@pytest.mark.beside_torch
 def test_a_failure_is_reported_as_by_torch(tmp_path: Path) -> None:
     """Only the function that failed by itself, with what it raised. The others were ended."""
     ours = result_of(call(worked.fails_or_waits, (0,), (1,)))

@@ -15,6 +15,7 @@ from tests.elastic.torchruns import BAD, GOOD, NodeRun, torchrun
 from tests.support.stores import free_port
 from tests.support.waiting import until
 
+pytestmark = pytest.mark.beside_torch
 AGENT = """
     import json, sys
     from reknit.elastic.agent.server import WorkerSpec

@@ -16,9 +16,13 @@ from tests.elastic.torchruns import BAD, GOOD, NodeRun, torchrun
 from tests.support.stores import free_port
 from tests.support.waiting import until
 
-pytestmark = pytest.mark.skipif(
-    not entry_points(group="torchrun.handlers", name="reknit"), reason="this installation is older than the entry point"
-)
+pytestmark = [
+    pytest.mark.beside_torch,
+    pytest.mark.skipif(
+        not entry_points(group="torchrun.handlers", name="reknit"),
+        reason="this installation is older than the entry point",
+    ),
+]
 GLOO = """
     import os, torch, torch.distributed as dist
     dist.init_process_group("gloo")

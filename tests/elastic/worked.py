@@ -72,15 +72,3 @@ def flaky(args: str) -> str:
 
 def leaves() -> None:
     os._exit(0)
-
-
-def reduced() -> int:
-    """The workers add their ranks up by gloo, counted from 1."""
-    import torch
-    import torch.distributed as dist
-
-    dist.init_process_group("gloo")
-    total = torch.tensor([dist.get_rank() + 1])
-    dist.all_reduce(total)
-    dist.destroy_process_group()
-    return int(total.item())

@@ -14,15 +14,15 @@ from tests.support.stores import free_port
 
 @pytest.mark.parametrize("backend", ["c10d", "file", "etcd", "static"])
 def test_a_group_of_two_nodes(tmp_path: Path, backend: str) -> None:
-    """What it is all for: a process group over two nodes, wherever they meet. It is a real one in the two cases that
-    find the bootstrap address in different ways."""
+    """What it is all for: a process group over two nodes, wherever they meet. It is a real one where the master port is
+    given. Where the nodes meet at c10d, `test_several_nodes.py` has a real one."""
     with ExitStack() as stack:
         place = at_c10d()
         if backend == "file":
             place = at_file(tmp_path)
         elif backend == "etcd":
             place = at_etcd(stack.enter_context(Etcd(tmp_path)))
-        script = GLOO if backend in ("c10d", "static") else WAITS
+        script = GLOO if backend == "static" else WAITS
         nodes = stack.enter_context(Nodes(tmp_path, "--nnodes=2", *place, script=script))
         each: list[tuple[str, ...]] = [(), ()]
         if backend == "static":
@@ -61,7 +61,7 @@ def test_the_last_call(tmp_path: Path, backend: str) -> None:
 
 def test_a_group_grows(tmp_path: Path) -> None:
     """A newcomer with room regroups everybody, without the job's budget (torchrun 2.13 dies of it)."""
-    with Nodes(tmp_path, "--nnodes=1:3", "--max-restarts=0", *at_c10d(), script=GLOO) as nodes:
+    with Nodes(tmp_path, "--nnodes=1:3", "--max-restarts=0", *at_c10d()) as nodes:
         a, b = nodes.start("a", "b")
         two = nodes.formed(a, b)
         (c,) = nodes.start("c")

@@ -51,7 +51,7 @@ def test_a_group_over_the_network(tmp_path: Path, network: Network) -> None:
 def test_a_cable_is_cut_and_mended(tmp_path: Path, network: Network) -> None:
     """The others notice and regroup. The node that is cut off keeps its workers, as an outage is nobody's failure; back
     on the network it reads that it was declared lost, and comes back."""
-    with Nodes(tmp_path, *at_node_0(network, "--nnodes=2:3", "--max-restarts=0"), script=GLOO) as nodes:
+    with Nodes(tmp_path, *at_node_0(network, "--nnodes=2:3", "--max-restarts=0")) as nodes:
         a, b, c = three(nodes, network)
         all_three = nodes.formed(a, b, c)
         network.cut(2)

@@ -33,7 +33,7 @@ HANGS = (
     for step in range(20):
         with timer.expires(after=60):
             pass
-    if first and rank == "1":
+    if first and rank == {rank}:
         with timer.expires(after=0.2, scope="step 20"):
             time.sleep({patience})
     os.write(1, b"done " + rank.encode() + b"\\n")
@@ -46,22 +46,28 @@ def failed(rank: int, why: str, text: str) -> bool:
     return re.search(rf"rank {rank} on node \S+ failed: {re.escape(why)}", text) is not None
 
 
-def script(text: str, package: str = OURS) -> str:
-    return text.replace("{package}", package).replace("{patience}", str(PATIENCE_S))
+def script(text: str, package: str = OURS, rank: str = "1") -> str:
+    return text.replace("{package}", package).replace("{patience}", str(PATIENCE_S)).replace("{rank}", repr(rank))
 
 
 # ---- a timer that expires ----
 
 
-@pytest.mark.parametrize("client", [OURS, TORCHS])
-def test_an_expired_timer_is_a_failure_like_another(tmp_path: Path, client: str) -> None:
+def test_an_expired_timer_is_a_failure_like_another(tmp_path: Path) -> None:
     """The agent survives, where torchrun's would be killed with its worker. All workers are started again."""
-    status, job = run(tmp_path, "--nproc-per-node=2", "--max-restarts=1", "w.py", script=script(HANGS, client), env=ON)
+    status, job = run(tmp_path, "--nproc-per-node=2", "--max-restarts=1", "w.py", script=script(HANGS), env=ON)
     assert status == 0, job.err
     assert sorted(job.out.splitlines()) in (["done 0", "done 0", "done 1"], ["done 0", "done 1"])
     assert failed(1, "the timer 'step 20' ran out (killed by SIG", job.err)
     assert "the job succeeded after 1 restart" in job.said
     assert not list(tmp_path.glob("reknit_scratch*"))
+
+
+def test_torchs_client_sets_timers_as_well(tmp_path: Path) -> None:
+    """Scripts use it."""
+    status, job = run(tmp_path, "w.py", script=script(HANGS, TORCHS, rank="0"), env=ON)
+    assert status == HUNG
+    assert failed(0, "the timer 'step 20' ran out (killed by SIG", job.err)
 
 
 def test_the_report_names_the_timer(tmp_path: Path) -> None:

@@ -311,9 +311,10 @@ def test_a_hang_on_one_node_restarts_all(tmp_path: Path) -> None:
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
         line = f"up {ranks} {{MASTER_ADDR}}:{{MASTER_PORT}}"
         os.write(1, f"{line.format(**os.environ)} {os.getpid()}\\n".encode())
-        hangs = os.environ["RANK"] == "1" and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0"
-        while hangs or not signal.sigtimedwait({signal.SIGUSR1}, 0.1):
-            hangs or progress()
+        if os.environ["RANK"] == "1" and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+            signal.pause()
+        while not signal.sigtimedwait({signal.SIGUSR1}, 0.1):
+            progress()
     """
     argv = ("--nnodes=2", "--max-restarts=1", "--hang-after=4", *at_file(tmp_path))
     with Nodes(tmp_path, *argv, script=script) as nodes:

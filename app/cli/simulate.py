@@ -1,0 +1,168 @@
+"""`reknit simulate`: what a cluster, its failures and reknit's settings make of the time of a training job."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import product
+from typing import TYPE_CHECKING
+
+from attrs import asdict
+
+from reknit.app.input import readers
+from reknit.app.report import write
+from reknit.app.simulation.accounts import CAUSES
+from reknit.app.simulation.cluster import SCENARIOS, BadCluster, SimulatedCluster, of_file, read_value, with_values
+
+from .arguments import Parsed, Table
+from .looking import HELP, main, words_of
+from .options import Option, UsageError
+
+if TYPE_CHECKING:
+    from reknit.app.simulation.accounts import SimulatedRun
+    from reknit.app.simulation.playing import Simulation
+
+TABLE = Table(
+    "reknit simulate",
+    (
+        Option("scenario", f"a published job: {', '.join(SCENARIOS)}", "NAME", group="Input"),
+        Option("file", "values in TOML, one KEY = VALUE a line", "FILE", group="Input"),
+        Option("compare", "values to compare on the same failures", "KEY=A,B…", group="Input"),
+        Option("runs", "how often each job is played", "N", "10", readers.whole(0), group="Input"),
+        Option("seed", "of the first run; the next ones follow", "N", "0", readers.whole(0), group="Input"),
+        Option("processes", "how many runs at once; 0: one for each core", "N", "0", readers.whole(0), group="Input"),
+        Option("json", "the answers as JSON", group="Output"),
+        HELP,
+    ),
+    "reknit simulate [options] [KEY=VALUE…]",
+    "Play a training job for weeks in seconds, with the decisions that reknit's agents really take, and say which part"
+    " of the time is training, and where the rest goes.",
+    "Keys: nodes, spares, days, failures (for each 1,000 node-days), checkpoint_s, start_s, max_restarts, heartbeat_s"
+    " and more; docs/simulation.md has all. Several values of a key (spares=0,8,32) are compared.",
+    mixes=True,
+)
+
+
+def simulate(argv: Sequence[str], environ: Mapping[str, str] = os.environ) -> int:
+    """Run the command. Returns the exit status."""
+    return main(argv, environ, TABLE, _simulated)
+
+
+def _simulated(parsed: Parsed) -> Iterator[str] | int:
+    from reknit.app.simulation.playing import answers
+
+    try:
+        clusters = _clusters(parsed)
+        seeds = range(parsed["seed"], parsed["seed"] + max(1, parsed["runs"]))
+        found = answers([cluster for _, cluster in clusters], seeds, parsed["processes"] or None, _with_progress)
+    except BadCluster as error:
+        raise UsageError(str(error)) from None
+    names = [name for name, _ in clusters]
+    if parsed["json"]:
+        data = [_data(name, answer) for name, answer in zip(names, found, strict=True)]
+        write(1, f"{json.dumps(data, indent=2)}\n")
+        return 0
+    return _table(names, found)
+
+
+def _clusters(parsed: Parsed) -> list[tuple[str, SimulatedCluster]]:
+    """What is to be played: the name of each, and the cluster."""
+    scenario = parsed["scenario"]
+    if scenario and scenario not in SCENARIOS:
+        raise UsageError(f"--scenario={scenario}: there is no such job; there are {', '.join(SCENARIOS)}")
+    cluster = with_values(SimulatedCluster(), SCENARIOS.get(scenario, {}), "--scenario")
+    if parsed["file"]:
+        cluster = of_file(cluster, parsed["file"])
+    fixed: dict[str, object] = {}
+    several: list[tuple[str, list[str]]] = []
+    words = (*words_of(parsed), *([parsed["compare"]] if parsed["compare"] else []))
+    for word in words:
+        key, is_given, text = word.partition("=")
+        if not is_given:
+            raise UsageError(f"{word} is no KEY=VALUE")
+        if "," in text:
+            several.append((key, text.split(",")))
+        else:
+            fixed[key] = read_value(key, text, word)
+    found = []
+    for chosen in product(*(values for _, values in several)):
+        pairs = [(key, text) for (key, _), text in zip(several, chosen, strict=True)]
+        values = {key: read_value(key, text, f"{key}={text}") for key, text in pairs}
+        name = " ".join(f"{key}={text}" for key, text in pairs)
+        one = with_values(cluster, {**fixed, **values}, name or " ".join(words))
+        found.append((name or scenario or "this job", one))
+    return found
+
+
+def _with_progress(runs: Iterable[SimulatedRun], total: int) -> Iterable[SimulatedRun]:
+    """A bar on a terminal."""
+    if not sys.stderr.isatty():
+        return runs
+    from rich.console import Console
+    from rich.progress import track
+
+    return track(runs, "playing", total=total, console=Console(stderr=True), transient=True)
+
+
+def _data(name: str, answer: Simulation) -> dict[str, object]:
+    mean, half = answer.effective
+    return {
+        "name": name,
+        "effective": mean,
+        "effective_95": None if half == float("inf") else [mean - half, mean + half],
+        "causes": answer.causes,
+        "recovery_p50_s": answer.recovery_s(0.5),
+        "recovery_p99_s": answer.recovery_s(0.99),
+        "rounds": answer.rounds,
+        "restarts": answer.restarts,
+        "most_out": answer.most_out,
+        "ended_early": answer.ended_early,
+        "outcomes": sorted({run.outcome for run in answer.runs if run.outcome}),
+        "cluster": asdict(answer.cluster),
+    }
+
+
+def _table(names: Sequence[str], found: Sequence[Simulation]) -> Iterator[str]:
+    first = found[0]
+    cluster, runs = first.cluster, len(first.runs)
+    yield f"{cluster.days:g} days of {cluster.nodes} nodes, played {runs} times"
+    rows: list[tuple[str, list[str]]] = [("", list(names))]
+    rows.append(("training", [_percent(*answer.effective) for answer in found]))
+    causes = [cause for cause in CAUSES[1:] if any(answer.causes[cause] for answer in found)]
+    rows += ((cause, [f"{100 * answer.causes[cause]:.2f} %" for answer in found]) for cause in causes)
+    rows.append(("recovery, median", [_seconds(answer.recovery_s(0.5)) for answer in found]))
+    rows.append(("recovery, 99th percentile", [_seconds(answer.recovery_s(0.99)) for answer in found]))
+    rows.append(("rounds", [f"{answer.rounds:.1f}" for answer in found]))
+    rows.append(("restarts spent", [f"{answer.restarts:.1f}" for answer in found]))
+    rows.append(("nodes out at once, at most", [str(answer.most_out) for answer in found]))
+    if any(answer.ended_early for answer in found):
+        rows.append(("ended before its time", [f"{100 * answer.ended_early:.0f} % of the runs" for answer in found]))
+    widths = [max(len(cells[i]) for _, cells in rows) for i in range(len(found))]
+    wide = max(len(label) for label, _ in rows)
+    for label, cells in rows if len(found) > 1 else rows[1:]:
+        yield "  ".join((f"{label:{wide}}", *(f"{c:>{w}}" for c, w in zip(cells, widths, strict=True)))).rstrip()
+    for why in sorted({run.outcome for answer in found for run in answer.runs if run.outcome}):
+        yield f"a run ended because {why}"
+    yield from _differences(names, found)
+
+
+def _differences(names: Sequence[str], found: Sequence[Simulation]) -> Iterator[str]:
+    from reknit.app.simulation.playing import difference
+
+    for name, answer in zip(names[1:], found[1:], strict=True):
+        mean, half = difference(found[0], answer)
+        what = "more" if mean > 0 else "less"
+        if abs(mean) > half:
+            yield f"{name} trains {100 * abs(mean):.2f} ± {100 * half:.2f} % {what} than {names[0]}"
+        else:
+            yield f"{name} and {names[0]}: no difference can be told ({100 * mean:+.2f} ± {100 * half:.2f} %)"
+
+
+def _percent(mean: float, half: float) -> str:
+    return f"{100 * mean:.2f} %" if half == float("inf") else f"{100 * mean:.2f} ± {100 * half:.2f} %"
+
+
+def _seconds(time: float | None) -> str:
+    return "-" if time is None else f"{time:.0f} s"

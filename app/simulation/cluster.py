@@ -1,0 +1,237 @@
+"""What `reknit simulate` is asked: a cluster, what fails in it, a training job, and reknit's settings."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping
+from difflib import get_close_matches
+from typing import Any
+
+from attrs import Attribute, evolve, field, fields, frozen
+
+from reknit.core.job.entries import RestartPolicy, Terms
+from reknit.core.job.validators import positive_seconds, seconds, whole
+
+
+class BadCluster(ValueError):
+    """Something that cannot be simulated was asked for. The text is one line, and says what is accepted."""
+
+
+def _at_least_0(_: object, attribute: Attribute[float], value: float) -> None:
+    if not (value >= 0.0 and value != float("inf")):
+        raise ValueError(f"{attribute.name} is {value!r}; a number of at least 0 is expected")
+
+
+def _above_0(_: object, attribute: Attribute[float], value: float) -> None:
+    if not (0.0 < value < float("inf")):
+        raise ValueError(f"{attribute.name} is {value!r}; a number above 0 is expected")
+
+
+@frozen
+class SimulatedCluster:
+    """A cluster and a job on it. All times are in seconds, unless the name says something else. A value out of range
+    raises `ValueError`.
+
+    Where a pair `…_s` and `…_p99_s` stands, the time is drawn from a log-normal distribution with this median and this
+    99th percentile.
+    """
+
+    nodes: int = field(default=16, validator=whole(1))
+    """Nodes of a round, at most (`--nnodes=MIN:MAX`)."""
+    min_nodes: int = field(default=0, validator=whole(0))
+    """Nodes without which no round starts. 0: as many as `nodes`."""
+    spares: int = field(default=0, validator=whole(0))
+    """Further nodes, which wait until one is needed."""
+    nproc_per_node: int = field(default=8, validator=whole(1))
+    days: float = field(default=30.0, validator=_above_0)
+    """How long the job runs."""
+
+    failures: float = field(default=5.0, validator=_at_least_0)
+    """Failures for each 1,000 days of a node."""
+    shape: float = field(default=1.0, validator=_above_0)
+    """Of the Weibull distribution of the times between the failures of one node. 1: exponential. Below 1: failures
+    come in clusters."""
+    worker: float = field(default=0.5, validator=_at_least_0)
+    """The part of the failures in which a worker ends with an error, and the node is fine."""
+    node: float = field(default=0.35, validator=_at_least_0)
+    """The part in which the node is gone without a word, until it is repaired."""
+    hang: float = field(default=0.1, validator=_at_least_0)
+    """The part in which a worker makes no progress any more."""
+    leave: float = field(default=0.05, validator=_at_least_0)
+    """The part in which the node is told to leave, as before maintenance, and comes back when it is repaired."""
+    network: float = field(default=0.0, validator=_at_least_0)
+    """The part in which the node cannot reach the store for a while (`cut_s`)."""
+    repair_s: float = field(default=3600.0, validator=seconds)
+    repair_p99_s: float = field(default=86400.0, validator=seconds)
+    cut_s: float = field(default=60.0, validator=seconds)
+    rack: int = field(default=0, validator=whole(0))
+    """Nodes of a rack. 0: there are no racks."""
+    rack_failures: float = field(default=0.0, validator=_at_least_0)
+    """For each 1,000 days of a rack: all its nodes are gone, until each is repaired."""
+    store_outages: float = field(default=0.0, validator=_at_least_0)
+    """For each 30 days: the store answers nobody for a while (`store_outage_s`)."""
+    store_outage_s: float = field(default=60.0, validator=seconds)
+    trace: str = ""
+    """A file with lines `time,remove,node` and `time,add,node`: seconds from the start, and the number of the node from
+    0. It takes the place of all drawn failures."""
+
+    checkpoint_s: float = field(default=1800.0, validator=positive_seconds)
+    """Seconds of training between two checkpoints."""
+    checkpoint_cost_s: float = field(default=5.0, validator=seconds)
+    """Seconds for which training stands still for a checkpoint."""
+    start_s: float = field(default=30.0, validator=seconds)
+    """From the start of the workers until all of them train: imports, loading the checkpoint, the first collective. A
+    smaller value shows what warm workers would bring."""
+    start_p99_s: float = field(default=90.0, validator=seconds)
+    stop_s: float = field(default=2.0, validator=seconds)
+    stop_p99_s: float = field(default=15.0, validator=seconds)
+
+    max_restarts: int = field(default=100_000, validator=whole(0))
+    renews: bool = False
+    """A round that has run for `steady_s` gives the restarts back (`--restarts-renew`)."""
+    steady_s: float = field(default=60.0, validator=positive_seconds)
+    hang_after_s: float = field(default=600.0, validator=positive_seconds)
+    """After so long without progress a worker counts as hung (`--hang-after`)."""
+    join_timeout_s: float = field(default=86400.0, validator=seconds)
+    last_call_s: float = field(default=30.0, validator=seconds)
+    settle_s: float = field(default=5.0, validator=seconds)
+    heartbeat_s: float = field(default=5.0, validator=positive_seconds)
+    silence_s: float = field(default=15.0, validator=positive_seconds)
+    """A node that has not beat for so long is lost."""
+    grace_s: float = field(default=30.0, validator=seconds)
+
+    append_ms: float = field(default=10.0, validator=_at_least_0)
+    """From a node to the store, or back."""
+    appends_per_s: float = field(default=5000.0, validator=_above_0)
+    """Entries that the store takes in a second."""
+
+    def __attrs_post_init__(self) -> None:
+        if self.min_nodes > self.nodes:
+            raise ValueError(f"min_nodes is {self.min_nodes}, and nodes is {self.nodes}; min_nodes must not be more")
+        if not self.trace and self.failures and not sum(self.mix.values()):
+            raise ValueError("all of worker, node, hang, leave and network are 0; one of them must be above 0")
+        self.terms  # noqa: B018  # the terms have rules of their own
+
+    @property
+    def mix(self) -> Mapping[str, float]:
+        """The kinds of failures and their weights."""
+        return {kind: getattr(self, kind) for kind in ("worker", "node", "hang", "leave", "network")}
+
+    @property
+    def terms(self) -> Terms:
+        """What the agents of the job agree on."""
+        policy = RestartPolicy(self.max_restarts, 1_000_000, renews=self.renews, steady_s=self.steady_s)
+        return Terms(
+            self.min_nodes or self.nodes,
+            self.nodes,
+            policy,
+            join_timeout_s=self.join_timeout_s,
+            last_call_s=self.last_call_s,
+            settle_s=self.settle_s,
+            beat_s=round(self.heartbeat_s * 2**20) / 2**20,  # on the grid of the fleet's times
+            silence_s=self.silence_s,
+        )
+
+
+SCENARIOS: Mapping[str, Mapping[str, Any]] = {
+    # Grattafiori et al., "The Llama 3 Herd of Models" (2024): 419 unexpected interruptions
+    # in 54 days on 16,384 GPUs, of which about 78 % were hardware; 3.8 for each 1,000 node-days.
+    "llama3": {"nodes": 2048, "spares": 32, "days": 54.0, "failures": 3.79, "worker": 0.45, "node": 0.45, "hang": 0.1},
+    # Kokolis et al., "Revisiting Reliability in Large-Scale Machine Learning Research Clusters" (2024): 6.50 failures
+    # for each 1,000 node-days of the cluster RSC-1.
+    "rsc1": {"nodes": 128, "spares": 8, "days": 30.0, "failures": 6.5, "checkpoint_s": 3600.0},
+    # Wan et al., "Robust LLM Training Infrastructure at ByteDance" (2025): 9,600 GPUs for three months, hot spares, and
+    # a checkpoint at nearly every step.
+    "byterobust": {
+        "nodes": 1200,
+        "spares": 12,
+        "days": 90.0,
+        "failures": 3.5,
+        "checkpoint_s": 60.0,
+        "checkpoint_cost_s": 0.3,
+        "hang_after_s": 300.0,
+    },
+}
+"""Published jobs. docs/simulation.md says what each leaves out."""
+
+
+def read_value(key: str, text: str, where: str) -> object:
+    """A value that a user has written as text. Raises `BadCluster`."""
+    kind = _kind(key, where)
+    try:
+        if kind is bool:
+            return {"true": True, "false": False}[text.lower()]
+        return kind(text)
+    except (ValueError, KeyError):
+        raise BadCluster(f"{where}: {key} is {text}; {_WORDS[kind]} is expected") from None
+
+
+def of_file(cluster: SimulatedCluster, path: str) -> SimulatedCluster:
+    """The cluster with the values of a TOML file. Raises `BadCluster`."""
+    try:
+        with open(path, "rb") as file:
+            text = file.read().decode()
+        values = tomllib.loads(text)
+    except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise BadCluster(f"{path}: {getattr(error, 'strerror', None) or error}") from None
+    lines = {line.split("=")[0].strip(): number for number, line in enumerate(text.splitlines(), 1)}
+    for key, value in values.items():
+        _check(key, value, f"{path}, line {lines.get(key, 1)}")
+    return with_values(cluster, values, path)
+
+
+def with_values(cluster: SimulatedCluster, values: Mapping[str, object], where: str) -> SimulatedCluster:
+    """The cluster with these values, each of which is checked. `where`: their place, for the message. Raises
+    `BadCluster`."""
+    for key, value in values.items():
+        _check(key, value, where)
+    made: dict[str, Any] = {key: _kind(key, where)(value) for key, value in values.items()}
+    try:
+        return evolve(cluster, **made)
+    except ValueError as error:
+        raise BadCluster(f"{where}: {str(error).removeprefix('SimulatedCluster.')}") from None
+
+
+def _check(key: str, value: object, where: str) -> None:
+    kind = _kind(key, where)
+    if type(value) is not kind and not (kind is float and type(value) is int):
+        raise BadCluster(f"{where}: {key} is {value!r}; {_WORDS[kind]} is expected")
+
+
+_WORDS = {int: "a whole number", float: "a number", bool: "true or false", str: "a text"}
+_KINDS = {"int": int, "float": float, "bool": bool, "str": str}
+
+
+def _kind(key: str, where: str) -> type:
+    known = {f.name: f for f in fields(SimulatedCluster)}
+    if key not in known:
+        near = get_close_matches(key, known, 1)
+        advice = f"did you mean {near[0]}?" if near else f"the keys are: {', '.join(known)}"
+        raise BadCluster(f"{where}: there is no key {key}; {advice}")
+    return _KINDS[str(known[key].type)]
+
+
+def read_trace(path: str, nodes: int) -> list[tuple[float, bool, int]]:
+    """The lines of a trace: the time, whether the node comes, and its number. Raises `BadCluster`."""
+    found: list[tuple[float, bool, int]] = []
+    try:
+        with open(path, encoding="utf-8") as file:
+            for number, line in enumerate(file, 1):
+                if line.strip() and not line.startswith("#"):
+                    found.append(_entry(line, f"{path}, line {number}", found[-1][0] if found else 0.0, nodes))
+    except (OSError, UnicodeDecodeError) as error:
+        raise BadCluster(f"{path}: {getattr(error, 'strerror', None) or error}") from None
+    return found
+
+
+def _entry(line: str, where: str, after: float, nodes: int) -> tuple[float, bool, int]:
+    words = [word.strip() for word in line.split(",")]
+    try:
+        at, what, node = float(words[0]), {"add": True, "remove": False}[words[1]], int(words[2])
+    except (ValueError, KeyError, IndexError):
+        raise BadCluster(f"{where}: {line.strip()!r}; time,add,node or time,remove,node is expected") from None
+    if not after <= at < float("inf"):
+        raise BadCluster(f"{where}: the time {words[0]} is before {after:g}; times must not go back")
+    if not 0 <= node < nodes:
+        raise BadCluster(f"{where}: there is no node {node}; the nodes are 0 to {nodes - 1}")
+    return at, what, node

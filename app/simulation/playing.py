@@ -1,0 +1,361 @@
+"""`reknit.simulate`: plays a job on a cluster several times, with the decisions of the real agents.
+
+The failures of a node depend on the seed and the node alone. So two clusters that are compared on the same seeds have
+the same failures.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from functools import partial
+from math import exp, gamma, sqrt
+from random import Random
+from statistics import NormalDist, fmean, stdev
+
+from attrs import define, field, frozen
+
+from reknit.adapters.simulated.fleet import Fleet, StoreSpeed
+from reknit.core.job.entries import NodeId
+from reknit.core.text.describe import reason_text
+
+from .accounts import CAUSES, Accounts, SimulatedRun
+from .cluster import SCENARIOS, BadCluster, SimulatedCluster, read_trace, with_values
+
+DAY_S = 86400.0
+COHORTS = 12
+"""Kinds of nodes with the same delays in a round. Beside them there are `STRAGGLERS`."""
+STRAGGLERS = 4
+"""Nodes of a round that are slower than all others."""
+_NORMAL = NormalDist()
+_P99 = _NORMAL.inv_cdf(0.99)
+
+
+@frozen
+class Simulation:
+    """What several runs of one cluster say. Times in seconds."""
+
+    cluster: SimulatedCluster
+    runs: tuple[SimulatedRun, ...]
+
+    @property
+    def effective(self) -> tuple[float, float]:
+        """The part of the time that was training: the mean, and half the width of its 95 % interval of confidence."""
+        return interval([run.effective for run in self.runs])
+
+    @property
+    def causes(self) -> Mapping[str, float]:
+        """The part of the time that each cause takes."""
+        return {cause: fmean(run.causes[cause] / run.lasted_s for run in self.runs) for cause in CAUSES}
+
+    def recovery_s(self, part: float) -> float | None:
+        """This quantile of the times from a break in training until all workers train again. None: there was none."""
+        times = sorted(time for run in self.runs for time in run.recoveries)
+        return times[min(len(times) - 1, int(part * len(times)))] if times else None
+
+    @property
+    def rounds(self) -> float:
+        return fmean(run.rounds for run in self.runs)
+
+    @property
+    def restarts(self) -> float:
+        return fmean(run.restarts for run in self.runs)
+
+    @property
+    def most_out(self) -> int:
+        return max(run.most_out for run in self.runs)
+
+    @property
+    def ended_early(self) -> float:
+        """The part of the runs that have ended before their time."""
+        return fmean(bool(run.outcome) for run in self.runs)
+
+
+def interval(values: Sequence[float]) -> tuple[float, float]:
+    """The mean, and half the width of its 95 % interval of confidence. Infinite for one value."""
+    n = len(values)
+    if n < 2:
+        return fmean(values), float("inf")
+    few = {2: 12.71, 3: 4.30, 4: 3.18}
+    t = few.get(n, 1.96 + 2.37 / (n - 1) + 2.82 / (n - 1) ** 2)  # Student's t, to the second digit
+    return fmean(values), t * stdev(values) / sqrt(n)
+
+
+def difference(a: Simulation, b: Simulation) -> tuple[float, float]:
+    """By how much `b` trains more than `a`, on the same seeds: the mean of the differences, and half the width of its
+    interval. The difference is real if 0 is outside."""
+    return interval([y.effective - x.effective for x, y in zip(a.runs, b.runs, strict=True)])
+
+
+def simulate(
+    scenario: str = "",
+    *,
+    runs: int = 10,
+    seed: int = 0,
+    processes: int | None = None,
+    **values: object,
+) -> Simulation:
+    """Play a job on a cluster.
+
+        simulate(nodes=64, spares=2, failures=6.5, days=30).effective      (0.957, 0.004)
+
+    `scenario`: llama3, rsc1 or byterobust, whose values `values` change. `values`: fields of `SimulatedCluster`.
+    `runs`: how often it is played, at least once, with the seeds from `seed` on. `processes`: how many do so at once.
+    None: as many as there are cores. Raises `ValueError`.
+    """
+    if scenario and scenario not in SCENARIOS:
+        raise BadCluster(f"there is no scenario {scenario}; there are {', '.join(SCENARIOS)}")
+    cluster = with_values(SimulatedCluster(), {**SCENARIOS.get(scenario, {}), **values}, "simulate")
+    return answers([cluster], range(seed, seed + max(1, runs)), processes)[0]
+
+
+def answers(
+    clusters: Sequence[SimulatedCluster],
+    seeds: Sequence[int],
+    processes: int | None = None,
+    shown: Callable[[Iterable[SimulatedRun], int], Iterable[SimulatedRun]] = lambda runs, total: runs,
+) -> list[Simulation]:
+    """One answer for each cluster. `shown`: shows how many of the runs are done, of so many."""
+    jobs = [(cluster, seed) for cluster in clusters for seed in seeds]
+    count = min(len(jobs), processes or os.cpu_count() or 1)
+    if count > 1:
+        with ProcessPoolExecutor(count) as pool:
+            runs = list(shown(pool.map(play, *zip(*jobs, strict=True)), len(jobs)))
+    else:
+        runs = list(shown((play(cluster, seed) for cluster, seed in jobs), len(jobs)))
+    n = len(seeds)
+    return [Simulation(cluster, tuple(runs[i * n : (i + 1) * n])) for i, cluster in enumerate(clusters)]
+
+
+# ---- one run ---------------------------------------------------------------------------------------------------------
+
+
+def play(cluster: SimulatedCluster, seed: int) -> SimulatedRun:
+    """Play the job once."""
+    accounts = Accounts(cluster.checkpoint_s, cluster.checkpoint_cost_s)
+    fleet = Fleet(
+        cluster.terms,
+        seed=seed,
+        speed=StoreSpeed(way_s=cluster.append_ms / 1000, appends_per_s=cluster.appends_per_s),
+        delays=Drawn(cluster, seed),
+        grace_s=cluster.grace_s,
+        local_world_size=cluster.nproc_per_node,
+        watchers=[accounts],
+    )
+    job = _Job(cluster, seed, fleet, accounts)
+    job.plan()
+    end = cluster.days * DAY_S
+    fleet.run_until(1.0)
+    while fleet.now < end and fleet.job.outcome is None and not fleet.is_over:
+        fleet.run_until(min(end, fleet.now + 3600.0))
+    outcome = fleet.job.outcome
+    why = "" if outcome is None else reason_text(outcome.why)
+    if not why and fleet.is_over:
+        why = "no agent was left"
+    accounts.close(end, is_over=bool(why))
+    return SimulatedRun(
+        seed,
+        end,
+        accounts.causes,
+        tuple(accounts.recoveries),
+        accounts.rounds,
+        fleet.job.restarts,
+        job.most_out,
+        why,
+        fleet.steps,
+        fleet.shared,
+    )
+
+
+def name_of(number: int) -> NodeId:
+    return NodeId(f"n{number:05}")
+
+
+@define(eq=False)
+class _Job:
+    """Plans and makes the failures of one run."""
+
+    cluster: SimulatedCluster
+    seed: int
+    fleet: Fleet
+    accounts: Accounts
+    most_out: int = 0
+    _out: set[int] = field(factory=set)
+
+    def plan(self) -> None:
+        cluster, count = self.cluster, self.cluster.nodes + self.cluster.spares
+        self.fleet.start([name_of(i) for i in range(count)])
+        if cluster.trace:
+            for at, is_there, node in read_trace(cluster.trace, count):
+                self._at(at, self._back if is_there else self._gone, node)
+            return
+        for node in range(count):
+            self._plan_node(node)
+        if cluster.rack:
+            for first in range(0, count, cluster.rack):
+                luck = self._luck(f"rack {first}")
+                for at in self._times(luck, cluster.rack_failures / 1000.0, 1.0):
+                    for node in range(first, min(count, first + cluster.rack)):
+                        self._at(at, self._dies, node, self._repair_s(luck))
+        luck = self._luck("store")
+        for at in self._times(luck, cluster.store_outages / 30.0, 1.0):
+            self.fleet.after(at, self.fleet.lose_store)
+            self.fleet.after(at + cluster.store_outage_s, self.fleet.restore_store)
+
+    def _plan_node(self, node: int) -> None:
+        cluster, luck = self.cluster, self._luck(f"node {node}")
+        kinds, weights = zip(*cluster.mix.items(), strict=True)
+        for at in self._times(luck, cluster.failures / 1000.0, cluster.shape):
+            kind, repair_s = luck.choices(kinds, weights)[0], self._repair_s(luck)
+            match kind:
+                case "worker":
+                    self._at(at, self._fails, node)
+                case "node":
+                    self._at(at, self._dies, node, repair_s)
+                case "hang":
+                    self._at(at, self._hangs, node)
+                case "leave":
+                    self._at(at, self._leaves, node, repair_s)
+                case _:
+                    self._at(at, self._is_cut, node)
+
+    def _luck(self, what: str) -> Random:
+        return Random(f"{self.seed}/{what}")
+
+    def _times(self, luck: Random, per_day: float, shape: float) -> list[float]:
+        """Times of failures, in seconds from the start."""
+        found: list[float] = []
+        if per_day <= 0.0:
+            return found
+        scale_s = DAY_S / per_day / gamma(1 + 1 / shape)
+        at = luck.weibullvariate(scale_s, shape)
+        while at < self.cluster.days * DAY_S:
+            found.append(at)
+            at += luck.weibullvariate(scale_s, shape)
+        return found
+
+    def _repair_s(self, luck: Random) -> float:
+        return lognormal(self.cluster.repair_s, self.cluster.repair_p99_s, luck.random())
+
+    def _at(self, at: float, what: Callable[..., None], *args: float) -> None:
+        self.fleet.after(at, partial(what, *args))
+
+    def _is_member(self, node: int) -> bool:
+        crew = self.fleet.of.get(name_of(node))
+        return crew is not None and crew.agent.workers.alive and crew.agent.workers.round == self.accounts.round
+
+    # ---- what fails ----
+
+    def _fails(self, node: int) -> None:
+        if self._is_member(node) and self.fleet.fail(name_of(node)):
+            self.accounts.break_down(self.fleet.now)
+
+    def _hangs(self, node: int) -> None:
+        if self._is_member(node) and self.accounts.trains:
+            self.accounts.break_down(self.fleet.now)
+            round, for_s = self.accounts.round, self.cluster.hang_after_s
+            self.fleet.after(for_s, lambda: self._noticed(node, round, for_s))
+
+    def _noticed(self, node: int, round: int, for_s: float) -> None:
+        if self.accounts.round == round:
+            self.fleet.hang(name_of(node), for_s)
+
+    def _dies(self, node: int, repair_s: float) -> None:
+        if name_of(node) in self.fleet.of:
+            self._gone(node)
+            self._at(repair_s, self._back, node)
+
+    def _leaves(self, node: int, repair_s: float) -> None:
+        if name_of(node) in self.fleet.of:
+            if self._is_member(node):
+                self.accounts.break_down(self.fleet.now)
+            self.fleet.ask_to_leave(name_of(node))
+            self._count(node)
+            self._at(repair_s, self._back, node)
+
+    def _is_cut(self, node: int) -> None:
+        if self.fleet.cut(name_of(node)):
+            self._at(self.cluster.cut_s, lambda: self.fleet.mend(name_of(node)))
+
+    def _gone(self, node: int) -> None:
+        if self._is_member(node):
+            self.accounts.break_down(self.fleet.now)
+        self.fleet.kill(name_of(node))
+        self._count(node)
+
+    def _count(self, node: int) -> None:
+        self._out.add(node)
+        self.most_out = max(self.most_out, len(self._out))
+
+    def _back(self, node: int) -> None:
+        self._out.discard(node)
+        self.fleet.start([name_of(node)])
+
+
+# ---- delays ----------------------------------------------------------------------------------------------------------
+
+
+def lognormal(median: float, p99: float, part: float) -> float:
+    """The quantile `part` of the log-normal distribution with this median and this 99th percentile."""
+    if not median or p99 <= median:
+        return median
+    return float(median * (p99 / median) ** (_NORMAL.inv_cdf(min(max(part, 1e-9), 1 - 1e-9)) / _P99))
+
+
+@define(eq=False)
+class Drawn:
+    """Delays of workers, drawn for each round. A round waits for the slowest of its nodes. So the slowest few are drawn
+    one by one, from the end of the distribution. The others share a dozen delays."""
+
+    cluster: SimulatedCluster
+    seed: int
+    _round: int = -1
+    _starts: list[float] = field(factory=list)
+    _stops: list[float] = field(factory=list)
+    _slow: dict[NodeId, tuple[float, float]] = field(factory=dict)
+
+    def start_s(self, round: int, node: NodeId) -> float:
+        """Implements `Delays`."""
+        self._draw(round)
+        slow = self._slow.get(node)
+        return self._starts[int(node[1:]) % COHORTS] if slow is None else slow[0]
+
+    def stop_s(self, round: int, node: NodeId, grace_s: float) -> float:
+        """Implements `Delays`."""
+        self._draw(round)
+        slow = self._slow.get(node)
+        return min(grace_s + 0.05, self._stops[int(node[1:]) % COHORTS] if slow is None else slow[1])
+
+    def _draw(self, round: int) -> None:
+        if round == self._round:
+            return
+        self._round = round
+        luck, count = Random(f"{self.seed}/delays/{round}"), self.cluster.nodes + self.cluster.spares
+        few = min(STRAGGLERS, count // COHORTS)
+        self._starts, self._stops = self._shared(luck, few / count, True), self._shared(luck, few / count, False)
+        self._slow = {}
+        for place, number in enumerate(luck.sample(range(count), few)):
+            start, stop = (1 - (place + luck.random()) / count for _ in range(2))
+            self._slow[name_of(number)] = self._start(start), self._stop(stop)
+
+    def _shared(self, luck: Random, slow: float, is_start: bool) -> list[float]:
+        order = luck.sample(range(COHORTS), COHORTS)
+        draw = self._start if is_start else self._stop
+        return [draw((1 - slow) * (k + luck.random()) / COHORTS) for k in order]
+
+    def _start(self, part: float) -> float:
+        return lognormal(self.cluster.start_s, self.cluster.start_p99_s, part)
+
+    def _stop(self, part: float) -> float:
+        return lognormal(self.cluster.stop_s, self.cluster.stop_p99_s, part)
+
+
+def expected(failures_per_s: float, restart_s: float, checkpoint_s: float, cost_s: float) -> float:
+    """The part of the time that is training, exactly, if failures are a Poisson process and each costs `restart_s`.
+
+    In each try for a checkpoint, training for `checkpoint_s + cost_s` succeeds or begins anew."""
+    rate = failures_per_s
+    if not rate:
+        return checkpoint_s / (checkpoint_s + cost_s)
+    return rate * checkpoint_s * exp(-rate * restart_s) / (exp(rate * (checkpoint_s + cost_s)) - 1)

@@ -1,0 +1,66 @@
+"""What may be asked of a simulation, and what is said of what may not."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from reknit.app.simulation.cluster import SCENARIOS, BadCluster, SimulatedCluster, of_file, read_trace, with_values
+
+
+@pytest.mark.parametrize("name", SCENARIOS)
+def test_every_scenario_can_be_asked(name: str) -> None:
+    """Its terms are those of a job."""
+    cluster = with_values(SimulatedCluster(), SCENARIOS[name], name)
+    assert cluster.terms.max_nodes == cluster.nodes
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("nodes = 4\nspares = -1\n", r": spares must be a whole number of at least 0, not -1"),
+        ("nodes = 4\n\nfailurs = 3\n", r", line 3: there is no key failurs; did you mean failures\?"),
+        ("nodes = 2.5\n", r", line 1: nodes is 2\.5; a whole number is expected"),
+        ("renews = 1\n", r", line 1: renews is 1; true or false is expected"),
+        ("nodes = 2\nmin_nodes = 3\n", r": min_nodes is 3, and nodes is 2; min_nodes must not be more"),
+        ("failures = -0.5\n", r": failures is -0\.5; a number of at least 0 is expected"),
+        ("worker = 0\nnode = 0\nhang = 0\nleave = 0\n", r"one of them must be above 0"),
+        ("nodes = \n", r"line 1"),
+    ],
+)
+def test_a_wrong_file_is_named_with_its_line(text: str, message: str, tmp_path: Path) -> None:
+    """One line, which says what is accepted."""
+    (tmp_path / "x.toml").write_text(text)
+    with pytest.raises(BadCluster, match=message) as caught:
+        of_file(SimulatedCluster(), str(tmp_path / "x.toml"))
+    assert "\n" not in str(caught.value)
+
+
+def test_a_file_may_name_values_in_any_order(tmp_path: Path) -> None:
+    """A value that is too large for the default of another is checked with the file's own."""
+    (tmp_path / "x.toml").write_text("min_nodes = 20\nnodes = 32\ndays = 2\n")
+    found = of_file(SimulatedCluster(), str(tmp_path / "x.toml"))
+    assert (found.min_nodes, found.nodes, found.days) == (20, 32, 2.0)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("5,remove,1\n3,add,1\n", "line 2: the time 3 is before 5"),
+        ("5,remove,9\n", "line 1: there is no node 9; the nodes are 0 to 3"),
+        ("5,gone,1\n", "line 1: '5,gone,1'; time,add,node or time,remove,node is expected"),
+        ("nan,add,1\n", "line 1: the time nan is before 0"),
+    ],
+)
+def test_a_wrong_trace_is_named_with_its_line(text: str, message: str, tmp_path: Path) -> None:
+    """One line, which says what is accepted."""
+    (tmp_path / "t.csv").write_text(text)
+    with pytest.raises(BadCluster, match=message):
+        read_trace(str(tmp_path / "t.csv"), 4)
+
+
+def test_a_trace_is_read(tmp_path: Path) -> None:
+    """Empty lines and comments count for nothing."""
+    (tmp_path / "t.csv").write_text("# from the logs\n5,remove,1\n\n7.5, add, 1\n")
+    assert read_trace(str(tmp_path / "t.csv"), 4) == [(5.0, False, 1), (7.5, True, 1)]

@@ -1,0 +1,92 @@
+"""Jobs that are played: what the accounts say, and that they add up."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from reknit.app.simulation.cluster import BadCluster, SimulatedCluster, with_values
+from reknit.app.simulation.playing import answers, difference, expected, interval, lognormal, play, simulate
+
+SMALL = with_values(SimulatedCluster(), {"nodes": 8, "spares": 1, "days": 3, "failures": 300}, "here")
+
+
+def test_the_same_seed_is_the_same_run() -> None:
+    """To the last digit. Another seed is another run."""
+    assert play(SMALL, 3) == play(SMALL, 3)
+    assert play(SMALL, 3) != play(SMALL, 4)
+
+
+def test_every_second_has_a_cause() -> None:
+    """The causes add up to the time that was simulated."""
+    for seed in range(4):
+        run = play(SMALL, seed)
+        assert sum(run.causes.values()) == pytest.approx(run.lasted_s)
+        assert min(run.causes.values()) >= 0.0
+        assert run.rounds > len(run.recoveries) > 0
+
+
+def test_nothing_fails() -> None:
+    """Then all that is lost are the start and the checkpoints."""
+    run = play(with_values(SMALL, {"failures": 0}, "here"), 0)
+    lost = {cause for cause, time in run.causes.items() if time}
+    assert lost <= {"training", "checkpoints", "starting", "meeting", "waiting for nodes"}
+    assert run.rounds == 1
+    assert run.effective == pytest.approx(expected(0.0, 0.0, 1800.0, 5.0), abs=0.002)
+
+
+def test_what_is_known_exactly() -> None:
+    """Failures of a Poisson process, each of which costs the same: the formula is in the interval of the runs."""
+    asked = {"nodes": 30, "days": 10, "worker": 1, "node": 0, "hang": 0, "leave": 0, "failures": 100}
+    same = {"start_s": 130, "start_p99_s": 130, "stop_s": 4.9, "stop_p99_s": 4.9}
+    found = simulate(runs=12, processes=1, **asked, **same)
+    mean, half = found.effective
+    assert abs(mean - expected(30 * 0.1 / 86400, 135.0, 1800.0, 5.0)) < 1.5 * half
+    assert found.recovery_s(0.5) == pytest.approx(135.0, abs=0.5)
+
+
+def test_a_budget_that_is_spent_ends_the_job() -> None:
+    """The rest of the time is over, and the reason is told."""
+    run = play(with_values(SMALL, {"max_restarts": 1, "worker": 1, "node": 0, "hang": 0, "leave": 0}, "here"), 0)
+    assert run.causes["over"] > 0
+    assert "restart" in run.outcome
+
+
+def test_a_trace_takes_the_place_of_the_rates(tmp_path: Path) -> None:
+    """A node goes and comes back: two rounds more, and the wait between them."""
+    (tmp_path / "t.csv").write_text("20000,remove,3\n30000,add,3\n")
+    run = play(with_values(SMALL, {"spares": 0, "trace": str(tmp_path / "t.csv")}, "here"), 0)
+    assert run.rounds == 2
+    assert run.causes["waiting for nodes"] == pytest.approx(10_000, abs=120)
+    assert run.most_out == 1
+
+
+def test_two_clusters_are_compared_on_the_same_failures() -> None:
+    """A cluster does not differ from itself. One that starts faster trains more, and this can be told."""
+    slow, same, fast = answers([SMALL, SMALL, with_values(SMALL, {"start_s": 1, "start_p99_s": 2}, "x")], range(6), 1)
+    assert difference(slow, same) == (0.0, 0.0)
+    mean, half = difference(slow, fast)
+    assert mean > half > 0
+
+
+def test_processes_change_nothing() -> None:
+    """Runs that are played at once are those that are played one after another."""
+    assert answers([SMALL], [0, 1], 2)[0].runs == answers([SMALL], [0, 1], 1)[0].runs
+
+
+def test_what_cannot_be_asked() -> None:
+    """A scenario that does not exist, and a key that does not."""
+    with pytest.raises(BadCluster, match=r"there is no scenario llama4; there are llama3"):
+        simulate("llama4")
+    with pytest.raises(ValueError, match="there is no key nodez"):
+        simulate(nodez=3)
+
+
+def test_intervals_and_quantiles() -> None:
+    """Student's t of few values, and a distribution that is given by two of its quantiles."""
+    assert interval([1.0, 3.0]) == (2.0, pytest.approx(12.71))
+    assert interval([2.0])[1] == float("inf")
+    assert lognormal(10.0, 40.0, 0.5) == pytest.approx(10.0)
+    assert lognormal(10.0, 40.0, 0.99) == pytest.approx(40.0)
+    assert lognormal(10.0, 10.0, 0.7) == 10.0
