@@ -79,7 +79,8 @@ def others(world: World, agent: Agent, event: Event) -> Iterator[Own]:
         if known is None or known.nonce != own.nonce or spec != agent.spec:
             continue
         own = evolve(own, port=known.port)
-        if alike_in(before, agent.me, own.me) and alike_in(after, agent.me, own.me):
+        is_untouched = all(after.live.get(n) == before.live.get(n) for n in (agent.me.id, own.me.id))
+        if is_untouched and alike_in(before, agent.me, own.me) and alike_in(after, agent.me, own.me):
             yield own
 
 
@@ -98,10 +99,8 @@ def are_renamed(agent: Agent, event: Event, own: Own) -> bool:
     made = step(agent, event)
     if not (can_share(agent) and can_share(made.agent)) or isinstance(event, Counters):
         return False  # what one hears of its neighbours is the pulse
-    if any(own.me in (getattr(e, "node", None),) for e in getattr(event, "entries", ())):
-        return False  # something of its own
-    if any(agent.me in (getattr(e, "node", None),) for e in getattr(event, "entries", ())):
-        return False
+    if any(getattr(entry, "node", None) in (agent.me, own.me) for entry in getattr(event, "entries", ())):
+        return False  # something of their own
     mine = step(as_other(agent, own), event_as_other(event, agent, own))
     shift = made.agent.me.incarnation - agent.me.incarnation
     then = evolve(own, me=Node(own.me.id, own.me.incarnation + shift))

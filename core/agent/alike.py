@@ -98,9 +98,9 @@ def standing(job: Job, node: Node) -> tuple[object, ...]:
 def standings(job: Job) -> Callable[[Node], tuple[object, ...]]:
     """`standing` in this job. Quicker if it is asked for many nodes."""
     phase = job.phase
-    expected, told = frozenset[Node](), frozenset[Node]()
+    expected, told = frozenset[Node](), dict[Node, int]()
     if isinstance(phase, Gathering):
-        expected, told = phase.expected, frozenset(failed.node for failed in phase.ledger)
+        expected, told = phase.expected, {failed.node: len(failed.failures) for failed in phase.ledger}
     first = {node_id: i for i, node_id in enumerate(islice(job.live, STAGGERED))}
     members, succeeded, leaving, live = job.member_nodes, job.succeeded, job.leaving, job.live
 
@@ -109,7 +109,7 @@ def standings(job: Job) -> Callable[[Node], tuple[object, ...]]:
         if joined is None or joined.node != node:
             return job.is_gone(node), job.highest_incarnation(node.id)
         place = first.get(node.id, STAGGERED)
-        return node in members, node in expected, node in told, node in succeeded, node in leaving, place
+        return node in members, node in expected, told.get(node, 0), node in succeeded, node in leaving, place
 
     return of
 
