@@ -1,8 +1,8 @@
 """The random histories reach what can happen: checks that never see a case prove nothing about it.
 
-Histories are drawn until each goal was reached by one of them. A goal is read from a world that has ended. The profiles
-`quick` and `change` ask only for the goals that one history in thirty reaches. The others need about a thousand
-histories. `.ci/run` asks for them in a run of its own.
+Histories are drawn until each goal was reached by one of them. A goal is read from a world that has ended. The profile
+`quick` asks only for the goals that one history in thirty reaches. The others need about a thousand histories.
+`.ci/run` asks for them in a run of its own.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from reknit.core.job.entries import Admit, Failed, GaveUp, LastCall, Leaving, Le
 from reknit.core.job.job import Verdict
 from reknit.core.job.reasons import AllSucceeded, BudgetSpent, NodeGone, TooFewNodes, Unstable, WorkerFailed
 
-from .conftest import IS_SHORT, SEED
+from .conftest import PROFILE, SEED
 from .hosts import Proc, Violation
 from .oracle import Oracle
 from .play import play
@@ -208,7 +208,7 @@ OFTEN = (
     "skipped over",
 )
 """The goals that one history in thirty reaches."""
-ASKED = {goal: GOALS[goal] for goal in (OFTEN if IS_SHORT else GOALS)}
+ASKED = {goal: GOALS[goal] for goal in (OFTEN if PROFILE == "quick" else GOALS)}
 
 
 @cache

@@ -388,7 +388,7 @@ def test_incarnations_are_counted_apart_and_so_are_awkward_names(store: Store, j
 # ---- many ----
 
 
-EACH = {"file": 1000, "c10d": 1000, "etcd": 300}
+EACH = {"file": 2500, "c10d": 2500, "etcd": 600}
 """Entries of each of four writers. etcd takes some milliseconds for one."""
 
 
