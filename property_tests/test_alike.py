@@ -9,6 +9,8 @@ from hypothesis import given, settings
 
 from reknit.core.agent.agent import Agent
 from reknit.core.agent.alike import (
+    OWN,
+    PULSE,
     Own,
     as_other,
     can_share,
@@ -63,6 +65,8 @@ renamed by `as_other`, the pulse is what a beat changes, and a shared field is e
 def test_every_field_is_classified() -> None:
     """A field that nobody has thought of would be shared by agents for which it differs."""
     assert [field.name for field in fields(Agent)] == list(KINDS)
+    assert {name for name, kind in KINDS.items() if kind == "own"} == OWN
+    assert {name for name, kind in KINDS.items() if kind == "pulse"} == PULSE
 
 
 def others(world: World, agent: Agent, event: Event) -> Iterator[Own]:

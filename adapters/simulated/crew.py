@@ -1,4 +1,5 @@
-"""A crew of the fleet: alike agents, one of which steps for all. And the renaming of what waits for them."""
+"""A crew of the fleet: alike agents, one of which steps for all. What waits for one of them can be renamed for
+another."""
 
 from __future__ import annotations
 

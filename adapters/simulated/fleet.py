@@ -101,7 +101,8 @@ HELD_S, MOST_HELD_S = 0.002, 1.5
 
 
 class Unlike(AssertionError):
-    """An audit has found a step that an agent would not have made. The text shows it. It is a bug of the simulator."""
+    """An agent would have decided otherwise than was decided in its name. An audit has found that. The message shows
+    what differs. This is a bug of the simulator."""
 
 
 @frozen
@@ -453,9 +454,9 @@ class Fleet:
 
     def _near(self, job: Job) -> Set[Node]:
         """Who watches a node that does not beat, as far as this fold tells."""
-        key = job, frozenset(self._frozen)
-        if self._nearest is None or self._nearest[0] is not job or self._nearest[1] != key[1]:
-            self._nearest = *key, _watchers(job, [node for node in self._frozen if job.is_live(node)])
+        if self._nearest is None or self._nearest[0] is not job or self._nearest[1] != self._frozen.keys():
+            silent = [node for node in self._frozen if job.is_live(node)]
+            self._nearest = job, frozenset(self._frozen), _watchers(job, silent)
         return self._nearest[2]
 
     # ---- one step ----

@@ -96,7 +96,7 @@ def standing(job: Job, node: Node) -> tuple[object, ...]:
 
 
 def standings(job: Job) -> Callable[[Node], tuple[object, ...]]:
-    """`standing` in this job. Quicker if it is asked for many nodes."""
+    """A function that gives the `standing` of a node in this job. It is quicker if many nodes are asked for."""
     phase = job.phase
     expected, told = frozenset[Node](), dict[Node, int]()
     if isinstance(phase, Gathering):
