@@ -1,4 +1,4 @@
-"""How long to search: the profiles quick, long, night and mutation. REKNIT_PROFILE=long REKNIT_SEED=<commit>.
+"""How long to search: the profiles quick, change, long, night and mutation. REKNIT_PROFILE=long REKNIT_SEED=<commit>.
 
 A night can be run in parts: each part is a run with another seed, and searches other histories.
 
@@ -24,13 +24,14 @@ COMMON: dict[str, Any] = {
     "database": None,
     "suppress_health_check": [HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much],
 }
-settings.register_profile("quick", max_examples=400, **COMMON)
+settings.register_profile("quick", max_examples=120, **COMMON)
+settings.register_profile("change", max_examples=400, **COMMON)
 # Once for every mutant of the core. That some history shows the mutant is enough, so none is made shorter.
 settings.register_profile("mutation", max_examples=200, phases=[Phase.generate], **COMMON)
 settings.register_profile("long", max_examples=6000, **COMMON)
 settings.register_profile("night", max_examples=100_000, **COMMON)
 PROFILE = os.environ.get("REKNIT_PROFILE", "quick")
-HISTORIES = 300 if PROFILE == "quick" else settings.get_profile(PROFILE).max_examples
+HISTORIES = {"quick": 100, "change": 300}.get(PROFILE, settings.get_profile(PROFILE).max_examples)
 """Whole clusters that are played. `test_reach` plays others, with the same checks: about a hundred in `quick`."""
 SEED = int(os.environ.get("REKNIT_SEED", "0")[:12], 16)
 """A commit's name will do: the same tests of the same commit search the same histories, the next one others."""
@@ -46,7 +47,7 @@ def pytest_collectstart() -> None:
 
 def pytest_runtest_setup() -> None:
     settings.load_profile(PROFILE)
-    if PROFILE not in ("quick", "mutation"):
+    if PROFILE not in ("quick", "change", "mutation"):
         faulthandler.cancel_dump_traceback_later()  # a search may take hours, and `pyproject.toml` grants 900 s
 
 

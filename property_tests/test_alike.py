@@ -132,7 +132,7 @@ def asked(script: Script, every: int = 1) -> int:
     return count
 
 
-@settings(max_examples=3 if PROFILE == "quick" else 30)  # each of them has thousands of steps
+@settings(max_examples={"quick": 3, "change": 6}.get(PROFILE, 30))  # each of them has thousands of steps
 @given(scripts())
 def test_alike_agents_step_alike(script: Script) -> None:
     """Eight nodes, of which all but the first four can be alike. Whatever happens."""

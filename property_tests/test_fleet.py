@@ -200,7 +200,7 @@ def _befall_in(world: World, fault: Fault, start: Callable[[int], None]) -> None
             world.after(fault.for_s, partial(faults.resume, proc))
 
 
-@pytest.mark.parametrize("seed", range(6 if PROFILE == "quick" else 200))
+@pytest.mark.parametrize("seed", range({"quick": 6, "change": 30}.get(PROFILE, 200)))
 def test_the_fleet_decides_what_the_small_world_decides(seed: int) -> None:
     """The same rounds with the same members, for the same reasons, and at the same times but for a few beats."""
     nodes, members, planned = drawn(seed)

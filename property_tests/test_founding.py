@@ -239,6 +239,7 @@ BUGS = (
 """Bugs in the code that founds journals again. The law finds each of them in few histories."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("bug", BUGS, ids=lambda bug: bug.name)
 def test_the_law_finds_a_planted_bug(bug: Bug) -> None:
     """A law that finds no bug shows nothing."""

@@ -18,6 +18,7 @@ from .bug import Bug
 from .ledger import BUGS
 from .search import is_caught, search, told, verdict
 
+pytestmark = pytest.mark.slow
 HISTORIES = Path(__file__).parent / "histories"
 REWRITE = "REKNIT_REWRITE" in os.environ
 

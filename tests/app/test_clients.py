@@ -14,7 +14,7 @@ import pytest
 from tests.support.command import run
 from tests.support.warming import needs_linux
 
-pytestmark = needs_linux
+pytestmark = [needs_linux, pytest.mark.slow]
 
 COMMON = """
 import json, os, signal

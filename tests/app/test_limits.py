@@ -90,6 +90,7 @@ def test_a_full_disk_for_the_lock(tmp_path: Path, files: int) -> None:
     assert line.startswith(f"exit status 71: no lock for this node: No space left on device: {small}/reknit-")
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(os.geteuid() != 0, reason="becomes another user, so that the limit holds")
 def test_processes() -> None:
     """Threads count as processes: a file backend needs some. Every limit ends in one clear line, or in success."""

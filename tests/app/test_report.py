@@ -375,6 +375,7 @@ def test_a_corrupt_error_file_is_named(tmp_path: Path, content: str) -> None:
     assert "Traceback" not in job.err
 
 
+@pytest.mark.slow
 def test_a_ddp_crash_is_blamed_on_who_raised(tmp_path: Path) -> None:
     """Its peers see their connection reset, and are often dead first: torchrun blames them."""
     pytest.importorskip("torch")

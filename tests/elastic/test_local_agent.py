@@ -263,6 +263,7 @@ REDUCES = """
 """Adds up all ranks plus 1. In the first round the rank of the second argument fails. Each worker writes the sum."""
 
 
+@pytest.mark.slow
 def test_workers_of_two_agents_meet_and_meet_again_after_a_failure(tmp_path: Path) -> None:
     """Real collectives: the bootstrap address is right in every round, and no key of the first round is in the way.
 
@@ -503,6 +504,7 @@ def test_a_program_that_is_killed_takes_its_workers_with_it(tmp_path: Path) -> N
     until(lambda: not any(is_alive(pid) for pid in pids), "the workers to end")
 
 
+@pytest.mark.slow
 def test_ten_agents_at_once() -> None:
     """Each has its keeper, its loop and its clock, and closes its own only."""
     results: list[RunResult] = []

@@ -50,6 +50,7 @@ def test_a_program_is_started_by_numactl(tmp_path: Path, one_cpu: int) -> None:
     assert (tmp_path / "ran").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.alone
 def test_a_function_binds_its_own_process(one_cpu: int) -> None:
     """In the worker. Here it is called in a child, which is bound in its place."""

@@ -233,6 +233,7 @@ ENDED = """
 """
 
 
+@pytest.mark.beside_torch
 def test_an_agent_that_has_ended_holds_nothing() -> None:
     """Least of all the store in the handler. A program that forks then would end its child at some collection there:
     the threads of the store are not in the child. So everything is dropped at once, without a collection."""

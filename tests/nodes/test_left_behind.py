@@ -66,8 +66,9 @@ def killed_with_its_keeper(host: str, start_method: str, path: Path) -> int:
     return daemon
 
 
-@pytest.mark.parametrize("start_method", ["spawn", "fork", "forkserver"])
-@pytest.mark.parametrize("host", HOSTS)
+@pytest.mark.parametrize(
+    ("host", "start_method"), [*((host, "spawn") for host in HOSTS), ("launch", "fork"), ("launch", "forkserver")]
+)
 def test_the_next_start_ends_a_daemon(host: str, start_method: str, tmp_path: Path, folder: Path) -> None:
     """Whoever starts next, and whatever was started before."""
     daemon = killed_with_its_keeper(host, start_method, tmp_path / "pid")

@@ -74,6 +74,7 @@ def test_a_group_grows(tmp_path: Path) -> None:
         assert ended(a, b, c) == [0, 0, 0]
 
 
+@pytest.mark.slow
 def test_many_arrive_together(tmp_path: Path) -> None:
     """Those who come within the settling time cost one round, not one each."""
     argv = ("--nnodes=1:4", *at_file(tmp_path), f"{CONF},settle=3")

@@ -11,6 +11,7 @@ from tests.support.netns import INTERFACE, Network
 from tests.support.nodes import GLOO, GOOD, NodeRun, Nodes, all_alive, ended
 from tests.support.waiting import is_alive
 
+pytestmark = pytest.mark.slow
 CONF = "--rdzv-conf=heartbeat=2,last_call_timeout=9,settle=0.2"
 
 

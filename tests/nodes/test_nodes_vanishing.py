@@ -191,6 +191,7 @@ def test_a_keeper_is_killed(tmp_path: Path) -> None:
         assert ended(a, b) == [0, 0]
 
 
+@pytest.mark.slow
 def test_again_and_again(tmp_path: Path) -> None:
     """Five times a node vanishes and comes back; the budget is untouched, and nothing hangs."""
     argv = ("--nnodes=2:3", "--max-restarts=0", *at_c10d(), "--rdzv-conf=heartbeat=1,last_call_timeout=9,settle=0.1")

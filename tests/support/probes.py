@@ -1,5 +1,5 @@
 """What a script can see of its own process, and how it can end: a function for each. The script itself is run as
-`probes.py NAME`, and stands in the folder of the test."""
+`probes.py NAME…`, and stands in the folder of the test. The worker with local rank i runs name i."""
 
 from __future__ import annotations
 
@@ -272,4 +272,4 @@ def forks() -> None:
 
 
 if __name__ == "__main__":
-    globals()[sys.argv[1]]()
+    globals()[sys.argv[1:][int(os.environ["LOCAL_RANK"])]]()

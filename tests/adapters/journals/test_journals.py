@@ -247,6 +247,7 @@ def test_what_is_said_again_because_the_answer_was_lost_is_there_once(shared: Sh
     assert whose(everything(shared.journal(job)), "w") == [*range(9)]
 
 
+@pytest.mark.slow
 def test_writers_that_are_killed_at_any_moment_hold_nobody_up(shared: SharedStore, job: str) -> None:
     """Nodes die in the middle of a word, and the others must hear of it through the same journal."""
     dice = random.Random(7)
@@ -392,6 +393,7 @@ EACH = {"file": 2500, "c10d": 2500, "etcd": 600}
 """Entries of each of four writers. etcd takes some milliseconds for one."""
 
 
+@pytest.mark.slow
 def test_thousands_of_entries_are_read_by_who_comes_late(shared: SharedStore, job: str) -> None:
     """A job may run for months; and who joins then must come to the same fold as all others."""
     opening, each = Opened(Terms(1, 8), journal="j"), EACH[shared.kind]

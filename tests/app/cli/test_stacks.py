@@ -47,6 +47,7 @@ def looked(job: Run, *argv: str) -> str:
     return until(told, "the workers at their places")
 
 
+@pytest.mark.slow
 @needs_py_spy
 def test_who_waits_for_whom(tmp_path: Path) -> None:
     """The slow one of many workers is seen at a glance, with one stack for those that only wait. All run on."""

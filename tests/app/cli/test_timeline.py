@@ -172,12 +172,14 @@ def test_keys_and_the_wheel_zoom(page: Path) -> None:
     assert seen["wheel"][1] < whole[1] / 2
 
 
+@pytest.mark.slow
 def test_it_is_dark_for_whoever_wants_it_dark(page: Path) -> None:
     """A white page at night hurts."""
     assert brightness(page, dark=True) < 64
     assert brightness(page, dark=False) > 192
 
 
+@pytest.mark.slow
 def test_many_nodes(job: Run, tmp_path: Path) -> None:
     """Each of 64 has a row of its own, with its whole name, and the page is scrolled to the last one."""
     _traces_of(tmp_path / "traces", 64)

@@ -90,6 +90,7 @@ def test_an_answer_that_does_not_come(interpreter: Path, monkeypatch: pytest.Mon
         devices.count("gpu", os.environ)
 
 
+@pytest.mark.slow
 def test_the_question_can_be_asked_of_the_real_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     """The only part of this that torch itself has to understand. What it counts is the host's business."""
     pytest.importorskip("torch")

@@ -80,6 +80,7 @@ def test_workers_meet(start_method: str) -> None:
     assert launch(meet, nproc=2, start_method=start_method, say=quiet) == {0: 3, 1: 3}
 
 
+@pytest.mark.slow
 def test_workers_form_a_process_group() -> None:
     """The same with the real torch."""
     assert launch(called.sum_of_ranks, nproc=2, say=quiet) == {0: 1.0, 1: 1.0}
@@ -164,6 +165,7 @@ def test_a_script_runs_under_this_python(tmp_path: Path) -> None:
     assert [(tmp_path / f"told{rank}").read_text() for rank in range(2)] == [f"{sys.executable}0.5"] * 2
 
 
+@pytest.mark.slow
 @needs_linux
 @pytest.mark.parametrize("warm", [True, ("decimal",)])
 def test_a_script_may_be_warm(warm: bool | tuple[str, ...], tmp_path: Path) -> None:
@@ -520,6 +522,7 @@ def test_a_lazy_module_is_not_loaded_to_see_what_a_function_needs(tmp_path: Path
     assert ran.stdout == "{0: 3}\n", ran.stderr
 
 
+@pytest.mark.slow
 def test_the_example() -> None:
     """As its first lines say. It survives the failure of a worker."""
     done = subprocess.run(

@@ -162,12 +162,14 @@ def test_an_unrelated_child_keeps_its_status() -> None:
     assert other.wait(PATIENCE_S) == 7
 
 
+@pytest.mark.slow
 def test_thirty_agents_one_after_another() -> None:
     """A service that lives for months: what each leaves would add up."""
     for _ in range(30):
         assert run(TRUE).state is WorkerState.SUCCEEDED
 
 
+@pytest.mark.slow
 def test_twenty_agents_at_once() -> None:
     """Each has its keeper, its thread and its clock, and closes its own only."""
     running = [start(TRUE) for _ in range(20)]

@@ -24,6 +24,7 @@ def packages(tmp_path: Path) -> dict[str, str]:
     return {"PYTHONPATH": str(tmp_path / PACKAGES), "HOME": str(tmp_path), "XDG_CACHE_HOME": ""}
 
 
+@pytest.mark.slow
 @needs_linux
 def test_without_names_it_is_torch_that_is_imported(tmp_path: Path) -> None:
     """With what the first optimizer imports. From the first round on."""

@@ -209,6 +209,7 @@ def test_a_version_that_loses_writes_is_refused(tmp_path: Path, version: str, is
 # ---- a job ----
 
 
+@pytest.mark.slow
 def test_a_job_outlives_every_host(members: Members, tmp_path: Path) -> None:
     """Each host has a member and an agent, and loses both at once. That costs a round, and no restart."""
     chance = random.Random(SEED)
@@ -244,6 +245,7 @@ def test_a_job_outlives_every_host(members: Members, tmp_path: Path) -> None:
     _print(took)
 
 
+@pytest.mark.slow
 def test_without_a_majority_the_workers_run_on(members: Members, tmp_path: Path) -> None:
     """Two of three hosts are gone. The job goes on when one of them is back with its folder."""
     members.start(0, 1, 2)

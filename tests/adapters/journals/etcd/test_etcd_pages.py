@@ -85,6 +85,7 @@ def fit(script: str) -> str:
     return script.replace("29400", str(free_port()))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", ["c10d", "etcd"])
 def test_the_batch_script_runs_a_job_and_leaves_nothing(tmp_path: Path, form: str) -> None:
     """People copy it."""

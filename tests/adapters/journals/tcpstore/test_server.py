@@ -17,6 +17,7 @@ from tests.support.stores import HOST, free_port, hosted
 from tests.support.waiting import PATIENCE_S, is_alive, until
 
 
+@pytest.mark.beside_torch
 def test_torchs_own_client_speaks_to_it_and_sees_what_we_wrote() -> None:
     """It is the real store: what works with torch's must work with ours, and the reverse."""
     with hosted() as (_, port):

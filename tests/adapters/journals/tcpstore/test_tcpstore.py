@@ -245,6 +245,7 @@ def test_who_has_closed_it_connects_no_more(store: JobStore) -> None:
             call()
 
 
+@pytest.mark.slow
 def test_twenty_agents_that_say_something_at_once_are_all_heard_once(store: JobStore) -> None:
     """All nodes of a job join at once, each from a process of its own."""
     script = """

@@ -65,6 +65,7 @@ def test_queues_and_events_can_be_arguments(keep: Keep) -> None:
     queues_and_events_arrive(keep("unused"), "spawn")
 
 
+@pytest.mark.slow
 def test_shared_tensors_are_shared_and_returned_tensors_are_copies(keep: Keep) -> None:
     """What a worker writes into a shared tensor is seen here. What it returns outlives it."""
     torch = pytest.importorskip("torch")

@@ -366,6 +366,7 @@ def test_close_leaves_nothing_whatever_the_state(
     assert descriptors() <= before
 
 
+@pytest.mark.slow
 def test_thirty_clients_leave_nothing(tmp_path: Path) -> None:
     """A service that opens an agent per job runs for months: no thread, descriptor, child or file may add up."""
     script = """

@@ -7,6 +7,8 @@ import os
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from reknit.adapters.host.orphans import MARK
 from reknit.adapters.keeper.common.environment import TELLING, given_by, handed_down
 from reknit.adapters.keeper.protocol.wire import Configure
@@ -132,6 +134,7 @@ def test_a_module_and_a_program(tmp_path: Path) -> None:
     assert run(tmp_path, "--no-python", "echo", "-n", "${local_rank}")[1].out == "0"
 
 
+@pytest.mark.beside_torch
 def test_torch_itself_takes_it(tmp_path: Path) -> None:
     """The only judge that counts: init_process_group from this environment, in every round anew."""
     import pytest

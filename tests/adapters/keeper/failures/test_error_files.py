@@ -28,6 +28,7 @@ def stderr_of(script: str, *, name: str = "worker.py", tmp_path: Path) -> list[s
 # ---- the error file ----
 
 
+@pytest.mark.beside_torch
 def test_what_torchelastic_writes_is_read(tmp_path: Path) -> None:
     """docs/torchelastic.md#error-file: workers that use torch's own `@record` are understood."""
     path = tmp_path / "error.json"

@@ -91,6 +91,7 @@ def test_what_cannot_be_pickled_is_named(keep: Keep, start_method: str) -> None:
     assert call(kept, called.give, 7) == 7
 
 
+@pytest.mark.slow
 def test_a_value_of_a_gibibyte(keep: Keep) -> None:
     """It is too large for four bytes of length, and for most buffers on the way."""
     kept = keep("unused", start_method="forkserver")
@@ -156,6 +157,7 @@ KILLED = """
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("start_method", METHODS)
 def test_a_host_that_is_killed_at_any_moment_leaves_nothing(start_method: str, tmp_path: Path) -> None:
     """While its keeper starts, while functions start and run, and afterwards. One of them has made a daemon."""

@@ -72,6 +72,7 @@ def test_a_worker_that_has_returned_stays_until_all_have(keep: Keep, start_metho
     assert kept.keeper.values(0) == {0: "shown", 1: "go"}
 
 
+@pytest.mark.slow
 def test_many_that_return_at_once(keep: Keep) -> None:
     """Two of them must never take the same byte. Then none would be the last one, and all would wait for ever."""
     kept = keep("unused", start_method="fork")

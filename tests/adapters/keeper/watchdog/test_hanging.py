@@ -178,6 +178,7 @@ def test_only_the_worker_that_reports_nothing_is_ended(make: Make, clock: System
     assert is_alive(workers.pids[1])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("start_method", ["spawn", "fork", "forkserver"])
 def test_functions_as_workers(tmp_path: Path, start_method: str) -> None:
     """They report by the same call, and a hang costs a restart."""
@@ -263,6 +264,7 @@ HANGS = """
 """
 
 
+@pytest.mark.slow
 def test_a_collective_that_one_rank_never_joins(tmp_path: Path) -> None:
     """Every rank hangs. The stacks of each say where, with the calls of the real torch."""
     with Run(tmp_path, "--nproc-per-node=2", "--hang-after=8", "w.py", script=HANGS) as job:
@@ -392,6 +394,7 @@ def test_the_rank_that_holds_up_the_others_is_blamed_over_all_nodes(tmp_path: Pa
         assert "  rank 1 on node b holds up the others\n" in news
 
 
+@pytest.mark.slow
 def test_the_rank_that_holds_up_the_others_is_blamed_although_gloo_ends_them(tmp_path: Path) -> None:
     """The limit of a collective may be shorter than that of reknit, and the ranks that wait end first."""
     argv = ("--nnodes=2", "--hang-after=5", "--start-timeout=120", *at_file(tmp_path))

@@ -52,36 +52,55 @@ class Both:
 
     def compare(self, argv: Sequence[str], modules: Sequence[str] = ("ahead",), **configure: Any) -> Ended:
         """Raises `AssertionError` if they differ. Returns what the warm one did."""
+        ((cold, warm_one),) = self.ended(argv, modules, **configure)
+        assert warm_one == cold
+        return warm_one
+
+    def ended(
+        self, argv: Sequence[str], modules: Sequence[str] = ("ahead",), count: int = 1, **configure: Any
+    ) -> list[tuple[Ended, ...]]:
+        """How so many workers have ended: of each the cold one and the warm one."""
         found = []
         for warm in (None, {"modules": tuple(modules)}):
             warmed = Warmed(self.folder, argv, warm, **{**self._configure, **configure})
             try:
-                (ended,) = warmed.run()
+                ended = warmed.run(count=count)
                 if warm is not None:
                     assert os.path.realpath(f"/proc/{warmed.zygote}/exe"), "there is a zygote"
                     assert warmed.said() == "", "nothing is left out"
             finally:
                 warmed.close()
-            found.append(normal(ended))
-        cold, warm_one = found
-        assert warm_one == cold
-        return warm_one
+            found.append(map(normal, ended))
+        return [*zip(*found, strict=True)]
+
+
+def prepared(folder: Path) -> Both:
+    install(folder, ahead="import json, random, multiprocessing, threading, socket, asyncio, tempfile, logging")
+    (folder / "beside.py").write_text("NAME = __name__")
+    return Both(folder)
 
 
 @pytest.fixture
 def both(tmp_path: Path) -> Both:
-    install(tmp_path, ahead="import json, random, multiprocessing, threading, socket, asyncio, tempfile, logging")
-    (tmp_path / "beside.py").write_text("NAME = __name__")
-    return Both(tmp_path)
+    return prepared(tmp_path)
+
+
+@pytest.fixture(scope="module")
+def probed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Ended, ...]]:
+    """How each probe has ended, cold and warm. Each is a worker of one round."""
+    both = prepared(tmp_path_factory.mktemp("probes"))
+    shutil.copy(probes.__file__, both.folder / "train.py")
+    ended = both.ended(["-u", "train.py", *PROBES], count=len(PROBES), stdin="a line\nanother")
+    return dict(zip(PROBES, ended, strict=True))
 
 
 @pytest.mark.parametrize("probe", PROBES)
-def test_a_script_cannot_tell(probe: str, both: Both) -> None:
+def test_a_script_cannot_tell(probe: str, probed: dict[str, tuple[Ended, ...]]) -> None:
     """It was written for a process of its own."""
-    shutil.copy(probes.__file__, both.folder / "train.py")
-    ended = both.compare(["-u", "train.py", probe], stdin="a line\nanother")
-    assert ended.exitcode == STATUS.get(probe, ended.exitcode)
-    assert ended.out or ended.err or ended.exitcode, "the probe says something"
+    cold, warm = probed[probe]
+    assert warm == cold
+    assert warm.exitcode == STATUS.get(probe, warm.exitcode)
+    assert warm.out or warm.err or warm.exitcode, "the probe says something"
 
 
 OTHER_WAYS: dict[str, tuple[list[str], Callable[[Path], object]]] = {
