@@ -17,12 +17,12 @@ from reknit.app.simulation.accounts import CAUSES
 from reknit.app.simulation.cluster import SCENARIOS, BadCluster, SimulatedCluster, of_file, read_value, with_values
 
 from .arguments import Parsed, Table
-from .looking import HELP, main, words_of
+from .looking import HELP, main, show, words_of
 from .options import Option, UsageError
 
 if TYPE_CHECKING:
     from reknit.app.simulation.accounts import SimulatedRun
-    from reknit.app.simulation.playing import Simulation
+    from reknit.app.simulation.playing import Simulation, Sweep
 
 TABLE = Table(
     "reknit simulate",
@@ -30,10 +30,12 @@ TABLE = Table(
         Option("scenario", f"a published job: {', '.join(SCENARIOS)}", "NAME", group="Input"),
         Option("file", "values in TOML, one KEY = VALUE a line", "FILE", group="Input"),
         Option("compare", "values to compare on the same failures", "KEY=A,B…", group="Input"),
+        Option("sweep", "numbers to compare likewise, one a line", "KEY=A,B…", group="Input"),
         Option("runs", "how often each job is played", "N", "10", readers.whole(0), group="Input"),
         Option("seed", "of the first run; the next ones follow", "N", "0", readers.whole(0), group="Input"),
         Option("processes", "how many runs at once; 0: one for each core", "N", "0", readers.whole(0), group="Input"),
         Option("json", "the answers as JSON", group="Output"),
+        Option("plot", "a picture of --sweep: .png, .svg or .pdf", "FILE", group="Output"),
         HELP,
     ),
     "reknit simulate [options] [KEY=VALUE…]",
@@ -44,6 +46,9 @@ TABLE = Table(
     mixes=True,
 )
 
+SWEPT = ("training", "lost steps", "checkpoints", "waiting for nodes", "recovery, median", "restarts spent")
+"""What the table of `--sweep` shows of all that is told."""
+
 
 def simulate(argv: Sequence[str], environ: Mapping[str, str] = os.environ) -> int:
     """Run the command. Returns the exit status."""
@@ -53,13 +58,18 @@ def simulate(argv: Sequence[str], environ: Mapping[str, str] = os.environ) -> in
 def _simulated(parsed: Parsed) -> Iterator[str] | int:
     from reknit.app.simulation.playing import answers
 
+    _check_plot(parsed)
     try:
         clusters = _clusters(parsed)
+        if parsed["sweep"]:
+            clusters = _by_value(parsed, clusters)
         seeds = range(parsed["seed"], parsed["seed"] + max(1, parsed["runs"]))
         found = answers([cluster for _, cluster in clusters], seeds, parsed["processes"] or None, _with_progress)
     except BadCluster as error:
         raise UsageError(str(error)) from None
     names = [name for name, _ in clusters]
+    if parsed["sweep"]:
+        return _swept(parsed, names, found)
     if parsed["json"]:
         data = [_data(name, answer) for name, answer in zip(names, found, strict=True)]
         write(1, f"{json.dumps(data, indent=2)}\n")
@@ -77,7 +87,7 @@ def _clusters(parsed: Parsed) -> list[tuple[str, SimulatedCluster]]:
         cluster = of_file(cluster, parsed["file"])
     fixed: dict[str, object] = {}
     several: list[tuple[str, list[str]]] = []
-    words = (*words_of(parsed), *([parsed["compare"]] if parsed["compare"] else []))
+    words = (*words_of(parsed), *filter(None, (parsed["compare"], parsed["sweep"])))
     for word in words:
         key, is_given, text = word.partition("=")
         if not is_given:
@@ -96,6 +106,74 @@ def _clusters(parsed: Parsed) -> list[tuple[str, SimulatedCluster]]:
     return found
 
 
+def _by_value(parsed: Parsed, clusters: Sequence[tuple[str, SimulatedCluster]]) -> list[tuple[str, SimulatedCluster]]:
+    """The clusters of `--sweep`, the least value first. Each value is there once."""
+    key, where = _swept_key(parsed), f"--sweep={parsed['sweep']}"
+    if parsed["compare"] or any("," in word for word in words_of(parsed)):
+        raise UsageError(f"{where}: no other key may have several values beside it")
+    found = {getattr(cluster, key): (name, cluster) for name, cluster in clusters}
+    if not all(type(value) in (int, float) for value in found):
+        raise UsageError(f"{where}: {key} is no number; --compare takes its values")
+    if len(found) < 2:
+        raise UsageError(f"{where}: two values or more are expected, for example checkpoint_s=600,1800,3600")
+    return [found[value] for value in sorted(found)]
+
+
+def _swept_key(parsed: Parsed) -> str:
+    return str(parsed["sweep"].partition("=")[0])
+
+
+def _check_plot(parsed: Parsed) -> None:
+    """Nobody should wait for a picture that cannot be drawn."""
+    if not parsed["plot"]:
+        return
+    from reknit.app.simulation.plot import why_not
+
+    why = why_not(parsed["plot"]) if parsed["sweep"] else "a picture is drawn of --sweep=KEY=A,B… only"
+    if why:
+        raise UsageError(f"--plot={parsed['plot']}: {why}")
+
+
+def _swept(parsed: Parsed, names: Sequence[str], found: Sequence[Simulation]) -> int:
+    from reknit.app.simulation.playing import Sweep
+
+    key = _swept_key(parsed)
+    sweep = Sweep(key, tuple(getattr(answer.cluster, key) for answer in found), tuple(found))
+    if parsed["json"]:
+        data = {
+            "key": key,
+            "best": sweep.values[sweep.best],
+            "values": [_swept_data(sweep, place, name) for place, name in enumerate(names)],
+        }
+        write(1, f"{json.dumps(data, indent=2)}\n")
+    else:
+        show(_sweep_table(sweep, names))
+    if parsed["plot"]:
+        from reknit.app.simulation.plot import draw
+
+        try:
+            draw(sweep, parsed["plot"])
+        except OSError as error:
+            raise UsageError(f"--plot={parsed['plot']}: {error.strerror or error}") from None
+    return 0
+
+
+def _swept_data(sweep: Sweep, place: int, name: str) -> dict[str, object]:
+    mean, half = sweep.than_best(place)
+    return {
+        "value": sweep.values[place],
+        "mark": sweep.mark(place),
+        "than_best": mean,
+        "than_best_95": _ends(mean, half),
+        **_data(name, sweep.answers[place]),
+    }
+
+
+def _ends(mean: float, half: float) -> list[float] | None:
+    """The ends of an interval of confidence. None: one run has none."""
+    return None if half == float("inf") else [mean - half, mean + half]
+
+
 def _with_progress(runs: Iterable[SimulatedRun], total: int) -> Iterable[SimulatedRun]:
     """A bar on a terminal."""
     if not sys.stderr.isatty():
@@ -111,7 +189,7 @@ def _data(name: str, answer: Simulation) -> dict[str, object]:
     return {
         "name": name,
         "effective": mean,
-        "effective_95": None if half == float("inf") else [mean - half, mean + half],
+        "effective_95": _ends(mean, half),
         "causes": answer.causes,
         "recovery_p50_s": answer.recovery_s(0.5),
         "recovery_p99_s": answer.recovery_s(0.99),
@@ -125,11 +203,21 @@ def _data(name: str, answer: Simulation) -> dict[str, object]:
 
 
 def _table(names: Sequence[str], found: Sequence[Simulation]) -> Iterator[str]:
-    first = found[0]
-    cluster, runs = first.cluster, len(first.runs)
-    yield f"{cluster.days:g} days of {cluster.nodes} nodes, played {runs} times"
-    rows: list[tuple[str, list[str]]] = [("", list(names))]
-    rows.append(("training", [_percent(*answer.effective) for answer in found]))
+    from reknit.app.simulation.playing import title
+
+    yield title(found)
+    rows = [("", list(names)), *_rows(found)]
+    widths = [max(len(cells[i]) for _, cells in rows) for i in range(len(found))]
+    wide = max(len(label) for label, _ in rows)
+    for label, cells in rows if len(found) > 1 else rows[1:]:
+        yield "  ".join((f"{label:{wide}}", *(f"{c:>{w}}" for c, w in zip(cells, widths, strict=True)))).rstrip()
+    yield from _ends_early(found)
+    yield from _differences(names, found)
+
+
+def _rows(found: Sequence[Simulation]) -> list[tuple[str, list[str]]]:
+    """What is told of the answers: a label, and one cell for each."""
+    rows = [("training", [_percent(*answer.effective) for answer in found])]
     causes = [cause for cause in CAUSES[1:] if any(answer.causes[cause] for answer in found)]
     rows += ((cause, [f"{100 * answer.causes[cause]:.2f} %" for answer in found]) for cause in causes)
     rows.append(("recovery, median", [_seconds(answer.recovery_s(0.5)) for answer in found]))
@@ -139,13 +227,29 @@ def _table(names: Sequence[str], found: Sequence[Simulation]) -> Iterator[str]:
     rows.append(("nodes out at once, at most", [str(answer.most_out) for answer in found]))
     if any(answer.ended_early for answer in found):
         rows.append(("ended before its time", [f"{100 * answer.ended_early:.0f} % of the runs" for answer in found]))
-    widths = [max(len(cells[i]) for _, cells in rows) for i in range(len(found))]
-    wide = max(len(label) for label, _ in rows)
-    for label, cells in rows if len(found) > 1 else rows[1:]:
-        yield "  ".join((f"{label:{wide}}", *(f"{c:>{w}}" for c, w in zip(cells, widths, strict=True)))).rstrip()
+    return rows
+
+
+def _ends_early(found: Sequence[Simulation]) -> Iterator[str]:
     for why in sorted({run.outcome for answer in found for run in answer.runs if run.outcome}):
         yield f"a run ended because {why}"
-    yield from _differences(names, found)
+
+
+def _sweep_table(sweep: Sweep, names: Sequence[str]) -> Iterator[str]:
+    """One line for each value, and the differences from the best one."""
+    from reknit.app.simulation.playing import title
+
+    found, best, places = sweep.answers, sweep.best, range(len(names))
+    yield title(found)
+    columns = [(sweep.key, [name.partition("=")[2] for name in names])]
+    columns += (row for row in _rows(found) if row[0] in SWEPT)
+    columns.append(("", [sweep.mark(place) for place in places]))
+    wide = [max(map(len, (label, *cells))) for label, cells in columns[:-1]]
+    for line in zip(*((label, *cells) for label, cells in columns), strict=True):
+        yield "  ".join((*(f"{cell:>{w}}" for cell, w in zip(line, wide, strict=False)), line[-1])).rstrip()
+    yield from _ends_early(found)
+    order = (best, *(place for place in places if place != best))
+    yield from _differences([names[place] for place in order], [found[place] for place in order])
 
 
 def _differences(names: Sequence[str], found: Sequence[Simulation]) -> Iterator[str]:

@@ -80,9 +80,12 @@ class SimulatedCluster:
     checkpoint_cost_s: float = field(default=5.0, validator=seconds)
     """Seconds for which training stands still for a checkpoint."""
     start_s: float = field(default=30.0, validator=seconds)
-    """From the start of the workers until all of them train: imports, loading the checkpoint, the first collective. A
-    smaller value shows what warm workers would bring."""
+    """From the start of the workers until all of them train: imports, loading the checkpoint, the first collective."""
     start_p99_s: float = field(default=90.0, validator=seconds)
+    warm_start_s: float = field(default=0.0, validator=seconds)
+    """The same on a warm node (`--warm`). A node is warm when it has been up for `start_s`. That may be a spare. 0: no
+    node gets warm."""
+    warm_start_p99_s: float = field(default=0.0, validator=seconds)
     stop_s: float = field(default=2.0, validator=seconds)
     stop_p99_s: float = field(default=15.0, validator=seconds)
 

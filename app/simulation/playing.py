@@ -88,6 +88,42 @@ def difference(a: Simulation, b: Simulation) -> tuple[float, float]:
     return interval([y.effective - x.effective for x, y in zip(a.runs, b.runs, strict=True)])
 
 
+def title(found: Sequence[Simulation]) -> str:
+    """What was played: `30 days of 8 to 16 nodes, played 10 times`."""
+    days, nodes = (
+        " to ".join(f"{end:g}" for end in sorted({min(all_of), max(all_of)}))
+        for all_of in ([one.cluster.days for one in found], [one.cluster.nodes for one in found])
+    )
+    return f"{days} days of {nodes} nodes, played {len(found[0].runs)} times"
+
+
+@frozen
+class Sweep:
+    """What several values of one key say, on the same seeds."""
+
+    key: str
+    values: tuple[float, ...]
+    """The least first."""
+    answers: tuple[Simulation, ...]
+    """One for each value."""
+
+    @property
+    def best(self) -> int:
+        """The place of the value with which the job trains most."""
+        return max(range(len(self.answers)), key=lambda place: self.answers[place].effective[0])
+
+    def than_best(self, place: int) -> tuple[float, float]:
+        """By how much the job trains more than with the best value. See `difference`."""
+        return difference(self.answers[self.best], self.answers[place])
+
+    def mark(self, place: int) -> str:
+        """What to think of the value: `best`, `not really different` from the best, or `worse`."""
+        if place == self.best:
+            return "best"
+        mean, half = self.than_best(place)
+        return "worse" if abs(mean) > half else "not really different"
+
+
 def simulate(
     scenario: str = "",
     *,
@@ -133,17 +169,18 @@ def answers(
 
 def play(cluster: SimulatedCluster, seed: int) -> SimulatedRun:
     """Play the job once."""
-    accounts = Accounts(cluster.checkpoint_s, cluster.checkpoint_cost_s)
+    accounts, delays = Accounts(cluster.checkpoint_s, cluster.checkpoint_cost_s), Drawn(cluster, seed)
     fleet = Fleet(
         cluster.terms,
         seed=seed,
         speed=StoreSpeed(way_s=cluster.append_ms / 1000, appends_per_s=cluster.appends_per_s),
-        delays=Drawn(cluster, seed),
+        delays=delays,
         grace_s=cluster.grace_s,
         local_world_size=cluster.nproc_per_node,
         watchers=[accounts],
     )
-    job = _Job(cluster, seed, fleet, accounts)
+    delays.clock = lambda: fleet.now
+    job = _Job(cluster, seed, fleet, accounts, delays)
     job.plan()
     end = cluster.days * DAY_S
     fleet.run_until(1.0)
@@ -180,6 +217,7 @@ class _Job:
     seed: int
     fleet: Fleet
     accounts: Accounts
+    delays: Drawn
     most_out: int = 0
     _out: set[int] = field(factory=set)
 
@@ -290,6 +328,8 @@ class _Job:
 
     def _back(self, node: int) -> None:
         self._out.discard(node)
+        if name_of(node) not in self.fleet.of:
+            self.delays.up_since[name_of(node)] = self.fleet.now
         self.fleet.start([name_of(node)])
 
 
@@ -310,16 +350,23 @@ class Drawn:
 
     cluster: SimulatedCluster
     seed: int
+    clock: Callable[[], float] = lambda: 0.0
+    up_since: dict[NodeId, float] = field(factory=dict)
+    """When a node has come up. Missing: at time 0."""
     _round: int = -1
     _starts: list[float] = field(factory=list)
+    """As the quantiles of their distribution, which is another one on a warm node. So is the first of `_slow`."""
     _stops: list[float] = field(factory=list)
     _slow: dict[NodeId, tuple[float, float]] = field(factory=dict)
 
     def start_s(self, round: int, node: NodeId) -> float:
         """Implements `Delays`."""
         self._draw(round)
-        slow = self._slow.get(node)
-        return self._starts[int(node[1:]) % COHORTS] if slow is None else slow[0]
+        slow, cluster = self._slow.get(node), self.cluster
+        part = self._starts[int(node[1:]) % COHORTS] if slow is None else slow[0]
+        if cluster.warm_start_s and self.clock() - self.up_since.get(node, 0.0) >= cluster.start_s:
+            return lognormal(cluster.warm_start_s, cluster.warm_start_p99_s, part)
+        return lognormal(cluster.start_s, cluster.start_p99_s, part)
 
     def stop_s(self, round: int, node: NodeId, grace_s: float) -> float:
         """Implements `Delays`."""
@@ -333,19 +380,16 @@ class Drawn:
         self._round = round
         luck, count = Random(f"{self.seed}/delays/{round}"), self.cluster.nodes + self.cluster.spares
         few = min(STRAGGLERS, count // COHORTS)
-        self._starts, self._stops = self._shared(luck, few / count, True), self._shared(luck, few / count, False)
+        self._starts = self._shared(luck, few / count)
+        self._stops = [self._stop(part) for part in self._shared(luck, few / count)]
         self._slow = {}
         for place, number in enumerate(luck.sample(range(count), few)):
             start, stop = (1 - (place + luck.random()) / count for _ in range(2))
-            self._slow[name_of(number)] = self._start(start), self._stop(stop)
+            self._slow[name_of(number)] = start, self._stop(stop)
 
-    def _shared(self, luck: Random, slow: float, is_start: bool) -> list[float]:
+    def _shared(self, luck: Random, slow: float) -> list[float]:
         order = luck.sample(range(COHORTS), COHORTS)
-        draw = self._start if is_start else self._stop
-        return [draw((1 - slow) * (k + luck.random()) / COHORTS) for k in order]
-
-    def _start(self, part: float) -> float:
-        return lognormal(self.cluster.start_s, self.cluster.start_p99_s, part)
+        return [(1 - slow) * (k + luck.random()) / COHORTS for k in order]
 
     def _stop(self, part: float) -> float:
         return lognormal(self.cluster.stop_s, self.cluster.stop_p99_s, part)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 
 from reknit.app.cli.simulate import simulate
+from reknit.app.simulation import plot
 
 SMALL = ("nodes=6", "days=2", "failures=60", "--runs=3", "--processes=1")
 
@@ -47,9 +49,59 @@ def test_the_same_seed_gives_the_same_bytes(capfd: pytest.CaptureFixture[str]) -
     assert sum(answer["causes"].values()) == pytest.approx(1.0)
 
 
+def test_a_key_is_swept(capfd: pytest.CaptureFixture[str]) -> None:
+    """One line for each value, the least first. The best is marked, and the others are compared with it."""
+    often = ("failures=3000", "node=0", "hang=0", "leave=0")
+    assert simulate((*SMALL, *often, "--sweep", "checkpoint_s=20000,1200,10,10.0"), {}) == 0
+    said = capfd.readouterr().out.splitlines()
+    assert said[0] == "2 days of 6 nodes, played 3 times"
+    assert said[1].startswith("checkpoint_s        training  lost steps  checkpoints")
+    assert [(line.split()[0], line.split()[-1]) for line in said[2:5]] == [
+        ("10.0", "worse"),
+        ("1200", "best"),
+        ("20000", "worse"),
+    ]
+    assert [line.split()[0] for line in said[5:]] == ["checkpoint_s=10.0", "checkpoint_s=20000"]
+    assert all(line.endswith("% less than checkpoint_s=1200") for line in said[5:])
+
+
+def test_the_same_sweep_gives_the_same_bytes(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """As JSON: what --compare has of each value, and how it differs from the best. The picture is drawn as well."""
+    pytest.importorskip("matplotlib")
+    found = []
+    for _ in range(2):
+        asked = ("--sweep=spares=2,0", f"--plot={tmp_path / 'a.png'}", "--json")
+        assert simulate((*SMALL, *asked), {}) == 0
+        found.append((capfd.readouterr().out, (tmp_path / "a.png").read_bytes()))
+    assert found[0] == found[1]
+    data = json.loads(found[0][0])
+    assert data["key"] == "spares"
+    assert [one["value"] for one in data["values"]] == [0, 2]
+    (best,) = (one for one in data["values"] if one["mark"] == "best")
+    assert (best["value"], best["than_best"]) == (data["best"], 0.0)
+    assert best["effective"] == max(one["effective"] for one in data["values"])
+
+
+def test_a_picture_needs_matplotlib(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
+    """That is told before anything is simulated."""
+    monkeypatch.setattr(plot, "find_spec", lambda name: None)
+    assert simulate(("days=1e9", "--sweep=spares=0,1", "--plot=a.png"), {}) == 2
+    assert capfd.readouterr().err == "reknit: --plot=a.png: it needs matplotlib: pip install 'reknit[plots]'\n"
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
+        (("--sweep=spares=0",), "--sweep=spares=0: two values or more are expected, for example checkpoint_s=600"),
+        (("--sweep=spares=0,0",), "two values or more are expected"),
+        (("--sweep=spares",), "spares is no KEY=VALUE"),
+        (("--sweep=sparse=0,1",), "there is no key sparse; did you mean spares?"),
+        (("--sweep=spares=0,few",), "spares=few: spares is few; a whole number is expected"),
+        (("--sweep=renews=true,false",), "renews is no number; --compare takes its values"),
+        (("--sweep=spares=0,1", "nodes=2,3"), "no other key may have several values"),
+        (("--sweep=spares=0,1", "--compare=nodes=2,3"), "no other key may have several values"),
+        (("--sweep=spares=0,1", "--plot=a.jpg"), "--plot=a.jpg: a name that ends with .png, .svg, .pdf is expected"),
+        (("--plot=a.png",), "--plot=a.png: a picture is drawn of --sweep=KEY=A,B… only"),
         (("nodez=3",), "nodez=3: there is no key nodez"),
         (("nodes",), "nodes is no KEY=VALUE"),
         (("nodes=few",), "nodes=few: nodes is few; a whole number is expected"),

@@ -2,12 +2,25 @@
 
 from __future__ import annotations
 
+from math import sqrt
 from pathlib import Path
 
 import pytest
 
 from reknit.app.simulation.cluster import BadCluster, SimulatedCluster, with_values
-from reknit.app.simulation.playing import answers, difference, expected, interval, lognormal, play, simulate
+from reknit.app.simulation.playing import (
+    Drawn,
+    Sweep,
+    answers,
+    difference,
+    expected,
+    interval,
+    lognormal,
+    name_of,
+    play,
+    simulate,
+    title,
+)
 
 SMALL = with_values(SimulatedCluster(), {"nodes": 8, "spares": 1, "days": 3, "failures": 300}, "here")
 
@@ -68,6 +81,53 @@ def test_two_clusters_are_compared_on_the_same_failures() -> None:
     assert difference(slow, same) == (0.0, 0.0)
     mean, half = difference(slow, fast)
     assert mean > half > 0
+
+
+def test_the_best_interval_between_checkpoints_is_youngs() -> None:
+    """The square root of twice the cost of a checkpoint times the mean time between failures. The simulation finds it:
+    no other value is really better, and values that are far from it are really worse."""
+    failures_per_day, cost_s = 3.0, 20.0
+    asked = {"nodes": 2, "days": 10, "failures": 1000 * failures_per_day / 2, "checkpoint_cost_s": cost_s}
+    same = {"worker": 1, "node": 0, "hang": 0, "leave": 0, "start_s": 30, "start_p99_s": 30}
+    young_s = sqrt(2 * cost_s * 86400 / failures_per_day)
+    values = tuple(young_s * factor for factor in (1 / 8, 1 / 4, 1 / 2, 1, 2, 4, 8))
+    clusters = [with_values(SimulatedCluster(), {**asked, **same, "checkpoint_s": value}, "here") for value in values]
+    sweep = Sweep("checkpoint_s", values, tuple(answers(clusters, range(4), 1)))
+    assert sweep.mark(3) != "worse"
+    assert sweep.mark(0) == sweep.mark(6) == "worse"
+    assert sweep.than_best(sweep.best) == (0.0, 0.0)
+
+
+def test_a_node_that_has_been_up_is_warm() -> None:
+    """A node that has just come up starts its workers cold, also if others are warm. A spare has got warm while it
+    waited. Without a time for warm nodes, all start cold."""
+    cluster = with_values(SMALL, {"start_s": 30, "start_p99_s": 30, "warm_start_s": 4}, "here")
+    now = [29.0]
+    drawn = Drawn(cluster, 0, lambda: now[0])
+    assert drawn.start_s(0, name_of(1)) == 30.0
+    now[0] = 100.0
+    drawn.up_since[name_of(2)] = 80.0
+    assert [drawn.start_s(1, name_of(node)) for node in (1, 2)] == [4.0, 30.0]
+    assert Drawn(SMALL, 0, lambda: 100.0).start_s(0, name_of(1)) > 4.0
+
+
+def test_warm_nodes_start_faster_after_a_failure() -> None:
+    """If a worker fails, all nodes are warm. If a node is gone and comes back, the round waits for its cold start."""
+    same = {"start_s": 60, "start_p99_s": 60, "warm_start_s": 5, "spares": 0, "repair_s": 300, "repair_p99_s": 300}
+    same |= {"stop_s": 1, "stop_p99_s": 1}
+    for kind, least, most in (("worker", 5, 10), ("node", 300 + 60, 300 + 60 + 30)):
+        mix = {**dict.fromkeys(("worker", "node", "hang", "leave"), 0), kind: 1}
+        found = simulate(runs=1, processes=1, nodes=3, days=5, failures=300, **same, **mix)
+        recovery_s = found.recovery_s(0.5)
+        assert recovery_s is not None
+        assert least < recovery_s < most, kind
+
+
+def test_the_title_of_several_clusters() -> None:
+    """It is true of each of them."""
+    found = answers([with_values(SMALL, {"nodes": nodes, "days": 0.5}, "x") for nodes in (2, 9, 4)], [0], 1)
+    assert title(found) == "0.5 days of 2 to 9 nodes, played 1 times"
+    assert title(found[:1]) == "0.5 days of 2 nodes, played 1 times"
 
 
 def test_processes_change_nothing() -> None:
