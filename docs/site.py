@@ -33,6 +33,7 @@ AT_THE_TOP = {"README.md": "index.md", "CONTRIBUTING.md": "contributing.md", "CH
 PUBLIC = (
     "reknit",
     "reknit.runtime",
+    "reknit.testing",
     "reknit.core",
     "reknit.elastic.agent.server",
     "reknit.elastic.agent.server.local_elastic_agent",

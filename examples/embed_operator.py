@@ -29,6 +29,8 @@ class Pod:
     """A fake: what the cluster would run for one node."""
 
     round: int
+    rank: int
+    """Of its one worker."""
     began: float
     code: int | None = None
     """Its exit code. None: it runs."""
@@ -64,7 +66,7 @@ class Operator:
         for host in self.hosts:
             if host.is_there and host.agent.result is None:
                 self._observe(host)
-                while host.news:
+                while host.news and host.agent.result is None:  # nothing is fed after `Finish`
                     self._feed(host, host.news.pop(0))
         return any(host.is_there and host.agent.result is None for host in self.hosts)
 
@@ -83,7 +85,7 @@ class Operator:
         if pod is not None and pod.code is None and self.now >= pod.began + TRAINS_S:
             pod.code = 0
         if pod is not None and pod.code is not None:
-            failure = WorkerFailure(0, host.agent.workers.round, pod.code) if pod.code else None
+            failure = WorkerFailure(0, pod.rank, pod.code) if pod.code else None
             host.news.append(words.WorkersExited(self.now, pod.round, (words.WorkerExit(0, failure),)))
             host.pod = None
         if host.read < len(self.journal):
@@ -108,8 +110,8 @@ class Operator:
                 read = {each: self.counters.get(each, 0) for each in (node, *watch)}
                 host.news += [Counters(self.now, read), EntriesRead(self.now)]
             case words.StartWorkers(round, assignment):
-                host.pod = Pod(round, self.now)
                 ranks = [worker.rank for worker in assignment.workers]
+                host.pod = Pod(round, ranks[0], self.now)
                 self.say(f"{host.agent.spec.node_id}: a pod for round {round}, ranks {ranks}")
                 host.news.append(words.WorkersStarted(self.now, round))
             case StopWorkers(round=round):

@@ -12,11 +12,10 @@ from random import Random
 from attrs import evolve
 from hypothesis import strategies as st
 
+from reknit.app.testing.checks.oracle import Oracle
 from reknit.core.job import entries as said
 from reknit.core.job.entries import Admission, Entry, Joined, Node, NodeId, RestartPolicy, Terms
 from reknit.core.job.workers import NoProgress, WorkerFailure
-
-from .oracle import Oracle
 
 IDS = "abcde"
 MESSAGES = ("ValueError: own", "Connection reset by peer", "KeyError: own")

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 
 from attrs import evolve, fields
 
-from .script import Script, Setup
+from reknit.app.testing.script import Script, Setup
 
 
 def shrunk(script: Script, breaks: Callable[[Script], bool]) -> Script:

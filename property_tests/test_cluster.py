@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from hypothesis import event, example, given, settings
 
+from reknit.app.testing.play import play
+from reknit.app.testing.script import Script, parse
+from reknit.app.testing.weather import scripts
+
 from .conftest import HISTORIES
-from .oracle import Oracle
-from .play import play
-from .script import Script, parse
-from .weather import scripts
 
 OVER_AND_LOST = """
 setup min=1 budget=3 fence=yes sizes=1,2 roles=tst weather=lose,partial seed=145
@@ -37,7 +37,7 @@ wait 0.4
 @example(parse(OVER_AND_LOST))
 def test_nothing_breaks_and_everything_rests(script: Script) -> None:
     """A failure prints the shortest script, then its story; `parse` and `play` make it happen again."""
-    world = play(script, oracle=Oracle())
+    world = play(script, oracle=True)
     event(f"rounds: {min(5, world.jobs[-1].round)}")
     event(f"epochs: {min(2, world.jobs[-1].epoch)}")
     event(f"end: {world.jobs[-1].outcome.why.__class__.__name__ if world.jobs[-1].outcome else 'none'}")

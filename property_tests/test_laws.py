@@ -13,6 +13,12 @@ from attrs import evolve, has
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from reknit.app.testing.checks import meaning, oracle
+from reknit.app.testing.checks.later import later
+from reknit.app.testing.checks.shifted import is_time, shifted
+from reknit.app.testing.play import play
+from reknit.app.testing.script import Script
+from reknit.app.testing.weather import scripts
 from reknit.core.agent import events, worker_words
 from reknit.core.agent.agent import Agent, Contact, Spec
 from reknit.core.agent.lifecycle import sequel
@@ -30,13 +36,7 @@ from reknit.core.job.reasons import Refusal
 from reknit.core.job.restart import Sequel
 from reknit.core.job.workers import Assignment, WorkerFailure, WorkerRanks
 
-from . import meaning, oracle
 from .journals import PLAUSIBLE
-from .later import later
-from .play import play
-from .script import Script
-from .shifted import is_time, shifted
-from .weather import scripts
 
 NODES = st.builds(Node, st.sampled_from([NodeId("a"), NodeId("b"), NodeId("c")]), st.integers(0, 2))
 ROUNDS = st.integers(0, 3)

@@ -1,4 +1,4 @@
-"""Quiet stretches: what is computed is what would have happened. The small world asks it as well (`World.stepped`)."""
+"""Quiet stretches: what is computed is what would have happened. The small world asks it as well (`Checks.stepped`)."""
 
 from __future__ import annotations
 
@@ -9,17 +9,16 @@ from attrs import evolve
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from reknit.app.testing.checks.shifted import shifted
+from reknit.app.testing.checks.stretches import are_computed
+from reknit.app.testing.play import play
+from reknit.app.testing.script import Script, parse
+from reknit.app.testing.weather import scripts
 from reknit.core.agent.agent import Agent, Contact, Spec
 from reknit.core.agent.quiet import after_beats, beats_before, quiet_until
 from reknit.core.agent.step import step
 from reknit.core.job.entries import NodeId, Terms
 from reknit.core.job.job import Gathering, Job, Running
-
-from .play import play
-from .script import Script, parse
-from .shifted import shifted
-from .stretches import are_computed
-from .weather import scripts
 
 
 def agents_of(script: Script) -> Iterator[Agent]:

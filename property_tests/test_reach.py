@@ -16,6 +16,12 @@ import pytest
 from hypothesis import HealthCheck, Phase, find, settings
 from hypothesis.errors import NoSuchExample
 
+from reknit.app.testing.checked_proc import CheckedProc
+from reknit.app.testing.checked_world import CheckedWorld
+from reknit.app.testing.play import play
+from reknit.app.testing.script import Script
+from reknit.app.testing.violation import Violation
+from reknit.app.testing.weather import scripts
 from reknit.core.agent.agent import StopRequest
 from reknit.core.agent.commands import SIGKILL
 from reknit.core.agent.events import EntriesRead, JournalFailed
@@ -37,15 +43,9 @@ from reknit.core.job.job import Verdict
 from reknit.core.job.reasons import AllSucceeded, BudgetSpent, NodeGone, TooFewNodes, Unstable, WorkerFailed
 
 from .conftest import PROFILE, SEED
-from .hosts import Proc, Violation
-from .oracle import Oracle
-from .play import play
-from .script import Script
-from .weather import scripts
-from .world import World
 
 
-def _started(world: World) -> list[tuple[str, int, int]]:
+def _started(world: CheckedWorld) -> list[tuple[str, int, int]]:
     """(agent, round, group world size) of every start of workers, in order."""
     return [
         (who, c.round, c.assignment.group_world_size)
@@ -55,41 +55,41 @@ def _started(world: World) -> list[tuple[str, int, int]]:
     ]
 
 
-def _stopped_for(world: World, why: type) -> bool:
+def _stopped_for(world: CheckedWorld, why: type) -> bool:
     return any(isinstance(getattr(c, "why", None), why) for _, _, _, commands in world.story for c in commands)
 
 
-def _ended_with(world: World, why: type[Reason]) -> bool:
+def _ended_with(world: CheckedWorld, why: type[Reason]) -> bool:
     return any(p.agent.result is not None and isinstance(p.agent.result.why, why) for p in world.procs)
 
 
-def _closed_by(world: World, why: type[Reason]) -> bool:
+def _closed_by(world: CheckedWorld, why: type[Reason]) -> bool:
     job = world.jobs[-1]
     outcomes = [*job.past, *([job.outcome] if job.outcome else [])]
     return any(isinstance(o.why, why) for o in outcomes)
 
 
-def _said(world: World, kind: type) -> bool:
+def _said(world: CheckedWorld, kind: type) -> bool:
     return any(isinstance(e, kind) for e in world.journal)
 
 
-def _has_succeeded(world: World) -> bool:
+def _has_succeeded(world: CheckedWorld) -> bool:
     outcome = world.jobs[-1].outcome
     return outcome is not None and outcome.verdict is Verdict.SUCCEEDED
 
 
-def _grew(world: World) -> bool:
+def _grew(world: CheckedWorld) -> bool:
     sizes = {round: size for _, round, size in _started(world)}
     return any(1 < sizes[r] < sizes.get(r + 1, 0) for r in sizes)
 
 
-def _replaced(world: World) -> bool:
+def _replaced(world: CheckedWorld) -> bool:
     """A round has a member that was a standby, in the place of one that is lost."""
     rounds = [{m.node.id for m in members} for members in world.sealed.values()]
     return _said(world, Lost) and any(len(a) == len(b) and a != b for a, b in pairwise(rounds))
 
 
-def _came_back(world: World) -> bool:
+def _came_back(world: CheckedWorld) -> bool:
     """A suspended agent was declared lost, stopped its workers, and has a place again."""
     return _stopped_for(world, DeclaredLost) and any(
         p.was_suspended and p.agent.me.incarnation > 0 and p.agent.me in world.jobs[-1].member_nodes
@@ -97,18 +97,18 @@ def _came_back(world: World) -> bool:
     )
 
 
-def _finisher_works_again(world: World) -> bool:
+def _finisher_works_again(world: CheckedWorld) -> bool:
     done = {(e.node.id, e.round + 1) for e in world.journal if isinstance(e, Succeeded)}
     return any((g.node.id, g.command.round) in done for g in world.groups)
 
 
-def _stragglers(world: World) -> bool:
+def _stragglers(world: CheckedWorld) -> bool:
     """A worker of the first epoch outlived the opening of the second."""
     opened = [at for at, who, e, _ in world.story if who == "journal" and isinstance(e, Opened) and e.epoch == 1]
     return any(g.epoch == 0 and g.gone_at is not None and g.gone_at > at for g in world.groups for at in opened)
 
 
-def _is_excused(world: World) -> bool:
+def _is_excused(world: CheckedWorld) -> bool:
     """What looked like a failure was the echo of a node's going."""
     return any(
         isinstance(a.why, WorkerFailed) and isinstance(b.why, NodeGone) and a.round == b.round
@@ -116,13 +116,13 @@ def _is_excused(world: World) -> bool:
     )
 
 
-def _host(world: World) -> StopRequest | None:
+def _host(world: CheckedWorld) -> StopRequest | None:
     """What made the journal's host leave, if something did."""
     host = world.procs[0] if world.procs else None
     return host.agent.causes.request if host is not None and host.spec.hosts_journal and host.agent.result else None
 
 
-def _serves_others(world: World) -> bool:
+def _serves_others(world: CheckedWorld) -> bool:
     """The journal's host has left, and the others start workers: they read its store."""
     if not world.setup.host or not world.procs:
         return False
@@ -139,17 +139,17 @@ def _is_told_again(request: StopRequest | None) -> bool:
     return request is not None and (request.count > 1 or request.latest == SIGKILL)
 
 
-def _bore(world: World, proc: Proc) -> bool:
+def _bore(world: CheckedWorld, proc: CheckedProc) -> bool:
     """It heard of an outage, and its workers ran through."""
     failed = any(isinstance(t.event, JournalFailed) and t.at < (proc.learned_at or 0.0) for t in proc.trace)
     return failed and _ended_well(proc) and sum(g.node.id == proc.id for g in world.groups) == 1
 
 
-def _ended_well(proc: Proc) -> bool:
+def _ended_well(proc: CheckedProc) -> bool:
     return proc.agent.result is not None and isinstance(proc.agent.result.why, AllSucceeded)
 
 
-GOALS: dict[str, Callable[[World], object]] = {
+GOALS: dict[str, Callable[[CheckedWorld], object]] = {
     "success": _has_succeeded,
     "restart then success": lambda w: w.jobs[-1].spent and _has_succeeded(w),
     "two restarts": lambda w: w.jobs[-1].spent >= 2,
@@ -218,7 +218,7 @@ def missed() -> set[str] | Violation:
     missing = set(ASKED)
 
     def has_all(script: Script) -> bool:
-        world = play(script, oracle=Oracle())
+        world = play(script, oracle=True)
         missing.difference_update([goal for goal in missing if ASKED[goal](world)])
         return not missing
 

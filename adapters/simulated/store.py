@@ -41,9 +41,9 @@ from reknit.core.job.fold import fold
 from reknit.core.job.founding import (
     Candidate,
     Choice,
+    FoundingMove,
     Held,
     Life,
-    Move,
     Origin,
     choice,
     looked,
@@ -379,9 +379,9 @@ def _offer(world: Scene, proc: Proc, call: Call) -> None:
     if candidate is None or held is None:
         raise AssertionError("a process that offers to found a journal has read one")
     proc.candidate, move = looked(candidate, world.best, proc.clock(world.now))
-    if move is Move.FOUND:
+    if move is FoundingMove.FOUND:
         _found(world, held, candidate)
-    elif move is Move.OFFER:
+    elif move is FoundingMove.OFFER:
         world.best = candidate.offer
     world.after(_LOOKS_S, partial(_offer, world, proc, call))
 

@@ -237,7 +237,7 @@ def offer_of(held: Held, name: str) -> Offer:
     return Offer(has_sealed(held.job), held.origin.number, held.position, name)
 
 
-class Move(Enum):
+class FoundingMove(Enum):
     """What an agent that offers to found a journal again does next."""
 
     LOOK = "look"
@@ -259,16 +259,18 @@ class Candidate:
     """When it was seen first, in seconds. None: this agent has not looked yet."""
 
 
-def looked(candidate: Candidate, best: Offer | None, at: float, round_trip_s: float = 0.0) -> tuple[Candidate, Move]:
+def looked(
+    candidate: Candidate, best: Offer | None, at: float, round_trip_s: float = 0.0
+) -> tuple[Candidate, FoundingMove]:
     """The candidate after a look, and what it does next. `best`: the best offer in the store. `round_trip_s`: to the
     store."""
     if candidate.best_at is None or best != candidate.best:
         candidate = evolve(candidate, best=best, best_at=at)
     waited_s = at - (candidate.best_at or 0.0)
     if best == candidate.offer:
-        return candidate, Move.FOUND if waited_s >= OFFERS_S + round_trip_s else Move.LOOK
+        return candidate, FoundingMove.FOUND if waited_s >= OFFERS_S + round_trip_s else FoundingMove.LOOK
     is_dead = waited_s >= DEAD_S + TURNS * round_trip_s
-    return candidate, Move.OFFER if is_dead or candidate.offer.is_better_than(best) else Move.LOOK
+    return candidate, FoundingMove.OFFER if is_dead or candidate.offer.is_better_than(best) else FoundingMove.LOOK
 
 
 def moved(job: Job) -> Job:

@@ -7,14 +7,15 @@ was imported. If the line is no longer there, the test fails and says so. Then t
 from __future__ import annotations
 
 import inspect
-import sys
 import textwrap
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from importlib import import_module
-from unittest import mock
+from typing import Any
 
 from attrs import frozen
+
+from reknit.app.testing.replacing import replaced
 
 
 @frozen
@@ -42,11 +43,8 @@ def planted(bug: Bug) -> Iterator[None]:
     original = getattr(module, name)
     source = textwrap.dedent(inspect.getsource(original))
     assert source.count(bug.old) == 1, f"{bug.name}: {bug.old!r} is not once in {bug.where}: plant it anew"
-    namespace: dict[str, object] = {}
+    namespace: dict[str, Any] = {}
     code = "from __future__ import annotations\n" + source.replace(bug.old, bug.new)
     exec(compile(code, f"<{bug.name}>", "exec"), vars(module), namespace)
-    users = [m for n, m in sys.modules.items() if n.startswith("reknit.") and vars(m).get(name) is original]
-    with ExitStack() as stack:
-        for user in users:
-            stack.enter_context(mock.patch.object(user, name, namespace[name]))
+    with replaced(original, namespace[name]):
         yield

@@ -8,12 +8,11 @@ from attrs import evolve
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import seed as seeded
 
-from property_tests.hosts import Violation
-from property_tests.oracle import Oracle
-from property_tests.play import play
-from property_tests.script import Script, parse
 from property_tests.shrink import shrunk
-from property_tests.weather import scripts
+from reknit.app.testing.play import play
+from reknit.app.testing.script import Script, parse
+from reknit.app.testing.violation import Violation
+from reknit.app.testing.weather import scripts
 
 from .bug import Bug, planted
 
@@ -27,7 +26,7 @@ def verdict(bug: Bug, script: Script) -> Violation | None:
     """What the suite says about this history with the bug in the core."""
     with planted(bug):
         try:
-            play(script, oracle=Oracle() if bug.needs_oracle else None)
+            play(script, oracle=True if bug.needs_oracle else None)
         except Violation as violation:
             return violation
     return None
@@ -36,7 +35,7 @@ def verdict(bug: Bug, script: Script) -> Violation | None:
 def is_caught(bug: Bug, script: Script) -> bool:
     """Whether the right check speaks, and only because of the bug."""
     violation = verdict(bug, script)
-    return violation is not None and violation.rule == bug.check
+    return violation is not None and violation.check == bug.check
 
 
 def search(bug: Bug, *, seed: int, examples: int) -> tuple[Script, str] | None:

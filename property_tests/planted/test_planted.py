@@ -10,9 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from property_tests.oracle import Oracle
-from property_tests.play import play
-from property_tests.script import parse
+from reknit.app.testing.play import play
+from reknit.app.testing.script import parse
 
 from .bug import Bug
 from .ledger import BUGS
@@ -31,14 +30,14 @@ def test_its_history_catches_it(bug: Bug) -> None:
         _rewrite(bug, path)
     violation = verdict(bug, parse(path.read_text()))
     assert violation is not None, f"{bug.name} survives its history"
-    assert violation.rule == bug.check, f"{bug.name} is caught by another check: {violation}"
+    assert violation.check == bug.check, f"{bug.name} is caught by another check: {violation}"
 
 
 @pytest.mark.parametrize("bug", BUGS, ids=lambda bug: bug.name)
 def test_its_history_is_clean_without_it(bug: Bug) -> None:
     """Without the bug no check speaks. These histories also find other bugs quickly, so the mutation tests play them
     first (`mutation.toml`)."""
-    play(parse((HISTORIES / f"{bug.name}.txt").read_text()), oracle=Oracle())
+    play(parse((HISTORIES / f"{bug.name}.txt").read_text()), oracle=True)
 
 
 def test_no_history_is_left_over() -> None:

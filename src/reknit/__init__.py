@@ -9,8 +9,9 @@ name is fetched when it is first asked for.
     from reknit import Settings            what an agent is to do
     from reknit.runtime import run, start  run an agent yourself, and get every detail
     from reknit.core import fold, step     use reknit's decisions as pure functions
+    from reknit.testing import play        try a policy of your own in simulated clusters
 
-The names in `__all__` of these three modules are stable: a version that changes one of them says so in CHANGELOG.md.
+The names in `__all__` of these four modules are stable: a version that changes one of them says so in CHANGELOG.md.
 """
 
 TYPE_CHECKING = (

@@ -49,7 +49,7 @@ def test_every_invariant_has_its_check(name: str) -> None:
     """Who doubts that an invariant is checked must be able to read the check."""
     part = law()[name]
     assert part.startswith(f"### {name.upper()}: ")
-    assert re.search(r"Checks?:\s+\[`\w+`\]\(\.\./property_tests/\w+\.py\)", part)
+    assert re.search(r"Checks?:\s+\[`\w+`\]\(\.\./(property_tests|app/testing)/(checks/)?\w+\.py\)", part)
 
 
 def test_the_law_names_every_planted_bug() -> None:

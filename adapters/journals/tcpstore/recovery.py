@@ -28,8 +28,8 @@ from reknit.core.job.entries import Filler
 from reknit.core.job.founding import (
     TURNS,
     Candidate,
+    FoundingMove,
     Held,
-    Move,
     Origin,
     has_sealed,
     looked,
@@ -148,9 +148,9 @@ def found_again(
             raise Unavailable(f"waited in vain for the agents of job {envelope.job} to write its journal again")
         best = client.get(keys.best)
         candidate, move = looked(candidate, envelope.open_offer(best), time.monotonic(), client.round_trip_s)
-        if move is Move.FOUND:
+        if move is FoundingMove.FOUND:
             return _founded(client, keys, envelope, held, next_life(held, name, number), void)
-        if move is Move.OFFER:
+        if move is FoundingMove.OFFER:
             sealed = sealed or envelope.wrap_offer(candidate.offer)
             client.compare_set(keys.best, best, sealed)
     return header

@@ -20,9 +20,9 @@ from reknit.core.job.founding import (
     TURNS,
     Candidate,
     Choice,
+    FoundingMove,
     Held,
     Life,
-    Move,
     Offer,
     Origin,
     choice,
@@ -260,7 +260,7 @@ class Looks:
         self.candidate = Candidate(offer)
         self.round_trip_s = round_trip_s
 
-    def at(self, at: float, best: Offer | None) -> Move:
+    def at(self, at: float, best: Offer | None) -> FoundingMove:
         """What it does after a look at this time. In these tests the clock begins anywhere."""
         self.candidate, move = looked(self.candidate, best, 1000.0 + at, self.round_trip_s)
         return move
@@ -268,14 +268,14 @@ class Looks:
     def founds_after(self, at: float, best: Offer) -> float:
         """How many seconds after `at` this agent founds the journal, in steps of 0.1 s. Nothing changes meanwhile."""
         for tenths in range(200):
-            if self.at(at + tenths * 0.100001, best) is Move.FOUND:
+            if self.at(at + tenths * 0.100001, best) is FoundingMove.FOUND:
                 return tenths / 10
         raise AssertionError("it never does")
 
 
 def test_the_first_agent_offers_at_once() -> None:
     """The others see that somebody has come."""
-    assert Looks().at(0, None) is Move.OFFER
+    assert Looks().at(0, None) is FoundingMove.OFFER
 
 
 def test_the_best_waits_for_those_who_have_not_come() -> None:
@@ -291,23 +291,23 @@ def test_the_wait_begins_when_the_own_offer_is_seen_as_the_best() -> None:
     to offer anything."""
     looks = Looks()
     looks.at(0, BETTER)
-    assert looks.at(2.5, None) is Move.OFFER
+    assert looks.at(2.5, None) is FoundingMove.OFFER
     assert looks.founds_after(2.6, MINE) == pytest.approx(OFFERS_S)
 
 
 def test_a_better_offer_is_waited_for() -> None:
     """Its agent founds the journal. What it has read must not be undone."""
     looks = Looks()
-    assert looks.at(0, BETTER) is Move.LOOK
-    assert looks.at(DEAD_S - 0.1, BETTER) is Move.LOOK
+    assert looks.at(0, BETTER) is FoundingMove.LOOK
+    assert looks.at(DEAD_S - 0.1, BETTER) is FoundingMove.LOOK
 
 
 def test_the_offer_of_a_dead_agent_is_replaced_and_then_others_have_time_again() -> None:
     """If nobody replaced it, all workers would end at the store timeout. Without the second wait a third agent would
     end, whose offer was hidden by the dead one."""
     looks = Looks()
-    assert looks.at(0, BETTER) is Move.LOOK
-    assert looks.at(DEAD_S, BETTER) is Move.OFFER
+    assert looks.at(0, BETTER) is FoundingMove.LOOK
+    assert looks.at(DEAD_S, BETTER) is FoundingMove.OFFER
     assert looks.founds_after(DEAD_S, MINE) == pytest.approx(OFFERS_S)
 
 
@@ -315,18 +315,18 @@ def test_whoever_was_hidden_by_a_dead_offer_comes_forward() -> None:
     """`MINE` replaces the dead offer. The third agent is better than `MINE`, and founds the journal after a wait of its
     own: a fourth may have been hidden as well."""
     third = Looks(Offer(True, 0, 7, "t"))
-    assert third.at(0, BETTER) is Move.LOOK
-    assert third.at(DEAD_S, MINE) is Move.OFFER
+    assert third.at(0, BETTER) is FoundingMove.LOOK
+    assert third.at(DEAD_S, MINE) is FoundingMove.OFFER
     assert third.founds_after(DEAD_S, third.candidate.offer) == pytest.approx(OFFERS_S)
 
 
 def test_an_offer_that_changes_is_that_of_a_live_agent() -> None:
     """The time counts anew for each best offer."""
     looks, best = Looks(), Offer(True, 1, 1, "another")
-    assert looks.at(0, BETTER) is Move.LOOK
-    assert looks.at(DEAD_S - 0.1, best) is Move.LOOK
-    assert looks.at(2 * DEAD_S - 0.2, best) is Move.LOOK
-    assert looks.at(2 * DEAD_S - 0.1, best) is Move.OFFER
+    assert looks.at(0, BETTER) is FoundingMove.LOOK
+    assert looks.at(DEAD_S - 0.1, best) is FoundingMove.LOOK
+    assert looks.at(2 * DEAD_S - 0.2, best) is FoundingMove.LOOK
+    assert looks.at(2 * DEAD_S - 0.1, best) is FoundingMove.OFFER
 
 
 def test_a_worse_offer_in_the_place_of_the_own_one_is_replaced_again() -> None:
@@ -334,17 +334,17 @@ def test_a_worse_offer_in_the_place_of_the_own_one_is_replaced_again() -> None:
     So it waits anew."""
     looks = Looks()
     looks.at(0, None)
-    assert looks.at(0.1, MINE) is Move.LOOK
-    assert looks.at(DEAD_S + 1, WORSE) is Move.OFFER
+    assert looks.at(0.1, MINE) is FoundingMove.LOOK
+    assert looks.at(DEAD_S + 1, WORSE) is FoundingMove.OFFER
     assert looks.founds_after(DEAD_S + 1, MINE) == pytest.approx(OFFERS_S)
 
 
 def test_an_offer_that_was_not_written_is_offered_again() -> None:
     """Another agent was faster, with something worse. All come at the same time when their store is back."""
     looks = Looks()
-    assert looks.at(0, None) is Move.OFFER
-    assert looks.at(0.1, WORSE) is Move.OFFER
-    assert looks.at(0.2, MINE) is Move.LOOK
+    assert looks.at(0, None) is FoundingMove.OFFER
+    assert looks.at(0.1, WORSE) is FoundingMove.OFFER
+    assert looks.at(0.2, MINE) is FoundingMove.LOOK
 
 
 @pytest.mark.parametrize("round_trip_s", [0.5, 3.0])
@@ -356,9 +356,9 @@ def test_a_store_that_is_far_away_takes_longer(round_trip_s: float) -> None:
     assert far.founds_after(0.0, MINE) == pytest.approx(OFFERS_S + round_trip_s)
     far = Looks(round_trip_s=round_trip_s)
     dead_s = DEAD_S + TURNS * round_trip_s
-    assert far.at(0, BETTER) is Move.LOOK
-    assert far.at(dead_s - 0.1, BETTER) is Move.LOOK
-    assert far.at(dead_s, BETTER) is Move.OFFER
+    assert far.at(0, BETTER) is FoundingMove.LOOK
+    assert far.at(dead_s - 0.1, BETTER) is FoundingMove.LOOK
+    assert far.at(dead_s, BETTER) is FoundingMove.OFFER
 
 
 # ---- a young journal makes way ----
@@ -461,4 +461,4 @@ def test_a_node_that_was_back_excuses_no_failure_in_the_next_life() -> None:
 def test_a_candidate_that_has_not_looked_has_seen_no_best_offer() -> None:
     """The first look begins the time of the best offer, whatever the clock shows."""
     candidate, move = looked(Candidate(MINE), BETTER, 1e6)
-    assert (candidate, move) == (evolve(Candidate(MINE), best=BETTER, best_at=1e6), Move.LOOK)
+    assert (candidate, move) == (evolve(Candidate(MINE), best=BETTER, best_at=1e6), FoundingMove.LOOK)

@@ -11,6 +11,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from attrs import Attribute, evolve, field, fields, frozen
 
 from reknit.core.job.entries import Admission, NodeId, RestartPolicy, Terms
@@ -139,6 +141,8 @@ NODE_MOVES = (
 
 @frozen
 class Script:
+    """A history: the cluster, and what happens to it. `str` makes the text that `parse` reads."""
+
     setup: Setup = field(factory=Setup)
     moves: tuple[Move, ...] = ()
 
@@ -147,13 +151,19 @@ class Script:
 
 
 def parse(text: str) -> Script:
-    """The inverse of `str`. Ends at the first empty line: the story that follows is for the reader."""
+    """The inverse of `str`. Ends at the first empty line: the story that follows is for the reader.
+
+    `ValueError`: no setup, move or host has this name.
+    """
     lines = [line.strip() for line in text.split("\n\n", 1)[0].splitlines()]
     lines = [line for line in lines if line and not line.startswith("#")]
     setup = Setup()
     for pair in lines[0].split()[1:]:
-        name, value = pair.split("=")
-        setup = evolve(setup, **{name: _parsed(name, value)})
+        name, _, value = pair.partition("=")
+        if name not in {each.name for each in _setup_fields()}:
+            raise ValueError(f"nothing of a setup is named {name!r}")
+        made: Any = _parsed(name, value)
+        setup = evolve(setup, **{name: made})
     return Script(setup, tuple(_move(line) for line in lines[1:]))
 
 
@@ -165,6 +175,10 @@ def _move(line: str) -> Move:
     name, *rest = line.split()
     if name == "wait":
         return Move(name, number=float(rest[0]))
+    if name not in (*NODE_MOVES, *GLOBAL_MOVES):
+        raise ValueError(f"no move is named {name!r}")
+    if rest and rest[0] not in NAMES:
+        raise ValueError(f"no host is named {rest[0]!r}")
     return Move(name, NAMES.index(rest[0]) if rest else 0)
 
 
@@ -175,8 +189,9 @@ def _setup_line(setup: Setup) -> str:
     return " ".join(["setup", *shown])
 
 
-def _setup_fields() -> tuple[Attribute[object], ...]:
-    return tuple(fields(Setup))
+def _setup_fields() -> tuple[Attribute[Any], ...]:
+    found: Any = fields(Setup)
+    return tuple(found)
 
 
 def _shown(value: object) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from math import isinf
 
+from reknit.app.testing.violation import demand
 from reknit.core.agent import quiet
 from reknit.core.agent.agent import Agent
 from reknit.core.agent.commands import Beat, Command
@@ -12,7 +13,6 @@ from reknit.core.agent.step import step
 from reknit.core.agent.timers import next_wake
 from reknit.core.job.entries import Node
 
-from .hosts import demand
 from .shifted import shifted
 
 MOST = 30

@@ -8,14 +8,11 @@ its round trips to the store fail.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
 
+from reknit.app.testing.checked_proc import CheckedProc
+from reknit.app.testing.checked_world import CheckedWorld
+from reknit.app.testing.violation import demand, violated
 from reknit.core.job.job import Closed, Running
-
-from .hosts import Proc, Violation, demand
-
-if TYPE_CHECKING:
-    from .world import World
 
 NOTICED_S = 40.0
 """An entry or a read is late after 16 s. The silence limit follows, and what is spared: `RETURN_S` and two beats. A
@@ -36,12 +33,12 @@ MOST_TURNS = 5
 """So many nodes may come to take part no more, one after the other. An agent may want an entry only later."""
 
 
-def is_faulty(world: World, proc: Proc) -> bool:
+def is_faulty(world: CheckedWorld, proc: CheckedProc) -> bool:
     """Its messages to the store, or the answers, go one way only."""
     return proc.host in world.deaf | world.blind | world.mute | world.stale
 
 
-def note_out(world: World, proc: Proc) -> None:
+def note_out(world: CheckedWorld, proc: CheckedProc) -> None:
     """Remember when this agent was last without the store. It is asked before each move, because an agent that is
     suspended makes no step, and moves end the faults."""
     is_out = is_faulty(world, proc) or proc.cut or proc.full or proc.refused
@@ -51,13 +48,13 @@ def note_out(world: World, proc: Proc) -> None:
         proc.out_at = world.now
 
 
-def _is_awaited(world: World) -> bool:
+def _is_awaited(world: CheckedWorld) -> bool:
     """There is no journal, and a process that remembers one cannot found it again now. Nobody begins another one."""
     rememberers = (p for p in world.procs if p.up and p.held is not None and p.held.position)
     return world.origin is None and any(p.suspended or p.cut or p.refused or is_faulty(world, p) for p in rememberers)
 
 
-def endure(world: World) -> None:
+def endure(world: CheckedWorld) -> None:
     lasting = world.deaf | world.blind | world.mute | world.hung | world.stale
     if not (lasting or world.stalls) or (world.outage and not world.stalls):
         return
@@ -66,29 +63,31 @@ def endure(world: World) -> None:
     noticed_s, round_s = (STALLED_NOTICED_S, STALLED_ROUND_S) if world.stalls else (NOTICED_S, ROUND_S)
     _within(world, noticed_s * longer, _unnoticed, "L2", "nobody has noticed that {} take part no more")
     if not world.run_for(round_s * longer, until=lambda: _holdup(world) is None):
-        raise Violation("L1", f"the others are held up at {world.now:.1f}: {_holdup(world)}")
+        violated("L1", f"the others are held up at {world.now:.1f}: {_holdup(world)}")
     _within(world, ENDS_S * longer, _patient, "L1", "{} go on, though they reach nobody any more")
 
 
-def _hears(world: World, proc: Proc) -> bool:
+def _hears(world: CheckedWorld, proc: CheckedProc) -> bool:
     """It is up, and its beats and reads work."""
     is_out = proc.suspended or proc.cut or proc.refused or proc.host in world.deaf | world.blind | world.stale
     return proc.up and not is_out
 
 
-def _takes_part(world: World, proc: Proc) -> bool:
+def _takes_part(world: CheckedWorld, proc: CheckedProc) -> bool:
     is_held = proc.agent.unread if proc.host in world.mute else proc.agent.workers.stopping
     return _hears(world, proc) and not (proc.host in world.mute | world.hung and is_held)
 
 
-def _is_nobody_there(world: World) -> bool:
+def _is_nobody_there(world: CheckedWorld) -> bool:
     """The job has ended, or no live node could say that another one is lost."""
     job, silenced = world.jobs[-1], world.mute | world.hung
     able = (p for p in world.procs if _hears(world, p) and not p.full and p.host not in silenced)
     return world.store_dead or isinstance(job.phase, Closed) or not any(job.is_live(p.agent.me) for p in able)
 
 
-def _within(world: World, limit_s: float, found: Callable[[World], Sequence[str]], rule: str, why: str) -> None:
+def _within(
+    world: CheckedWorld, limit_s: float, found: Callable[[CheckedWorld], Sequence[str]], rule: str, why: str
+) -> None:
     """Go on until nothing is found any more. Each thing may be found for so many seconds in a row. Others may follow,
     and have the same time."""
     since: dict[str, float] = {}
@@ -103,7 +102,7 @@ def _within(world: World, limit_s: float, found: Callable[[World], Sequence[str]
     world.run_for(MOST_TURNS * limit_s, until=is_over)
 
 
-def _unnoticed(world: World) -> list[str]:
+def _unnoticed(world: CheckedWorld) -> list[str]:
     """The nodes that are live in the journal, and do not take part. Empty also if nobody could notice them."""
     if _is_nobody_there(world):
         return []
@@ -111,7 +110,7 @@ def _unnoticed(world: World) -> list[str]:
     return [str(joined.node) for joined in world.jobs[-1].live.values() if joined.node not in here]
 
 
-def _holdup(world: World) -> str | None:
+def _holdup(world: CheckedWorld) -> str | None:
     """Why the nodes that take part do not work. None: they do, or there are none."""
     job = world.jobs[-1]
     if _is_nobody_there(world):
@@ -128,7 +127,7 @@ def _holdup(world: World) -> str | None:
     return ", ".join(_unnoticed(world)) or None
 
 
-def _patient(world: World) -> list[str]:
+def _patient(world: CheckedWorld) -> list[str]:
     """The agents whose round trips fail, and which have not ended."""
     found: list[str] = []
     for proc in world.procs:

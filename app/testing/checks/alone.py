@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from reknit.adapters.simulated.hosts import Group
+from reknit.app.testing.checked_proc import CheckedProc
+from reknit.app.testing.checked_world import CheckedWorld
+from reknit.app.testing.violation import demand, violated
 from reknit.core.job.entries import Lost, Opened
-
-from .hosts import Proc, Violation, demand
-
-if TYPE_CHECKING:
-    from .world import World
 
 HUNG_S = 15.0
 """A keeper that has hung has ended the workers so long afterwards: after the grace, and a little more."""
@@ -20,7 +16,7 @@ def is_alive(group: Group | None) -> bool:
     return group is not None and bool(group.running)
 
 
-def starts_alone(world: World, proc: Proc, key: tuple[int, int], head: tuple[str, int]) -> None:
+def starts_alone(world: CheckedWorld, proc: CheckedProc, key: tuple[int, int], head: tuple[str, int]) -> None:
     """S2: nobody but the lost still runs another round. `head`: where the workers of this one meet. Another round with
     the same number may have been sealed in a life of the journal that the store has lost."""
     demand(not is_alive(proc.group), "S2", f"{proc.name} starts {key} with workers alive")
@@ -41,28 +37,28 @@ def starts_alone(world: World, proc: Proc, key: tuple[int, int], head: tuple[str
                 continue
         elif _is_excused(world, other, group) or _is_forgotten(world, group):
             continue
-        raise Violation("S2", f"{proc.name} starts {key} while {other.name} still runs {group.key}")
+        violated("S2", f"{proc.name} starts {key} while {other.name} still runs {group.key}")
 
 
-def _is_excused(world: World, other: Proc, group: Group) -> bool:
+def _is_excused(world: CheckedWorld, other: CheckedProc, group: Group) -> bool:
     """Declared lost, and not bound to kill first. Neither an agent that is suspended nor a keeper that hangs can."""
     if other.spec.terms.fence_s is not None and not (other.was_suspended or _hung_lately(world, other)):
         return False
     return any(isinstance(e, Lost) and e.node == group.node for e in world.journal)
 
 
-def _is_forgotten(world: World, group: Group) -> bool:
+def _is_forgotten(world: CheckedWorld, group: Group) -> bool:
     """The store has lost that this node takes part. Its agent kills the workers when it reaches the store."""
     begin = 0 if world.origin is None else world.origin.position
     return not any(job.is_live(group.node) for job in world.jobs[begin:])
 
 
-def _hung_lately(world: World, other: Proc) -> bool:
+def _hung_lately(world: CheckedWorld, other: CheckedProc) -> bool:
     """Its keeper hangs, or did until lately, and has not ended the workers yet."""
     return world.now - other.hung_at < HUNG_S
 
 
-def _is_late(world: World, other: Proc, epoch: int) -> bool:
+def _is_late(world: CheckedWorld, other: CheckedProc, epoch: int) -> bool:
     """It may still have workers of an epoch before: rule 16 gives its node the grace and silence of the opener."""
     opened = next(e for e in world.journal if isinstance(e, Opened) and e.epoch == epoch)
     opener = next(p for p in world.procs if p.agent.nonce == opened.journal)

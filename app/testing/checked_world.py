@@ -1,37 +1,36 @@
-"""The simulated cluster with its checks, which look at everything after every step. A violation carries the story."""
+"""The simulated cluster, with what the checks remember of it."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
+from typing import cast
 
 from attrs import evolve
 
 from reknit.adapters.simulated import world
-from reknit.core.agent import timers
-from reknit.core.agent.agent import Agent, Spec
-from reknit.core.agent.commands import Beat, Command
+from reknit.core.agent.agent import Spec
+from reknit.core.agent.commands import Command
 from reknit.core.agent.events import Event
 from reknit.core.job.entries import Entry, Joined
-from reknit.core.job.founding import Life, Origin
+from reknit.core.job.founding import Life
 from reknit.core.job.job import Job, Outcome
 
-from . import as_text, checks, later, prompt, stretches
-from .hosts import Proc, Traced
-from .oracle import Oracle
+from . import as_text
+from .checked_proc import CheckedProc
+from .checks.oracle import Oracle
 from .script import NAMES, Setup, node_id
 
 MOST_PROCS = 9
 
 
-class World(world.World):
-    """A simulated cluster that is its own watcher."""
+class CheckedWorld(world.World):
+    """A simulated cluster as `setup` says. `checks.watcher.Checks` is what looks at it."""
 
-    procs: list[Proc]  # type: ignore[assignment]  # all of them are started here
+    procs: list[CheckedProc]  # type: ignore[assignment]  # all of them are started here
 
     def __init__(self, setup: Setup, *, oracle: Oracle | None = None) -> None:
         super().__init__(seed=setup.seed, troubles=setup.weather, echo=setup.echo)
-        self.watchers.append(self)
         self.setup = setup
         self.oracle = oracle
         """Asked after every entry, if there is one."""
@@ -69,42 +68,19 @@ class World(world.World):
         )
         name = NAMES[host] + str(sum(p.host == host for p in self.procs) or "")
         rate = setup.rates[host % len(setup.rates)] / 100
-        proc = Proc(name, host, spec, 1000.0 * (number + 1), number, twin, rate=rate, read_at=self.now)
+        proc = CheckedProc(name, host, spec, 1000.0 * (number + 1), number, twin, rate=rate, read_at=self.now)
         self.begin(proc)
         if setup.text:
             ports = proc.loop.ports
-            proc.loop.ports = evolve(ports, link=as_text.Link(ports.link))
+            proc.loop.ports = evolve(ports, link=as_text.TextLink(ports.link))
 
-    def read_by(self, proc: Proc) -> Job:
+    def proc_of(self, host: int, *, twin: bool = False) -> CheckedProc | None:
+        return cast(CheckedProc | None, super().proc_of(host, twin=twin))
+
+    def read_by(self, proc: CheckedProc) -> Job:
         """The fold of what this agent was told."""
         known = self.lives.get(proc.link.reading.life)
         return Job() if known is None else known[2][proc.cursor]
 
-    def kill(self, proc: Proc) -> None:  # type: ignore[override]  # all of them are started here
-        super().kill(proc)
-        prompt.is_noticed(self, proc)
-
-    def happen(self, proc: Proc, make: Callable[[float], Event]) -> None:  # type: ignore[override]  # as in `kill`
+    def happen(self, proc: CheckedProc, make: Callable[[float], Event]) -> None:  # type: ignore[override]  # as `procs`
         super().happen(proc, (lambda at: as_text.read(make(at))) if self.setup.text else make)
-
-    def stepped(self, proc: Proc, before: Agent, event: Event, commands: Sequence[Command]) -> None:
-        self.steps += 1
-        if self.setup.text:
-            as_text.same_commands(commands)
-        proc.trace.append(Traced(self.now, event, tuple(commands), timers.next_wake(proc.agent)))
-        self.story.append((self.now, proc.name, event, commands))
-        checks.after_step(self, proc, before, event, commands)
-        if not self.steps % 8:
-            stretches.are_computed(proc.name, proc.agent)
-        if self.oracle is not None:
-            has_said = any(not isinstance(command, Beat) for command in commands)
-            if not self.steps % (8 if has_said else 64):
-                later.goes_on_alike(proc.name, before, event, proc.agent, commands)
-
-    def landed(self, entry: Entry, before: Job) -> None:
-        self.story.append((self.now, "journal", entry, ()))
-        checks.after_landing(self, entry, before)
-
-    def founded(self, origin: Origin) -> None:
-        self.story.append((self.now, "journal", f"goes on as {origin.life} from position {origin.position}", ()))
-        checks.after_founding(self, origin)

@@ -5,13 +5,14 @@ Python keeps the numbers up to 256 once. So code that compares them by `is` is r
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from enum import Enum
 from functools import cache
-from typing import Any
+from typing import Any, cast
 
 from attrs import evolve, fields, has
 
+from reknit.app.testing.violation import demand
 from reknit.core.agent.agent import Agent, Contact, Heard, Spec, Timer
 from reknit.core.agent.commands import Beat, Command
 from reknit.core.agent.events import Counters, EntriesRead, Event
@@ -20,8 +21,6 @@ from reknit.core.agent.step import step
 from reknit.core.job.entries import Node, Opened, Terms
 from reknit.core.job.job import Job, Unopened
 from reknit.core.job.workers import WorkerFailure, WorkerRanks
-
-from .hosts import demand
 
 AGES = 1001
 """Odd, so that an even round becomes an odd one."""
@@ -41,18 +40,19 @@ def later(value: Any) -> Any:
         return value
     if isinstance(value, Agent):
         return _agent(value)
-    if has(type(value)):
-        counted = ("round", "epoch", *COUNTED.get(type(value), ()))
-        changed = {name: later(getattr(value, name)) for name in _names(type(value))}
-        return type(value)(**{k: v + AGES if k in counted and v is not None else v for k, v in changed.items()})
+    cls: Any = type(value)
+    if has(cls):
+        counted = ("round", "epoch", *COUNTED.get(cls, ()))
+        changed = {name: later(getattr(value, name)) for name in _names(cls)}
+        return cls(**{k: v + AGES if k in counted and v is not None else v for k, v in changed.items()})
     if isinstance(value, Mapping):
         return {later(key): later(item) for key, item in value.items()}
     return type(value)(map(later, value)) if isinstance(value, tuple | frozenset) else value
 
 
 @cache
-def _names(cls: Any) -> tuple[str, ...]:
-    return tuple(a.name for a in fields(cls))
+def _names(cls: Hashable) -> tuple[str, ...]:
+    return tuple(a.name for a in fields(cast(Any, cls)))
 
 
 def _agent(agent: Agent) -> Agent:

@@ -2,36 +2,18 @@
 
 The checks are plain functions that raise `Violation`. They ask the oracle what the journal means, and the world what is
 true.
-
-S1 to S9, L1 to L3: docs/protocol.md#invariants. S9 and the ends of L1 and L2 are checked in `ends` and `play`.
-backoff    a member waits before it says `Joined` after a failure
-beat       the count of an agent's beats stands still only if its node takes no part
-causes     a cause to end is never taken back
-echo       an agent does not act on a failure that looks like an echo before its cause has had time to come
-fence      workers are killed when the fence falls, and the agent is awake then
-fresh      workers start only if a beat was acknowledged lately
-host       the host of the store ends last
-order      a report comes before the next `Joined`, and `Leaving` before `Left`
-outage     no outage ends an agent before the store timeout
-replaced   no agent ends because of a process that was dead before it started
-sequel     what an agent answers before the end of a round is judged holds afterwards
-silence    a node is declared lost only if it was silent, and only in the step of a fresh read
-stage      an agent's stage, epoch, renewal and workers fit together (the table in `Stage`)
-step       a step starts or stops workers at most once
-stop       an agent stops only workers that exist, with the grace that it must give, and says if any survive;
-           each request to stop shortens that grace as it must
-terms      an agent with other terms than the job's disturbs no other agent
-wake       no deadline is in the past, and an event without news changes nothing
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from math import inf
-from typing import TYPE_CHECKING
 
 from reknit.adapters.simulated.store import RETRY_S
 from reknit.adapters.simulated.workers import ECHO
+from reknit.app.testing.checked_proc import CheckedProc
+from reknit.app.testing.checked_world import CheckedWorld
+from reknit.app.testing.violation import demand
 from reknit.core.agent import timers
 from reknit.core.agent.agent import Agent, Stage
 from reknit.core.agent.commands import SIGKILL, SIGTERM, Append, Beat, Command, Finish, StopWorkers
@@ -60,11 +42,7 @@ from reknit.core.job.workers import WorkerFailure
 
 from . import ends, lasting, meaning, prompt, results, rhythm
 from .alone import is_alive, starts_alone
-from .hosts import Proc, demand
 from .oracle import Oracle, ranks
-
-if TYPE_CHECKING:
-    from .world import World
 
 SLACK = 1e-6
 MOST_SAYINGS = 7
@@ -81,7 +59,9 @@ SOONER_S = 0.6
 # ---- after every step ------------------------------------------------------------------------------------------------
 
 
-def after_step(world: World, proc: Proc, before: Agent, event: Event, commands: Sequence[Command]) -> None:
+def after_step(
+    world: CheckedWorld, proc: CheckedProc, before: Agent, event: Event, commands: Sequence[Command]
+) -> None:
     agent = proc.agent
     wakes_at = timers.next_wake(agent)
     demand(wakes_at is None or wakes_at > agent.at, "wake", f"{proc.name} wants to be woken in the past")
@@ -118,7 +98,7 @@ def after_step(world: World, proc: Proc, before: Agent, event: Event, commands: 
         ends.host_ends(world, proc)
 
 
-def ignores_other_rounds(proc: Proc, again: Step) -> None:
+def ignores_other_rounds(proc: CheckedProc, again: Step) -> None:
     """An event about workers of another round is late, and like any wake-up."""
     agent = proc.agent
     for round in (agent.workers.round - 1, agent.workers.round + 1):
@@ -141,7 +121,7 @@ STAGES = {
 }
 
 
-def has_a_stage(proc: Proc) -> None:
+def has_a_stage(proc: CheckedProc) -> None:
     """The table in `Stage`: no other combination exists."""
     agent = proc.agent
     has_epoch, may_work, may_be_renewed = STAGES[agent.stage]
@@ -154,7 +134,7 @@ def has_a_stage(proc: Proc) -> None:
     demand(may_have or not agent.workers.alive, "stage", f"{text} with workers alive")
 
 
-def keeps_its_causes(proc: Proc, before: Agent) -> None:
+def keeps_its_causes(proc: CheckedProc, before: Agent) -> None:
     """No cause to end is taken back. A refusal of the journal comes in the place of another reason to be unable."""
     old, new = before.causes, proc.agent.causes
     for name in ("request", "budget", "unable", "outcome", "stuck"):
@@ -164,18 +144,19 @@ def keeps_its_causes(proc: Proc, before: Agent) -> None:
     demand(not is_other, "causes", f"{proc.name} could take no part: {old.unable}, and now {new.unable}")
 
 
-def stops_in_time(proc: Proc) -> None:
+def stops_in_time(proc: CheckedProc) -> None:
     """Workers get no longer grace than the latest request to stop allows. Processes that outlive SIGKILL are no
     ordinary end of the workers."""
     workers, request = proc.agent.workers, proc.agent.causes.request
-    late = request is not None and workers.stopping is not None and workers.kill_at > request.kill_at + SLACK
+    kill_at = workers.kill_at
+    late = request is not None and kill_at is not None and kill_at > request.kill_at + SLACK
     demand(not late, "stop", f"{proc.name} kills its workers later than it was asked to")
     stuck = proc.agent.causes.stuck
     is_odd = stuck and workers.state is not WorkerState.UNHEALTHY
     demand(not is_odd, "stop", f"{proc.name} has the stuck processes {stuck}, and is {workers.state.value}")
 
 
-def foresees(proc: Proc, commands: Sequence[Command]) -> None:
+def foresees(proc: CheckedProc, commands: Sequence[Command]) -> None:
     """What the agent answers when it is asked what follows is true, in every step."""
     agent, job = proc.agent, proc.agent.job
     starts = any(isinstance(command, StartWorkers) for command in commands)
@@ -191,7 +172,7 @@ def foresees(proc: Proc, commands: Sequence[Command]) -> None:
         demand(not is_wrong, "sequel", f"{proc.name} has foreseen another round after {job.round - 1}")
 
 
-def note(world: World, proc: Proc, before: Agent, event: Event) -> None:
+def note(world: CheckedWorld, proc: CheckedProc, before: Agent, event: Event) -> None:
     """Remember when this agent learned what the checks ask about."""
     agent = proc.agent
     proc.was_late = is_entry_late(before)
@@ -222,20 +203,20 @@ def note(world: World, proc: Proc, before: Agent, event: Event) -> None:
         proc.group.up_at = world.now
 
 
-def same_job(world: World, proc: Proc) -> None:
+def same_job(world: CheckedWorld, proc: CheckedProc) -> None:
     """S1, S9: an agent's job is the fold of what it has read, however that was cut into batches."""
     mine, theirs = proc.agent.job, world.read_by(proc)
     demand(mine == theirs and list(mine.live) == list(theirs.live), "S1", f"{proc.name} derives another job")
 
 
-def may_say(world: World, proc: Proc, entry: Entry) -> None:
+def may_say(world: CheckedWorld, proc: CheckedProc, entry: Entry) -> None:
     """L3, and what an entry promises to the others."""
     is_new = proc.agent.unread.get(entry, proc.agent.at) == proc.agent.at
     demand(not (proc.agent.contact.gap and is_new), "fresh", f"{proc.name} says {entry} in a gap")
     # A new incarnation forgets what the one before has said, also entries that name no node.
     life = proc.agent.life  # in another life of the journal, everything is said anew
-    said = (life, proc.agent.me, entry)
-    at = proc.said.get(said)
+    words = (life, proc.agent.me, entry)
+    at = proc.said.get(words)
     resay_s = proc.spec.resay_s
     # An accusation is forgotten between two fresh reads, so it is said with each: once per beat and watcher.
     in_time = at is None or proc.felt(world.now - at) >= resay_s - SLACK
@@ -244,7 +225,7 @@ def may_say(world: World, proc: Proc, entry: Entry) -> None:
     # So does a host whose goodbye has not landed, and that serves others after the job has closed.
     in_time = in_time or (isinstance(entry, Left) and proc.spec.hosts_journal and proc.learned_at is not None)
     demand(in_time, "L3", f"{proc.name} says {entry} again too soon")
-    proc.said[said] = world.now
+    proc.said[words] = world.now
     if isinstance(entry, Joined):
         offer = life, entry.node, entry.round
         first = proc.offers.setdefault(entry.port, offer)
@@ -269,7 +250,7 @@ def may_say(world: World, proc: Proc, entry: Entry) -> None:
                 backoff_s = max(backoff_s, PAUSE_S)
             demand(waited_s >= backoff_s - SLACK, "backoff", f"{proc.name} joins again after {waited_s:.2f} s")
     elif isinstance(entry, Left):
-        stuck = group is not None and group.is_stuck and entry.stuck
+        stuck = group is not None and group.is_stuck and bool(entry.stuck)
         demand(not is_alive(group) or stuck, "S2", f"{proc.name} says Left with workers alive")
         told = proc.agent.causes.request is not None and proc.agent.causes.outcome is None and job.is_live(entry.node)
         has_told = any((life, entry.node, Leaving(entry.node)) in proc.said for life in world.lives)
@@ -298,7 +279,7 @@ def may_say(world: World, proc: Proc, entry: Entry) -> None:
         )
 
 
-def _is_returning(world: World, proc: Proc, node: Node) -> bool:
+def _is_returning(world: CheckedWorld, proc: CheckedProc, node: Node) -> bool:
     """It is silent for no other reason than that its link has yet to find out that the store is back."""
     heard_at = min(world.moved.get(node, -1e9), world.now - proc.quiet.get(node, 1e9))  # it may have beaten since
     if world.outage_at - heard_at > 2 * world.setup.terms.beat_s:
@@ -315,14 +296,14 @@ def _is_returning(world: World, proc: Proc, node: Node) -> bool:
     )
 
 
-def _bore_s(world: World, proc: Proc) -> float:
+def _bore_s(world: CheckedWorld, proc: CheckedProc) -> float:
     """For how long this agent has missed a round trip of some kind."""
     if proc.was_out or proc.was_late or proc.was_full:
         return inf  # what it has said may have vanished for long, under more than one incarnation
     return proc.felt(world.now - max(min(proc.read_at, proc.heard_at), proc.started_at))
 
 
-def may_start(world: World, proc: Proc, command: StartWorkers) -> None:
+def may_start(world: CheckedWorld, proc: CheckedProc, command: StartWorkers) -> None:
     """S1, S2, S3."""
     job, me, round = proc.agent.job, proc.agent.me, command.round
     demand(
@@ -330,7 +311,8 @@ def may_start(world: World, proc: Proc, command: StartWorkers) -> None:
     )
     members = world.sealed.get((proc.agent.life, job.epoch, round))
     demand(members is not None, "S3", f"{proc.name} starts round {round}, which was never sealed")
-    assert members is not None
+    if members is None:
+        return
     demand(me in {m.node for m in members}, "S3", f"{proc.name} is no member of round {round}")
     made = command.assignment
     mine = [(w.local_rank, w.rank, w.role_rank) for w in made.workers]
@@ -355,7 +337,7 @@ def may_start(world: World, proc: Proc, command: StartWorkers) -> None:
     demand(quiet <= limit, "fresh", f"{proc.name} starts, though it has been silent for {quiet:.2f} s")
 
 
-def may_stop(world: World, proc: Proc, command: StopWorkers) -> None:
+def may_stop(world: CheckedWorld, proc: CheckedProc, command: StopWorkers) -> None:
     agent, why, request = proc.agent, command.why, proc.agent.causes.request
     demand(agent.workers.alive, "stop", f"{proc.name} stops workers that it has not")
     demand(command.round == agent.workers.round, "stop", f"{proc.name} stops another round's workers")
@@ -383,14 +365,15 @@ def may_stop(world: World, proc: Proc, command: StopWorkers) -> None:
         demand(alone or held_s >= ECHO_S - SLACK, "echo", f"{proc.name} acts on an echo after {held_s:.2f} s")
 
 
-def may_finish(world: World, proc: Proc) -> None:
+def may_finish(world: CheckedWorld, proc: CheckedProc) -> None:
     """S5, S7."""
     group, agent = proc.group, proc.agent
     stuck = group is not None and group.is_stuck
     demand(not is_alive(group) or stuck, "S7", f"{proc.name} finishes with workers alive")
     result = agent.result
     demand(result is not None, "S7", f"{proc.name} finishes without a result")
-    assert result is not None
+    if result is None:
+        return
     if result.state is WorkerState.SUCCEEDED:
         outcome = agent.causes.outcome or agent.job.outcome  # a latecomer of a finished job takes part in no epoch
         ok = outcome is not None and outcome.verdict is Verdict.SUCCEEDED
@@ -421,7 +404,7 @@ def _replaces(entry: Joined, before: Job) -> bool:
     return old is not None and old.node != entry.node
 
 
-def after_landing(world: World, entry: Entry, before: Job) -> None:
+def after_landing(world: CheckedWorld, entry: Entry, before: Job) -> None:
     job = world.jobs[-1]
     _note_seal(world, job)
     if world.oracle is not None:
@@ -459,17 +442,17 @@ def after_landing(world: World, entry: Entry, before: Job) -> None:
         spends_are_earned(world, job)
 
 
-def _note_seal(world: World, job: Job) -> None:
+def _note_seal(world: CheckedWorld, job: Job) -> None:
     if isinstance(job.phase, Running) and world.origin is not None:
         world.sealed.setdefault((world.origin.life, job.epoch, job.round), job.members)
 
 
-def _note_end(world: World, entry: Entry, before: Job, job: Job) -> None:
+def _note_end(world: CheckedWorld, entry: Entry, before: Job, job: Job) -> None:
     if isinstance(before.phase, Running) and isinstance(job.phase, Gathering | Running) and job.round > before.round:
         world.ended_by = entry
 
 
-def after_founding(world: World, origin: Origin) -> None:
+def after_founding(world: CheckedWorld, origin: Origin) -> None:
     """The store had lost the journal. What nobody has read is gone, and everybody joins again."""
     job = world.jobs[-1]
     for earlier in world.jobs:
@@ -494,7 +477,7 @@ def after_founding(world: World, origin: Origin) -> None:
         meaning.same(job, world.oracle, "the journal was founded again")
 
 
-def failed_first(world: World, entry: Joined) -> None:
+def failed_first(world: CheckedWorld, entry: Joined) -> None:
     """A node that knows of a failure says so before it joins again: else the job would forget who is to blame."""
     for proc in world.procs:
         workers = proc.agent.workers
@@ -512,7 +495,7 @@ def failed_first(world: World, entry: Joined) -> None:
         demand(ok, "order", f"{proc.name} joins again before it has said that {len(failed)} of its workers failed")
 
 
-def costs_what_it_must(world: World, job: Job, before: Job) -> None:
+def costs_what_it_must(world: CheckedWorld, job: Job, before: Job) -> None:
     """S4: a failure spends one restart if nobody went, and the end of a round costs one thing."""
     outcome = job.outcome if before.outcome is None else None
     spent = job.spent - before.spent + isinstance(outcome and outcome.why, BudgetSpent)
@@ -526,7 +509,7 @@ def costs_what_it_must(world: World, job: Job, before: Job) -> None:
         demand(isinstance(world.ended_by, Failed), "S4", f"{world.ended_by} has spent a restart")
 
 
-def spends_are_earned(world: World, job: Job) -> None:
+def spends_are_earned(world: CheckedWorld, job: Job) -> None:
     """S4 against the truth: a restart is spent only on a worker that failed by itself, once per round."""
     blown = {g.key for g in world.blows if g.key[0] == job.epoch}
     if world.setup.fence:

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING
 
+from reknit.app.testing.checked_proc import CheckedProc
+from reknit.app.testing.checked_world import CheckedWorld
+from reknit.app.testing.violation import demand
 from reknit.core.agent.agent import Agent
 from reknit.core.agent.events import Counters, Event
 from reknit.core.job.entries import Lost, Node
 from reknit.core.job.job import Closed, Job
-
-from .hosts import Proc, demand
-
-if TYPE_CHECKING:
-    from .world import World
 
 CALM = (
     "wait",
@@ -33,7 +30,7 @@ CALM = (
 """Moves after which the next dead node is noticed as soon as ever."""
 
 
-def may_accuse(proc: Proc, before: Agent, event: Event, lost: Lost) -> None:
+def may_accuse(proc: CheckedProc, before: Agent, event: Event, lost: Lost) -> None:
     """A node is accused in the step of a fresh read. If this agent has said an entry long ago in vain, it repeats any
     accusation that has vanished, in the step of any read. In this step the late entry may become one that it wants no
     more: (1) Its `Lost` of two nodes have vanished, one long ago. (2) It reads that this one lives."""
@@ -44,7 +41,7 @@ def may_accuse(proc: Proc, before: Agent, event: Event, lost: Lost) -> None:
     demand(ok, "silence", f"{proc.name} accuses {lost.node} without a fresh read")
 
 
-def is_noticed(world: World, dead: Proc) -> None:
+def is_noticed(world: CheckedWorld, dead: CheckedProc) -> None:
     """Ask, when a node in the ring has just died, whether it is lost in time. A quiet world is asked only."""
     if world.was_troubled or world.setup.weather & {"lose", "lag"} or world.setup.host:
         return
@@ -57,7 +54,7 @@ def is_noticed(world: World, dead: Proc) -> None:
     world.after(limit_s, partial(_ask, world, node, job, limit_s))
 
 
-def _ask(world: World, node: Node, before: Job, limit_s: float) -> None:
+def _ask(world: CheckedWorld, node: Node, before: Job, limit_s: float) -> None:
     job = world.jobs[-1]
     if world.was_troubled or job.ring != before.ring or job.epoch != before.epoch or isinstance(job.phase, Closed):
         return  # whoever watches now may have begun to watch only later

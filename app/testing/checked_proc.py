@@ -1,4 +1,4 @@
-"""What the checks remember of each agent, and the error that a check raises."""
+"""What the checks remember of each agent."""
 
 from __future__ import annotations
 
@@ -18,19 +18,6 @@ MOST_WOKEN = 40
 WOKEN_S = 8.0
 
 
-class Violation(AssertionError):
-    """Something that must always hold does not."""
-
-    def __init__(self, rule: str, text: str) -> None:
-        super().__init__(f"{rule}: {text}")
-        self.rule = rule
-
-
-def demand(holds: object, rule: str, text: str) -> None:
-    if not holds:
-        raise Violation(rule, text)
-
-
 @frozen
 class Traced:
     at: float
@@ -40,7 +27,7 @@ class Traced:
 
 
 @define(eq=False)
-class Proc(hosts.Proc):
+class CheckedProc(hosts.Proc):
     """One agent process, and what the checks remember of it."""
 
     trace: list[Traced] = field(factory=list)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from math import inf
-from typing import TYPE_CHECKING
 
+from reknit.app.testing.checked_proc import MOST_WOKEN, WOKEN_S, CheckedProc
+from reknit.app.testing.checked_world import CheckedWorld
+from reknit.app.testing.violation import demand
 from reknit.core.agent import timers
 from reknit.core.agent.commands import SIGKILL, Beat
 from reknit.core.agent.events import EntriesRead, Event, StopRequested, Woken
@@ -12,11 +14,6 @@ from reknit.core.agent.reasons import CutOff, StopReason
 from reknit.core.job.entries import Node
 from reknit.core.job.job import Gathering, Job
 from reknit.core.text import codec
-
-from .hosts import MOST_WOKEN, WOKEN_S, Proc, demand
-
-if TYPE_CHECKING:
-    from .world import World
 
 SLACK = 1e-6
 REPEAT_S = 0.5
@@ -31,7 +28,7 @@ MOST_TEXT = 4000
 PER_NODE = 1200
 
 
-def keeps(world: World, proc: Proc, event: Event) -> None:
+def keeps(world: CheckedWorld, proc: CheckedProc, event: Event) -> None:
     """What must hold after every step."""
     if isinstance(event, Woken):
         if len(proc.woken) == MOST_WOKEN:
@@ -43,7 +40,7 @@ def keeps(world: World, proc: Proc, event: Event) -> None:
     _is_fenced_in_time(world, proc)
 
 
-def _is_hurried(proc: Proc) -> None:
+def _is_hurried(proc: CheckedProc) -> None:
     """The first request leaves the grace, the second 5 s, and each later one nothing. None makes the grace longer."""
     kill_at, requests = inf, list[StopRequested]()
     for event in (traced.event for traced in proc.trace):
@@ -59,7 +56,7 @@ def _is_hurried(proc: Proc) -> None:
     demand(ok, "stop", f"{proc.name} was asked {requests}, and makes of it {request}")
 
 
-def beats(world: World, proc: Proc, event: Event, beat: Beat) -> None:
+def beats(world: CheckedWorld, proc: CheckedProc, event: Event, beat: Beat) -> None:
     """Each incarnation beats once per interval. A read may renew an incarnation that has not joined: it begins anew."""
     last, at = proc.beat
     apart_s = proc.felt(world.now - at)
@@ -74,7 +71,7 @@ def beats(world: World, proc: Proc, event: Event, beat: Beat) -> None:
     demand(not is_in or list(beat.watch) == watched, "L2", f"{proc.name} watches {beat.watch}, not {watched}")
 
 
-def _may_stand_still(world: World, proc: Proc) -> bool:
+def _may_stand_still(world: CheckedWorld, proc: CheckedProc) -> bool:
     """Rule 6, from scratch: the node does not take part. A check of how long an entry was not read back is not needed,
     because entries are read back at once unless something keeps them."""
     agent, terms = proc.agent, proc.spec.terms
@@ -94,7 +91,7 @@ def _watched(job: Job, node: Node) -> list[Node]:
     return others[: back[1] + 1 if len(back) > 1 else 66] if is_back else others[:2]
 
 
-def _is_fenced_in_time(world: World, proc: Proc) -> None:
+def _is_fenced_in_time(world: CheckedWorld, proc: CheckedProc) -> None:
     """The workers of an agent that nobody has heard for the length of the fence are killed, without a grace."""
     agent, group, fence_s = proc.agent, proc.group, proc.spec.terms.fence_s
     if fence_s is None or group is None or not group.running or group.is_stuck or group.node != agent.me:
@@ -108,13 +105,13 @@ def _is_fenced_in_time(world: World, proc: Proc) -> None:
     demand(ok, "fence", f"{proc.name} sleeps over the fall of its fence at {falls_at:.2f}")
 
 
-def has_a_fence(proc: Proc, why: StopReason) -> None:
+def has_a_fence(proc: CheckedProc, why: StopReason) -> None:
     """Rule 15: without a fence, workers run through an outage of the store."""
     ok = not isinstance(why, CutOff) or why.seconds == proc.spec.terms.fence_s
     demand(ok, "fence", f"{proc.name} stops its workers for {why}, and its fence is {proc.spec.terms.fence_s}")
 
 
-def is_small(world: World, proc: Proc) -> None:
+def is_small(world: CheckedWorld, proc: CheckedProc) -> None:
     """The state of an agent is bounded by the nodes that it has met and the failures of one round."""
     agent = proc.agent
     ids = {p.id for p in world.procs}
@@ -125,7 +122,7 @@ def is_small(world: World, proc: Proc) -> None:
     demand(set(agent.workers.exits) <= set(range(agent.spec.local_world_size)), "L3", f"{proc.name}: exits of nobody")
 
 
-def job_is_small(world: World) -> None:
+def job_is_small(world: CheckedWorld) -> None:
     """The job that all share, as text."""
     job = world.jobs[-1]
     ids = {p.id for p in world.procs}

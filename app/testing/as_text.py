@@ -15,10 +15,10 @@ from reknit.core.agent.commands import Command
 from reknit.core.agent.events import EntriesRead, Event
 from reknit.core.text import codec, snapshot
 
-from .hosts import demand
+from .violation import demand
 
 
-class Link:
+class TextLink:
     """A link whose events go through `read`."""
 
     def __init__(self, link: ports.Link) -> None:

@@ -5,7 +5,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from unittest import mock
 
 from reknit.adapters.simulated import faults, store
@@ -17,13 +18,15 @@ from reknit.core.job.entries import Aborted, Admission
 from reknit.core.job.job import Closed, Job, Running, Verdict, admissible
 from reknit.core.job.restart import is_strained
 
-from . import ends, prompt, rhythm
-from .hosts import Proc, Violation, demand
-from .lasting import endure, note_out
-from .oracle import Oracle
-from .script import Move, Script
-from .story import tell
-from .world import World
+from .checked_proc import CheckedProc
+from .checked_world import CheckedWorld
+from .checks import ends, prompt, rhythm
+from .checks.lasting import endure, note_out
+from .checks.oracle import Oracle
+from .checks.watcher import Checks
+from .script import Move, Script, Setup
+from .transcript import tell
+from .violation import CHECKS, Violation, asking, demand, violated
 
 SIGINT = 2
 SETTLE_S = 15.0
@@ -35,38 +38,82 @@ STALL_S, ANSWER_S = 3.5, 2.5
 """Nobody's silence, counted as time goes by, would reach the limit in any of the times in which the store answers."""
 
 
-def play(script: Script, *, is_ending: bool = True, oracle: Oracle | None = None) -> World:
-    """`oracle` is asked too, if given: without it a wrong fold must be found out by what it does to the world."""
-    with mock.patch.object(memory, "REMEMBERED", script.setup.remembers):
-        return _played(script, World(script.setup, oracle=oracle), is_ending=is_ending)
+def play(
+    script: Script, *, checks: Iterable[str] = CHECKS, oracle: bool = False, is_ending: bool = True
+) -> CheckedWorld:
+    """Play a history to its end, and return the world. The same script plays the same history.
+
+    `checks`: names of those that are asked, of `CHECKS`. `oracle`: the fold is compared with its second implementation
+    after every entry. Without it a wrong fold must be found by what it does to the world. A policy of your own decides
+    otherwise than the oracle. `is_ending`: at the end all faults stop, and all must come to rest (L1, L2).
+    Raises `Violation`, whose notes hold the script and the story.
+    """
+    history = History(script.setup, checks=checks, oracle=oracle)
+    history.form()
+    for move in script.moves:
+        history.make(move)
+    if is_ending:
+        history.conclude()
+    return history.world
 
 
-def _played(script: Script, world: World, *, is_ending: bool) -> World:
-    if world.oracle is not None:
-        world.oracle.remembers = script.setup.remembers
-    try:
-        for host in range(min(script.setup.formed, script.setup.nodes)):
-            world.start(host)
-        if script.setup.formed:
-            settle(world)
-        for move in script.moves:
-            make(world, move)
-        if is_ending:
-            endure(world)
-            heal(world)
-            finish(world)
-            end(world)
-    except Violation as violation:
-        violation.add_note(f"{script}\n\n{tell(world)}")
-        raise
-    except Exception as error:
-        crash = Violation("S8", f"raised at {world.now:.2f}: {error!r}")
-        crash.add_note(f"{script}\n\n{tell(world)}")
-        raise crash from error
-    return world
+class History:
+    """A history that is made move by move. After an exception it cannot go on."""
+
+    def __init__(self, setup: Setup, *, checks: Iterable[str] = CHECKS, oracle: bool = False) -> None:
+        self.world = CheckedWorld(setup, oracle=Oracle(setup.remembers) if oracle else None)
+        self.world.watchers.append(Checks(self.world))
+        self.checks = frozenset(checks)
+        self.moves: list[Move] = []
+        """Those that were made."""
+
+    @property
+    def script(self) -> Script:
+        """The history so far."""
+        return Script(self.world.setup, tuple(self.moves))
+
+    def form(self) -> None:
+        """Start the first agents, and let them meet."""
+        setup = self.world.setup
+        with self._told():
+            for host in range(min(setup.formed, setup.nodes)):
+                self.world.start(host)
+            if setup.formed:
+                settle(self.world)
+
+    def make(self, move: Move) -> None:
+        """Let this happen."""
+        self.moves.append(move)
+        with self._told():
+            make(self.world, move)
+
+    def conclude(self) -> None:
+        """All faults stop, and everything must come to rest. Then all workers succeed, and the job must end."""
+        with self._told():
+            endure(self.world)
+            heal(self.world)
+            finish(self.world)
+            end(self.world)
+
+    @contextmanager
+    def _told(self) -> Iterator[None]:
+        """A violation within the block has the story."""
+        try:
+            with asking(self.checks), mock.patch.object(memory, "REMEMBERED", self.world.setup.remembers):
+                yield
+        except Violation as violation:
+            violation.add_note(f"{self.script}\n\n{tell(self.world)}")
+            raise
+        except Exception as error:
+            if "S8" not in self.checks:
+                raise
+            crash = Violation("S8", f"raised at {self.world.now:.2f}: {error!r}")
+            crash.add_note(f"{self.script}\n\n{tell(self.world)}")
+            raise crash from error
 
 
-def make(world: World, move: Move) -> None:
+def make(world: CheckedWorld, move: Move) -> None:
+    """Let this happen in a world. A move that makes no sense now does nothing."""
     world.story.append((world.now, str(move), "", ()))
     _note_out(world)
     world.was_troubled = world.was_troubled or move.name not in prompt.CALM
@@ -76,7 +123,7 @@ def make(world: World, move: Move) -> None:
         MOVES[move.name](world, min(move.who, world.setup.nodes - 1))
 
 
-def _note_out(world: World) -> None:
+def _note_out(world: CheckedWorld) -> None:
     for proc in world.procs:
         note_out(world, proc)
 
@@ -84,11 +131,11 @@ def _note_out(world: World) -> None:
 # ---- moves -----------------------------------------------------------------------------------------------------------
 
 
-def settle(world: World, *_: int) -> None:
+def settle(world: CheckedWorld, *_: int) -> None:
     world.run_for(SETTLE_S, until=lambda: unrest(world) is None)
 
 
-def _start(world: World, host: int, *, other: bool = False) -> None:
+def _start(world: CheckedWorld, host: int, *, other: bool = False) -> None:
     if world.proc_of(host) is not None:
         return
     groups = [p.group for p in world.procs if p.host == host and not p.twin and p.group is not None]
@@ -100,13 +147,13 @@ def _start(world: World, host: int, *, other: bool = False) -> None:
         world.start(host, other=other)
 
 
-def _twin(world: World, host: int) -> None:
+def _twin(world: CheckedWorld, host: int) -> None:
     if world.proc_of(host, twin=True) is None:
         world.start(host, twin=True)
 
 
-def _each(change: Callable[[World, Proc], None]) -> Callable[[World, int], None]:
-    def move(world: World, host: int) -> None:
+def _each(change: Callable[[CheckedWorld, CheckedProc], None]) -> Callable[[CheckedWorld, int], None]:
+    def move(world: CheckedWorld, host: int) -> None:
         proc = world.proc_of(host) or world.proc_of(host, twin=True)
         if proc is not None:
             change(world, proc)
@@ -114,37 +161,42 @@ def _each(change: Callable[[World, Proc], None]) -> Callable[[World, int], None]
     return move
 
 
-def _told(signal: int) -> Callable[[World, Proc], None]:
-    def move(world: World, proc: Proc) -> None:
+def _crash(world: CheckedWorld, proc: CheckedProc) -> None:
+    world.kill(proc)
+    prompt.is_noticed(world, proc)
+
+
+def _told(signal: int) -> Callable[[CheckedWorld, CheckedProc], None]:
+    def move(world: CheckedWorld, proc: CheckedProc) -> None:
         world.ask_to_leave(proc, signal)
         world.run_for(0.0)
 
     return move
 
 
-def _abort(world: World, _: int) -> None:
+def _abort(world: CheckedWorld, _: int) -> None:
     world.excess += 1  # no agent has said it
     store.land(world, Aborted("because", world.jobs[-1].epoch))
 
 
-def _finish(world: World, _: int) -> None:
+def _finish(world: CheckedWorld, _: int) -> None:
     for proc in world.procs:
         if not proc.dead:
             staff.succeed(world, proc, proc.group)
 
 
-def _toggle(name: str) -> Callable[[World, int], None]:
-    def move(world: World, host: int) -> None:
+def _toggle(name: str) -> Callable[[CheckedWorld, int], None]:
+    def move(world: CheckedWorld, host: int) -> None:
         hosts: set[int] = getattr(world, name)
         hosts ^= {host}
 
     return move
 
 
-def _deafen(name: str) -> Callable[[World, int], None]:
+def _deafen(name: str) -> Callable[[CheckedWorld, int], None]:
     toggle = _toggle(name)
 
-    def move(world: World, host: int) -> None:
+    def move(world: CheckedWorld, host: int) -> None:
         toggle(world, host)
         for proc in world.procs:
             if proc.host == host:
@@ -155,18 +207,18 @@ def _deafen(name: str) -> Callable[[World, int], None]:
     return move
 
 
-def _stall(world: World, _: int) -> None:
+def _stall(world: CheckedWorld, _: int) -> None:
     if world.stalls:
         faults.end_stalls(world)
     else:
         faults.stall(world, STALL_S, ANSWER_S)
 
 
-def _fault(name: str) -> Callable[[World, int], None]:
+def _fault(name: str) -> Callable[[CheckedWorld, int], None]:
     return _each(lambda _, proc: proc.faults.append(name) if len(proc.faults) < 3 else None)
 
 
-MOVES: dict[str, Callable[[World, int], None]] = {
+MOVES: dict[str, Callable[[CheckedWorld, int], None]] = {
     "settle": settle,
     "outage": lambda world, _: faults.begin_outage(world),
     "restore": lambda world, _: faults.end_outage(world),
@@ -175,7 +227,7 @@ MOVES: dict[str, Callable[[World, int], None]] = {
     "abort": _abort,
     "finish": _finish,
     "start": _start,
-    "crash": _each(lambda world, proc: world.kill(proc)),
+    "crash": _each(_crash),
     "fail": _each(staff.fail),
     "freeze": _each(staff.freeze),
     "succeed": _each(lambda world, proc: staff.succeed(world, proc, proc.group)),
@@ -208,7 +260,7 @@ MOVES: dict[str, Callable[[World, int], None]] = {
 # ---- the end ---------------------------------------------------------------------------------------------------------
 
 
-def heal(world: World) -> None:
+def heal(world: CheckedWorld) -> None:
     """No more faults: then the job runs or ends, and whoever died is noticed."""
     world.story.append((world.now, "heal", "", ()))
     _note_out(world)
@@ -232,7 +284,7 @@ def heal(world: World) -> None:
         demand(not ghosts, "L2", f"nobody has noticed that {', '.join(ghosts)} is dead")
     world.run_for(6.0)  # what is on its way already (a crash, a fence) may still end the round
     if not world.run_for(REST_S, until=lambda: unrest(world) is None):
-        raise Violation("L1", f"no rest at {world.now:.1f}: {unrest(world)}")
+        violated("L1", f"no rest at {world.now:.1f}: {unrest(world)}")
     round = world.jobs[-1].round
     world.run_for(6.0)
     # Two more rounds are allowed: something said long ago may have landed only now. A `Lost` takes a node out, and the
@@ -245,28 +297,28 @@ def heal(world: World) -> None:
     world.run_for(REST_S, until=lambda: unrest(world) is None)
 
 
-def finish(world: World) -> None:
+def finish(world: CheckedWorld) -> None:
     """All workers succeed from now on: then the job must end, and everybody with it."""
     world.story.append((world.now, "all succeed", "", ()))
     world.finishing = True
     was_running = isinstance(world.jobs[-1].phase, Running) and any(p.up for p in world.procs)
     _finish(world, 0)
     if not world.run_for(REST_S, until=lambda: not any(p.up for p in world.procs)):
-        raise Violation("L1", f"no end at {world.now:.1f}: {unrest(world) or 'the job runs on'}")
+        violated("L1", f"no end at {world.now:.1f}: {unrest(world) or 'the job runs on'}")
     if was_running and not world.store_dead:
         outcome = world.jobs[-1].outcome
         ok = outcome is not None and outcome.verdict is Verdict.SUCCEEDED
         demand(ok, "L1", f"all workers succeeded, but the job ended with {outcome}")
 
 
-def end(world: World) -> None:
+def end(world: CheckedWorld) -> None:
     ends.agree(world)
     rhythm.job_is_small(world)
     if world.procs:
         ends.replays(world, world.procs[len(world.journal) % len(world.procs)])
 
 
-def unrest(world: World) -> str | None:
+def unrest(world: CheckedWorld) -> str | None:
     """Why the world is not at rest: neither a running job with everybody in it, nor everybody gone."""
     procs = [p for p in world.procs if p.up]
     if not procs:
@@ -295,7 +347,7 @@ def unrest(world: World) -> str | None:
     return next((why for proc in procs if (why := _lacks(proc, job))), None)
 
 
-def _lacks(proc: Proc, job: Job) -> str | None:
+def _lacks(proc: CheckedProc, job: Job) -> str | None:
     """What the workers of this process lack."""
     node, group = proc.agent.me, proc.group
     if node not in job.member_nodes or node in job.succeeded:

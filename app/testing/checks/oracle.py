@@ -6,6 +6,8 @@ in place. Members, restarts and verdicts must agree with the fold.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from attrs import evolve
 
 from reknit.core.job.entries import (
@@ -301,7 +303,7 @@ def _by_hint(new: list[Joined]) -> list[str]:
     return [place if place is not None else next(rest) for place in places]
 
 
-def ranks(members: list[Joined], node: Node) -> list[tuple[int, int, int]]:
+def ranks(members: Sequence[Joined], node: Node) -> list[tuple[int, int, int]]:
     """(local rank, rank, role rank) of the workers of `node`: count everybody, one by one."""
     counted: dict[str, int] = {}
     found: list[tuple[int, int, int]] = []

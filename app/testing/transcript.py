@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from enum import Enum
-from typing import TYPE_CHECKING
+from typing import Any, cast
 
 import attrs
 
@@ -12,11 +12,10 @@ from reknit.core.agent.events import Counters, EntriesRead, Woken
 from reknit.core.agent.worker_words import StartWorkers
 from reknit.core.job.entries import Node, Opened
 
-if TYPE_CHECKING:
-    from .world import World
+from .checked_world import CheckedWorld
 
 
-def tell(world: World) -> str:
+def tell(world: CheckedWorld) -> str:
     """What happened, without the beats and the looks that changed nothing."""
     lines: list[str] = []
     for at, who, event, commands in world.story:
@@ -52,7 +51,7 @@ def brief(value: object) -> str:
         return str(value)
     shown = [
         brief(getattr(value, a.name))
-        for a in attrs.fields(type(value))
+        for a in attrs.fields(cast(Any, type(value)))
         if a.name not in ("at", "address", "port", "pid", "nonce", "life") and getattr(value, a.name) != a.default
     ]
     return f"{type(value).__name__}({', '.join(shown)})"

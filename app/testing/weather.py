@@ -5,13 +5,14 @@ A history with every fault ends at the first one. Most bugs need two or three ki
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from hashlib import sha256
 
 from hypothesis import strategies as st
 
 from reknit.core.job.entries import Admission
 
-from .script import GLOBAL_MOVES, NODE_MOVES, TROUBLES, WAITS, Move, Script, Setup
+from .script import GLOBAL_MOVES, TROUBLES, WAITS, Move, Script, Setup
 
 KINDS: tuple[tuple[str, ...], ...] = (
     ("start",),
@@ -44,11 +45,11 @@ KINDS: tuple[tuple[str, ...], ...] = (
     ("abort", "start"),
     ("freeze", "freeze", "fail"),
 )
-assert {m for kind in KINDS for m in kind} >= set(NODE_MOVES), "a move that no weather makes is never made"
 
 
 @st.composite
 def setups(draw: st.DrawFn) -> Setup:
+    """Small clusters of all kinds: one to eight nodes, any policy, and up to three kinds of trouble (`TROUBLES`)."""
     nodes = draw(st.sampled_from((3, 3, 2, 4, 5, 2, 3, 1, 3, 2, 4, 2, 3, 3, 2, 8)))
     formed = nodes - draw(st.sampled_from((0, 0, 0, 0, 1, 1, 2, nodes)))
     most = max(1, nodes - draw(st.sampled_from((0, 0, 0, 1, 1, 2, -1))))
@@ -80,23 +81,42 @@ def setups(draw: st.DrawFn) -> Setup:
     )
 
 
+SETUPS = setups()
+
+
 @st.composite
-def scripts(draw: st.DrawFn) -> Script:
-    setup = draw(setups())
-    # Hashed, because Hypothesis prefers short lists and small numbers: each kind exists in a quarter of the histories.
+def kinds(draw: st.DrawFn) -> tuple[str, ...]:
+    """The moves that one history may have. Each kind of trouble is in a quarter of the histories."""
+    # Hashed, because Hypothesis prefers small numbers.
     bits = int.from_bytes(sha256(str(draw(st.integers(0, 2**20))).encode()).digest()[:16])
     mask = bits & (bits >> 64)
-    kinds = [kind for i, kind in enumerate(KINDS) if mask >> i & 1] or [("fail",)]
-    happen = st.builds(_move, st.sampled_from([m for kind in kinds for m in kind]), st.integers(0, setup.nodes - 1))
+    found = [kind for i, kind in enumerate(KINDS) if mask >> i & 1] or [("fail",)]
+    return tuple(move for kind in found for move in kind)
+
+
+@st.composite
+def scripts(
+    draw: st.DrawFn, setups: st.SearchStrategy[Setup] | None = None, moves: Sequence[str] | None = None
+) -> Script:
+    """Histories of small clusters.
+
+    `setups`: the clusters. None: of all kinds. `moves`: names of what may happen (`NODE_MOVES`, `GLOBAL_MOVES`). None:
+    they are drawn for each history, and most are absent from it.
+    """
+    setup = draw(SETUPS if setups is None else setups)
+    names = draw(kinds()) if moves is None else tuple(moves)
+    happen = st.builds(move, st.sampled_from(names), st.integers(0, setup.nodes - 1))
     waits = st.sampled_from((0.0, *WAITS, -1.0))
+    # Drawn, because Hypothesis prefers short lists.
     least = draw(st.sampled_from((1, 4, 8, 12)))
     pairs = draw(st.lists(st.tuples(happen, waits), min_size=least, max_size=least + 6))
-    return Script(setup, tuple(move for one, seconds in pairs for move in (one, *_pause(seconds))))
+    return Script(setup, tuple(each for one, seconds in pairs for each in (one, *_pause(seconds))))
+
+
+def move(name: str, host: int) -> Move:
+    """What happens to this host, or to all if such a move names no host."""
+    return Move(name) if name in GLOBAL_MOVES else Move(name, host)
 
 
 def _pause(seconds: float) -> tuple[Move, ...]:
     return () if not seconds else (Move("settle"),) if seconds < 0 else (Move("wait", number=seconds),)
-
-
-def _move(name: str, host: int) -> Move:
-    return Move(name) if name in GLOBAL_MOVES else Move(name, host)

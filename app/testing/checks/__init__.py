@@ -1,0 +1,1 @@
+"""What must hold in a simulated cluster: one file per question. `watcher` asks them all."""
