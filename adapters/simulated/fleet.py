@@ -94,6 +94,8 @@ SEEKS_S = 4.0
 """So long after something has happened to a crew, it looks for another one that is alike. Seconds."""
 NO_JOB = fields(Agent).job.default
 """The fold with which every agent begins."""
+LAST = "~"
+"""Comes after the names of all nodes."""
 STUFF_S = 0.1
 """Seconds of appends that land at one time."""
 HELD_S, MOST_HELD_S = 0.002, 1.5
@@ -194,6 +196,8 @@ class Fleet:
     _folds: dict[int, Job] = field(factory=lambda: {0: NO_JOB}, init=False)
     """The folds of the journal up to each position at which a read may have ended."""
     _batches: dict[tuple[int, int], Entries] = field(factory=dict, init=False)
+    _arriving: list[tuple[Crew, SendEntry, list[tuple[NodeId, Entry]]]] = field(factory=list)
+    """What comes to the store now, and of which crew it is."""
     _free_at: float = field(default=0.0, init=False)
     """When the store has taken all that was appended."""
     _heap: list[tuple[float, str, int, Callable[[], None]]] = field(factory=list, init=False)
@@ -417,7 +421,9 @@ class Fleet:
         if crew is None or crew.owns[node.id].me != node:
             return 0
         agent = crew.agent
-        sent = agent.contact.sent
+        sent, beat_at = agent.contact.sent, agent.contact.beat_at
+        if beat_at is not None and beat_at > at:  # the crew has caught up with more than this time
+            return max(0, sent - ceil((beat_at - at) / agent.job.terms.beat_s))
         return sent + beats_before(agent, at + 1 / GRID) if crew.quiet_until is not None else sent
 
     def _freeze(self, crew: Crew) -> None:
@@ -520,6 +526,8 @@ class Fleet:
             self._audit(crew, before, event, after, shift)
         crew.agent = after.agent
         if shift:
+            for own in crew.owns.values():
+                self._frozen.setdefault(own.me, before.contact.sent)  # nobody beats under this name any more
             crew.owns = {n: evolve(own, me=Node(n, own.me.incarnation + shift)) for n, own in crew.owns.items()}
         for watcher in self.watchers:
             watcher.stepped(self.now, crew, before, event, after.commands)
@@ -699,8 +707,10 @@ class Fleet:
         if not self._is_reachable(crew):
             self._fail(crew, call)
         elif isinstance(call, SendEntry):
-            entries = [entry_as_other(call.entry, crew.agent, own) for own in crew.owns.values()]
-            self._put(crew, self._append(entries) - self.now + self.speed.way_s, Reply(call))
+            if not self._arriving:
+                self._plan(self.now, LAST, self._take)
+            said = [(node, entry_as_other(call.entry, crew.agent, own)) for node, own in crew.owns.items()]
+            self._arriving.append((crew, call, said))
         elif isinstance(call, SendBeat):
             self._put(crew, self.speed.way_s, Reply(call))
         else:
@@ -760,16 +770,21 @@ class Fleet:
             self._batches[after, end] = known
         return Batch(end, known, life=life)
 
-    def _append(self, entries: Sequence[Entry]) -> float:
-        """Take these entries in. Returns when the last of them is in the journal."""
+    def _take(self) -> None:
+        """Take in what has arrived now, in the order of the nodes. It lands as fast as the store can."""
+        arriving, self._arriving = self._arriving, []
+        said = sorted((pair for _, _, some in arriving for pair in some), key=lambda pair: pair[0])
         at, each = max(self.now, self._free_at), 1.0 / self.speed.appends_per_s
-        most = max(1, int(STUFF_S * self.speed.appends_per_s))
-        for first in range(0, len(entries), most):
-            some = entries[first : first + most]
+        most, landed = max(1, int(STUFF_S * self.speed.appends_per_s)), dict[NodeId, float]()
+        for first in range(0, len(said), most):
+            some = said[first : first + most]
             at = _on_grid(at + len(some) * each)
-            self._plan(at, "", lambda some=some: self._land(some))  # type: ignore[misc]
+            self._plan(at, "", partial(self._land, [entry for _, entry in some]))
+            landed.update((node, at) for node, _ in some)
         self._free_at = at
-        return at
+        for crew, call, own in arriving:
+            if not crew.is_over:
+                self._put(crew, max(landed[node] for node, _ in own) - self.now + self.speed.way_s, Reply(call))
 
     def _land(self, entries: Sequence[Entry]) -> None:
         before = self.job
@@ -864,7 +879,7 @@ def _unwatched(command: Command) -> Command:
 def _exit(agent: Agent, local_rank: int, exitcode: int, message: str) -> WorkerExit:
     assignment = agent.workers.assignment
     rank = 0 if assignment is None else assignment.workers[local_rank].rank
-    return WorkerExit(local_rank, WorkerFailure(local_rank, rank, exitcode, pid=1000 + rank, message=message))
+    return WorkerExit(local_rank, WorkerFailure(local_rank, rank, exitcode, pid=1000 + local_rank, message=message))
 
 
 def _hung(agent: Agent, for_s: float, activity: Activity) -> WorkersExited:

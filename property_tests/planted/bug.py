@@ -1,4 +1,4 @@
-"""A planted bug changes one line of one function of the core.
+"""A planted bug changes one line of one function.
 
 The function is compiled again in the namespace of its own module. It then takes the place of the original wherever that
 was imported. If the line is no longer there, the test fails and says so. Then the bug must be written anew.
@@ -7,11 +7,14 @@ was imported. If the line is no longer there, the test fails and says so. Then t
 from __future__ import annotations
 
 import inspect
+import sys
 import textwrap
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib import import_module
+from inspect import isclass
 from typing import Any
+from unittest import mock
 
 from attrs import frozen
 
@@ -24,7 +27,7 @@ class Bug:
     rule: int
     """Of docs/protocol.md. 0: the bug breaks none of the numbered rules, but an invariant."""
     where: str
-    """Module and function within the core."""
+    """Module and function within the core, or `adapters.` and where in them. A method has its class before it."""
     old: str
     new: str
     check: str
@@ -37,14 +40,21 @@ class Bug:
 
 @contextmanager
 def planted(bug: Bug) -> Iterator[None]:
-    """The core with this bug in it."""
-    module_name, _, name = bug.where.rpartition(".")
-    module = import_module(f"reknit.core.{module_name}")
-    original = getattr(module, name)
+    """reknit with this bug in it."""
+    owner, name = _place(bug.where)
+    original = getattr(owner, name)
     source = textwrap.dedent(inspect.getsource(original))
     assert source.count(bug.old) == 1, f"{bug.name}: {bug.old!r} is not once in {bug.where}: plant it anew"
     namespace: dict[str, Any] = {}
     code = "from __future__ import annotations\n" + source.replace(bug.old, bug.new)
-    exec(compile(code, f"<{bug.name}>", "exec"), vars(module), namespace)
-    with replaced(original, namespace[name]):
+    exec(compile(code, f"<{bug.name}>", "exec"), vars(sys.modules[original.__module__]), namespace)
+    with mock.patch.object(owner, name, namespace[name]) if isclass(owner) else replaced(original, namespace[name]):
         yield
+
+
+def _place(where: str) -> tuple[Any, str]:
+    """The module or class that holds a function, and the name of the function."""
+    full = f"reknit.{where}" if where.startswith("adapters.") else f"reknit.core.{where}"
+    holder, _, name = full.rpartition(".")
+    above, _, last = holder.rpartition(".")
+    return (getattr(import_module(above), last) if last[0].isupper() else import_module(holder)), name
