@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+from math import inf
+
 from hypothesis import event, example, given, settings
 
+from reknit.app.testing.owed import Owed
 from reknit.app.testing.play import play
 from reknit.app.testing.script import Script, parse
 from reknit.app.testing.weather import scripts
+from reknit.core.agent.agent import Agent
+from reknit.core.agent.step import step
+from reknit.core.agent.worker_words import WorkersExited
 
 from .conftest import HISTORIES
 
@@ -41,6 +47,23 @@ def test_nothing_breaks_and_everything_rests(script: Script) -> None:
     event(f"rounds: {min(5, world.jobs[-1].round)}")
     event(f"epochs: {min(2, world.jobs[-1].epoch)}")
     event(f"end: {world.jobs[-1].outcome.why.__class__.__name__ if world.jobs[-1].outcome else 'none'}")
+
+
+@settings(max_examples=HISTORIES // 3)
+@given(scripts())
+def test_the_simulated_ports_keep_what_adapters_owe(script: Script) -> None:
+    """In any weather, but for one thing: an exit may be told after the stop of the workers, so that the core must bear
+    it. Otherwise the checks of agents would say nothing of agents with good adapters."""
+    world = play(script)
+    owed = Owed(answer_s=inf)
+    for proc in world.procs:
+        observer, agent = owed.by(proc.name), Agent(proc.spec)
+        for traced in proc.trace:
+            after = step(agent, traced.event).agent
+            is_late = isinstance(traced.event, WorkersExited) and observer.round is not None and observer.round.is_over
+            if not is_late:
+                observer(agent, traced.event, after, traced.commands)
+            agent = after
 
 
 @settings(max_examples=100)

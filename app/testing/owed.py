@@ -12,7 +12,16 @@ from attrs import define, field, frozen
 
 from reknit.core.agent.agent import Agent
 from reknit.core.agent.commands import SIGKILL, Beat, Command, Finish, StopWorkers
-from reknit.core.agent.events import Counters, EntriesRead, Event, JournalFailed, Started
+from reknit.core.agent.events import (
+    Counters,
+    EntriesRead,
+    Event,
+    JournalFailed,
+    RestartsLimited,
+    Started,
+    StopRequested,
+    Woken,
+)
 from reknit.core.agent.timers import next_wake
 from reknit.core.agent.worker_words import (
     PortReserved,
@@ -33,7 +42,7 @@ OWES = {
     "owes 1": "all commands of a step are carried out, in their order, before the next event is fed",
     "owes 2": "the agent is woken at `next_wake`, if no other event comes before",
     "owes 3": "nothing is fed after `Finish`",
-    "owes 4": "`Started` comes first, once, with a nonce that no other agent has, and no clock goes back",
+    "owes 4": "`Started` comes first, once, with a nonce of its own, and each port tells in the order of time",
     "owes 5": "every agent gets the same entries in the same order",
     "owes 6": "a `Beat` is answered by `Counters` and a read that follows, or `JournalFailed` says why not",
     "owes 7": "`WorkersStarted` and `WorkersExited` tell of workers of a round that was started, each worker once",
@@ -41,6 +50,14 @@ OWES = {
     "owes 9": "a worker that cannot be started has failed: each start is answered, and failures name their worker",
 }
 """The rules by name. `Violation.check` is one of these names."""
+
+
+PORTS = (
+    (EntriesRead, Counters, JournalFailed),
+    (Started, WorkersStarted, WorkersExited, WorkersStopped, PortReserved),
+    (Woken, StopRequested, RestartsLimited),
+)
+"""The events of the link, of the workers, and of the clock and requests. Each of them tells in the order of time."""
 
 
 def _owes(holds: object, rule: int, text: str) -> None:
@@ -80,6 +97,9 @@ class _Debts:
     owed: Owed
     name: str
     at: float = -inf
+    """The latest time of an event."""
+    told_at: dict[int, float] = field(factory=dict)
+    """The same of each port, by its place in `PORTS`."""
     is_finished: bool = False
     commands: list[Command] = field(factory=list)
     """Those of the last step that were not carried out, if `Owed.is_told`."""
@@ -142,8 +162,11 @@ class _Debts:
 
     def _in_time(self, before: Agent, event: Event) -> None:
         """Rule 2, the clock, and answers that take too long."""
-        _owes(event.at >= self.at, 4, f"the clock of {self.name} goes back from {self.at} to {event.at}")
-        self.at, most_s = event.at, self.owed.answer_s
+        port = next((place for place, kinds in enumerate(PORTS) if isinstance(event, kinds)), -1)
+        last = self.told_at.get(port, -inf)
+        _owes(event.at >= last, 4, f"the clock of {self.name} goes back from {last} to {event.at}, with {event}")
+        self.told_at[port] = event.at
+        self.at, most_s = max(self.at, event.at), self.owed.answer_s
         wakes_at = next_wake(before)
         late_s = event.at - wakes_at if wakes_at is not None else 0.0
         _owes(late_s <= self.owed.late_s, 2, f"{self.name} was woken {late_s:.1f} s late, by {event}")
@@ -163,8 +186,8 @@ class _Debts:
             _owes(event.at - round.asked_at <= most_s, 9, f"{self.name} waits for the workers of {round.command.round}")
 
     def _started(self, event: Started) -> None:
-        _owes(self.at == event.at and not self.owed.is_taken(event.nonce), 4, f"{self.name} has a nonce of another")
-        _owes(self.life is None and self.round is None, 4, f"{self.name} was started twice")
+        _owes(self.life is None, 4, f"{self.name} was started twice")
+        _owes(not self.owed.is_taken(event.nonce), 4, f"{self.name} has the nonce of another")
         self.life = Life()
         self._offers(event.port)
 
