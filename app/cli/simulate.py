@@ -35,6 +35,7 @@ TABLE = Table(
         Option("seed", "of the first run; the next ones follow", "N", "0", readers.whole(0), group="Input"),
         Option("processes", "how many runs at once; 0: one for each core", "N", "0", readers.whole(0), group="Input"),
         Option("json", "the answers as JSON", group="Output"),
+        Option("trace", "the first run, as its first node saw it", "DIR", group="Output"),
         Option("plot", "a picture of --sweep: .png, .svg or .pdf", "FILE", group="Output"),
         HELP,
     ),
@@ -61,6 +62,8 @@ def _simulated(parsed: Parsed) -> Iterator[str] | int:
     _check_plot(parsed)
     try:
         clusters = _clusters(parsed)
+        if parsed["trace"]:
+            _check_trace(parsed["trace"], clusters)
         if parsed["sweep"]:
             clusters = _by_value(parsed, clusters)
         seeds = range(parsed["seed"], parsed["seed"] + max(1, parsed["runs"]))
@@ -68,6 +71,8 @@ def _simulated(parsed: Parsed) -> Iterator[str] | int:
     except BadCluster as error:
         raise UsageError(str(error)) from None
     names = [name for name, _ in clusters]
+    if parsed["trace"]:
+        _trace(parsed, clusters[0][1])
     if parsed["sweep"]:
         return _swept(parsed, names, found)
     if parsed["json"]:
@@ -132,6 +137,22 @@ def _check_plot(parsed: Parsed) -> None:
     why = why_not(parsed["plot"]) if parsed["sweep"] else "a picture is drawn of --sweep=KEY=A,B… only"
     if why:
         raise UsageError(f"--plot={parsed['plot']}: {why}")
+
+
+def _check_trace(folder: str, clusters: Sequence[object]) -> None:
+    if len(clusters) > 1:
+        raise UsageError(f"--trace={folder}: one job is traced, and {len(clusters)} are asked for")
+    if os.path.exists(folder) and (not os.path.isdir(folder) or os.listdir(folder)):
+        raise UsageError(f"--trace={folder}: a new or empty folder is expected")
+
+
+def _trace(parsed: Parsed, cluster: SimulatedCluster) -> None:
+    from reknit.app.simulation.playing import traced
+
+    try:
+        traced(cluster, parsed["seed"], parsed["trace"])
+    except OSError as error:
+        raise UsageError(f"--trace={parsed['trace']}: {error.strerror or error}") from None
 
 
 def _swept(parsed: Parsed, names: Sequence[str], found: Sequence[Simulation]) -> int:

@@ -16,7 +16,7 @@ from statistics import NormalDist, fmean, stdev
 
 from attrs import define, field, frozen
 
-from reknit.adapters.simulated.fleet import Fleet, StoreSpeed
+from reknit.adapters.simulated.fleet import Fleet, Onlooker, StoreSpeed
 from reknit.core.job.entries import NodeId
 from reknit.core.text.describe import reason_text
 
@@ -167,7 +167,19 @@ def answers(
 # ---- one run ---------------------------------------------------------------------------------------------------------
 
 
-def play(cluster: SimulatedCluster, seed: int) -> SimulatedRun:
+def traced(cluster: SimulatedCluster, seed: int, folder: str) -> None:
+    """Play the job once, and write the trace of its first node. Raises `OSError`."""
+    from .node_trace import NodeTrace
+
+    trace = NodeTrace(folder, name_of(0))
+    lasted_s = 0.0
+    try:
+        lasted_s = play(cluster, seed, trace).lasted_s
+    finally:
+        trace.close(lasted_s)
+
+
+def play(cluster: SimulatedCluster, seed: int, *watchers: Onlooker) -> SimulatedRun:
     """Play the job once."""
     accounts, delays = Accounts(cluster.checkpoint_s, cluster.checkpoint_cost_s), Drawn(cluster, seed)
     fleet = Fleet(
@@ -177,7 +189,7 @@ def play(cluster: SimulatedCluster, seed: int) -> SimulatedRun:
         delays=delays,
         grace_s=cluster.grace_s,
         local_world_size=cluster.nproc_per_node,
-        watchers=[accounts],
+        watchers=[accounts, *watchers],
     )
     delays.clock = lambda: fleet.now
     job = _Job(cluster, seed, fleet, accounts, delays)

@@ -116,3 +116,17 @@ def test_what_cannot_be_played(words: tuple[str, ...], message: str, capfd: pyte
     errors = capfd.readouterr().err
     assert message in errors
     assert errors.count("\n") == 1
+
+
+def test_a_trace_of_the_first_run(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """Beside the answers. Of one job, and never into a folder that holds something."""
+    seen = str(tmp_path / "seen")
+    assert simulate((*SMALL, f"--trace={seen}"), {}) == 0
+    assert list(Path(seen).iterdir())
+    assert simulate((*SMALL, f"--trace={seen}"), {}) == 2
+    assert simulate((*SMALL, "spares=0,2", f"--trace={tmp_path / 'other'}"), {}) == 2
+    errors = capfd.readouterr().err.splitlines()
+    assert [line.partition(": ")[2] for line in errors] == [
+        f"--trace={seen}: a new or empty folder is expected",
+        f"--trace={tmp_path / 'other'}: one job is traced, and 2 are asked for",
+    ]
