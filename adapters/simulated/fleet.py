@@ -94,6 +94,8 @@ SEEKS_S = 4.0
 """So long after something has happened to a crew, it looks for another one that is alike. Seconds."""
 NO_JOB = fields(Agent).job.default
 """The fold with which every agent begins."""
+FOLDS, MOST_KEPT = 64, 500_000
+"""Folds are forgotten after at least so many more, and so many places of nodes in them."""
 LAST = "~"
 """Comes after the names of all nodes."""
 STUFF_S = 0.1
@@ -196,6 +198,10 @@ class Fleet:
     _folds: dict[int, Job] = field(factory=lambda: {0: NO_JOB}, init=False)
     """The folds of the journal up to each position at which a read may have ended."""
     _batches: dict[tuple[int, int], Entries] = field(factory=dict, init=False)
+    _most_folds: int = field(default=FOLDS, init=False)
+    """When so many folds are kept, those that all agents have read are forgotten."""
+    _stands: tuple[Job, Callable[[Node], tuple[object, ...]]] | None = field(default=None, init=False)
+    """The fold that was asked last how its nodes stand, and the answers."""
     _arriving: list[tuple[Crew, SendEntry, list[tuple[NodeId, Entry]]]] = field(factory=list)
     """What comes to the store now, and of which crew it is."""
     _free_at: float = field(default=0.0, init=False)
@@ -389,15 +395,16 @@ class Fleet:
         self._schedule(crew)
         return other
 
-    def _split(self, crew: Crew, key: Callable[[Own], object]) -> list[Crew]:
-        """Crews of those agents for which `key` is the same."""
+    def _split(self, crew: Crew, key: Callable[[Own], object], some: Iterable[NodeId] | None = None) -> list[Crew]:
+        """Crews of those agents for which `key` is the same. `some`: the others of the crew stay together. None: there
+        are no others."""
+        asked = crew.owns if some is None else sorted(some)
         groups: dict[object, list[NodeId]] = {}
-        for node, own in crew.owns.items():
-            groups.setdefault(key(own), []).append(node)
-        if len(groups) == 1:
-            return [crew]
-        mine = key(crew.owns[crew.name])
-        return [crew, *(self._parted(crew, ids) for k, ids in groups.items() if k != mine)]
+        for node in asked:
+            groups.setdefault(key(crew.owns[node]), []).append(node)
+        kept = max(groups.values(), key=len) if len(asked) == len(crew.owns) else None
+        parted = [ids for ids in groups.values() if ids is not kept]
+        return [crew, *(self._parted(crew, ids) for ids in parted)]
 
     def _hearing(self, agent: Agent, before: Agent) -> Agent:
         """The agent, with what it would have heard of the nodes that it watches. `before`: the one whose pulse it
@@ -501,14 +508,10 @@ class Fleet:
         # Else the round is sealed with the same members, and all of them have come back.
         if not touched:
             return [crew]
-        stands = standings(job)
-
-        def key(own: Own) -> object:
-            if own.spec.node_id not in touched:
-                return ""
-            return stands(own.me), tuple(map(type, entries.of(own.me)))
-
-        return self._split(crew, key)
+        if self._stands is None or self._stands[0] is not job:
+            self._stands = job, standings(job)
+        stands = self._stands[1]
+        return self._split(crew, lambda own: (stands(own.me), tuple(map(type, entries.of(own.me)))), touched)
 
     def _feed(self, crew: Crew, event: Event) -> None:
         """One step of the agent of this crew, in the name of all."""
@@ -802,18 +805,19 @@ class Fleet:
                 self._return_read(crew)
             elif unread == len(entries):
                 self._hold(crew, call)
-        if len(self._journal) > 4096 + 4 * len(self.of):
+        if len(self._folds) > self._most_folds:
             self._forget()
 
     def _forget(self) -> None:
         """Drop what every agent has read."""
         end = self._begins + len(self._journal)
-        first = min((crew.position for crew in self.crews if not crew.is_suspended), default=end)
+        first = min((crew.position for crew in self.crews if not (crew.is_suspended or crew.is_cut)), default=end)
         first = max((at for at in self._folds if at <= first), default=self._begins)
         del self._journal[: max(0, first - self._begins)]
         self._begins = max(first, self._begins)
         self._folds = {at: job for at, job in self._folds.items() if at >= first}
         self._batches = {key: batch for key, batch in self._batches.items() if key[0] >= first}
+        self._most_folds = len(self._folds) + max(FOLDS, MOST_KEPT // max(1, len(self.of)))
 
     # ---- coming back to a crew ----
 

@@ -17,7 +17,7 @@ from reknit.app.simulation.accounts import CAUSES
 from reknit.app.simulation.cluster import SCENARIOS, BadCluster, SimulatedCluster, of_file, read_value, with_values
 
 from .arguments import Parsed, Table
-from .looking import HELP, main, show, words_of
+from .looking import HELP, main, runs, show, words_of
 from .options import Option, UsageError
 
 if TYPE_CHECKING:
@@ -29,6 +29,7 @@ TABLE = Table(
     (
         Option("scenario", f"a published job: {', '.join(SCENARIOS)}", "NAME", group="Input"),
         Option("file", "values in TOML, one KEY = VALUE a line", "FILE", group="Input"),
+        Option("recorded", "traces of real jobs: nodes, failures and kinds", "DIR", group="Input"),
         Option("compare", "values to compare on the same failures", "KEY=A,B…", group="Input"),
         Option("sweep", "numbers to compare likewise, one a line", "KEY=A,B…", group="Input"),
         Option("runs", "how often each job is played", "N", "10", readers.whole(0), group="Input"),
@@ -88,6 +89,8 @@ def _clusters(parsed: Parsed) -> list[tuple[str, SimulatedCluster]]:
     if scenario and scenario not in SCENARIOS:
         raise UsageError(f"--scenario={scenario}: there is no such job; there are {', '.join(SCENARIOS)}")
     cluster = with_values(SimulatedCluster(), SCENARIOS.get(scenario, {}), "--scenario")
+    if parsed["recorded"]:
+        cluster = _of_records(cluster, parsed["recorded"])
     if parsed["file"]:
         cluster = of_file(cluster, parsed["file"])
     fixed: dict[str, object] = {}
@@ -109,6 +112,20 @@ def _clusters(parsed: Parsed) -> list[tuple[str, SimulatedCluster]]:
         one = with_values(cluster, {**fixed, **values}, name or " ".join(words))
         found.append((name or scenario or "this job", one))
     return found
+
+
+def _of_records(cluster: SimulatedCluster, folder: str) -> SimulatedCluster:
+    """With the nodes, failures and kinds of failures that traces show. A line says them."""
+    from reknit.app.simulation.recorded import recorded
+    from reknit.core.text.story import merged
+
+    found = recorded(merged(run.nodes) for run in runs([folder]) if run.nodes)
+    try:
+        made = with_values(cluster, found.values(), f"--recorded={folder}")
+    except ValueError as error:
+        raise UsageError(f"--recorded={folder}: {error}") from None
+    write(2, found.line() + "\n")
+    return made
 
 
 def _by_value(parsed: Parsed, clusters: Sequence[tuple[str, SimulatedCluster]]) -> list[tuple[str, SimulatedCluster]]:
