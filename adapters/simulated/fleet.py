@@ -170,6 +170,8 @@ class Fleet:
     speed: StoreSpeed = StoreSpeed()
     delays: Delays = Constant()
     grace_s: float = 30.0
+    store_timeout_s: float = 300.0
+    """Seconds after which an agent ends that cannot reach the store."""
     local_world_size: int = 1
     audits: float = 0.05
     """The part of the steps of crews that a member makes as well. 0: none."""
@@ -188,6 +190,8 @@ class Fleet:
     """Steps that agents would have made, beats aside, if none had stepped for others."""
     audited: int = field(default=0, init=False)
     is_store_out: bool = field(default=False, init=False)
+    emptied_at: float | None = field(default=None, init=False)
+    """When the last agent has ended. Later ones may have started. None: never."""
     _frozen: dict[Node, int] = field(factory=dict, init=False)
     """The counters of nodes that do not beat."""
     _nearest: tuple[Job, Set[Node], Set[Node]] | None = field(default=None, init=False)
@@ -344,7 +348,7 @@ class Fleet:
                 self.terms,
                 local_world_size=self.local_world_size,
                 grace_s=self.grace_s,
-                store_timeout_s=300.0,
+                store_timeout_s=self.store_timeout_s,
             )
             owns[node] = Own(spec, Node(node), f"n{self._born}", PORT)
         first = owns[nodes[0]]
@@ -364,6 +368,8 @@ class Fleet:
         self.crews.remove(crew)
         for node in crew.owns:
             del self.of[node]
+        if not self.crews:
+            self.emptied_at = self.now
 
     def _alone(self, node: NodeId) -> Crew | None:
         """The crew of this node alone, which has caught up. None: it has no agent."""
@@ -440,7 +446,8 @@ class Fleet:
 
     def _thaw(self, crew: Crew) -> None:
         if not crew.is_cut and not crew.is_suspended:
-            self._frozen.pop(crew.owns[crew.name].me, None)
+            if self._frozen.pop(crew.owns[crew.name].me, None) is not None:
+                self._look_for_silence()  # whoever watches it need not play every beat any more
 
     def _look_for_silence(self) -> None:
         """Some node beats no more: whoever watches it plays every beat from now on."""

@@ -32,7 +32,7 @@ TABLE = Table(
         Option("recorded", "traces of real jobs: nodes, failures and kinds", "DIR", group="Input"),
         Option("compare", "values to compare on the same failures", "KEY=A,B…", group="Input"),
         Option("sweep", "numbers to compare likewise, one a line", "KEY=A,B…", group="Input"),
-        Option("runs", "how often each job is played", "N", "10", readers.whole(0), group="Input"),
+        Option("runs", "how often each job is played", "N", "10", readers.whole(1), group="Input"),
         Option("seed", "of the first run; the next ones follow", "N", "0", readers.whole(0), group="Input"),
         Option("processes", "how many runs at once; 0: one for each core", "N", "0", readers.whole(0), group="Input"),
         Option("json", "the answers as JSON", group="Output"),
@@ -67,7 +67,7 @@ def _simulated(parsed: Parsed) -> Iterator[str] | int:
             _check_trace(parsed["trace"], clusters)
         if parsed["sweep"]:
             clusters = _by_value(parsed, clusters)
-        seeds = range(parsed["seed"], parsed["seed"] + max(1, parsed["runs"]))
+        seeds = range(parsed["seed"], parsed["seed"] + parsed["runs"])
         found = answers([cluster for _, cluster in clusters], seeds, parsed["processes"] or None, _with_progress)
     except BadCluster as error:
         raise UsageError(str(error)) from None
@@ -100,6 +100,8 @@ def _clusters(parsed: Parsed) -> list[tuple[str, SimulatedCluster]]:
         key, is_given, text = word.partition("=")
         if not is_given:
             raise UsageError(f"{word} is no KEY=VALUE")
+        if key in (*fixed, *(known for known, _ in several)):
+            raise UsageError(f"{word}: {key} is given twice")
         if "," in text:
             several.append((key, text.split(",")))
         else:
@@ -286,17 +288,22 @@ def _sweep_table(sweep: Sweep, names: Sequence[str]) -> Iterator[str]:
     for line in zip(*((label, *cells) for label, cells in columns), strict=True):
         yield "  ".join((*(f"{cell:>{w}}" for cell, w in zip(line, wide, strict=False)), line[-1])).rstrip()
     yield from _ends_early(found)
+    least = next(place for place in places if sweep.mark(place) != "worse")
+    if least != best:
+        yield f"the least value that is not really worse: {names[least]}"
     order = (best, *(place for place in places if place != best))
     yield from _differences([names[place] for place in order], [found[place] for place in order])
 
 
 def _differences(names: Sequence[str], found: Sequence[Simulation]) -> Iterator[str]:
-    from reknit.app.simulation.playing import difference
+    from reknit.app.simulation.playing import difference, is_real
 
     for name, answer in zip(names[1:], found[1:], strict=True):
         mean, half = difference(found[0], answer)
         what = "more" if mean > 0 else "less"
-        if abs(mean) > half:
+        if half == float("inf"):
+            yield f"{name} and {names[0]}: one run tells no difference ({100 * mean:+.2f} %)"
+        elif is_real(mean, half):
             yield f"{name} trains {100 * abs(mean):.2f} ± {100 * half:.2f} % {what} than {names[0]}"
         else:
             yield f"{name} and {names[0]}: no difference can be told ({100 * mean:+.2f} ± {100 * half:.2f} %)"

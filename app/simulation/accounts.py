@@ -168,8 +168,13 @@ class Accounts:
         self.causes["lost steps" if is_lost else "training"] += rest_s
         self._since = until
 
-    def close(self, at: float, *, is_over: bool) -> None:
-        """The simulation ends."""
+    def close(self, at: float, *, over_at: float | None = None, is_over: bool = False) -> None:
+        """The simulation ends. `over_at`: when the last agent had ended. None: there are some, or the journal tells how
+        the job has ended. `is_over`: the job has ended before its time."""
+        if over_at is not None:
+            self.break_down(over_at)
+            if self._round >= 0:
+                self._ended(over_at)
         if is_over:
             self._spend("over", at)
         elif self._trains_from is not None:

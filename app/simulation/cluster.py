@@ -27,6 +27,10 @@ def _above_0(_: object, attribute: Attribute[float], value: float) -> None:
         raise ValueError(f"{attribute.name} is {value!r}; a number above 0 is expected")
 
 
+LONGEST_S = 1e9
+"""Seconds: thirty years."""
+
+
 @frozen
 class SimulatedCluster:
     """A cluster and a job on it. All times are in seconds, unless the name says something else. A value out of range
@@ -102,6 +106,8 @@ class SimulatedCluster:
     silence_s: float = field(default=15.0, validator=positive_seconds)
     """A node that has not beat for so long is lost."""
     grace_s: float = field(default=30.0, validator=seconds)
+    store_timeout_s: float = field(default=300.0, validator=seconds)
+    """An agent ends that cannot reach the store for so long, and with it its workers (`--store-timeout`)."""
 
     append_ms: float = field(default=10.0, validator=_at_least_0)
     """From a node to the store, or back."""
@@ -113,6 +119,16 @@ class SimulatedCluster:
             raise ValueError(f"min_nodes is {self.min_nodes}, and nodes is {self.nodes}; min_nodes must not be more")
         if not self.trace and self.failures and not sum(self.mix.values()):
             raise ValueError("all of worker, node, hang, leave and network are 0; one of them must be above 0")
+        for name, most in MOST.items():
+            if not getattr(self, name) <= most:
+                raise ValueError(f"{name} is {getattr(self, name)!r}; at most {most:g} is expected")
+        for name in (each.name for each in fields(type(self)) if each.name.endswith("_p99_s")):
+            median = name.replace("_p99_s", "_s")
+            if 0.0 < getattr(self, name) < getattr(self, median):
+                values = f"{name} is {getattr(self, name):g}, and {median} is {getattr(self, median):g}"
+                raise ValueError(f"{values}; {name} must not be less. 0: it is always {median}")
+        if self.shape < 0.1:
+            raise ValueError(f"shape is {self.shape!r}; a number of at least 0.1 is expected")
         self.terms  # noqa: B018  # the terms have rules of their own
 
     @property
@@ -188,10 +204,10 @@ def with_values(cluster: SimulatedCluster, values: Mapping[str, object], where: 
     `BadCluster`."""
     for key, value in values.items():
         _check(key, value, where)
-    made: dict[str, Any] = {key: _kind(key, where)(value) for key, value in values.items()}
     try:
+        made: dict[str, Any] = {key: _kind(key, where)(value) for key, value in values.items()}
         return evolve(cluster, **made)
-    except ValueError as error:
+    except (ValueError, OverflowError) as error:
         raise BadCluster(f"{where}: {str(error).removeprefix('SimulatedCluster.')}") from None
 
 
@@ -200,6 +216,20 @@ def _check(key: str, value: object, where: str) -> None:
     if type(value) is not kind and not (kind is float and type(value) is int):
         raise BadCluster(f"{where}: {key} is {value!r}; {_WORDS[kind]} is expected")
 
+
+MOST: Mapping[str, float] = {
+    **{each.name: LONGEST_S for each in fields(SimulatedCluster) if each.name.endswith("_s")},
+    **dict.fromkeys(("worker", "node", "hang", "leave", "network"), 1.0),
+    "days": 10_000.0,
+    "failures": 1e6,
+    "rack_failures": 1e6,
+    "store_outages": 1e6,
+    "shape": 100.0,
+    "append_ms": 1e6,
+    "nodes": 1_000_000,
+    "spares": 1_000_000,
+}
+"""The greatest values. Beyond them a typing mistake is likely, or a run would never end."""
 
 _WORDS = {int: "a whole number", float: "a number", bool: "true or false", str: "a text"}
 _KINDS = {"int": int, "float": float, "bool": bool, "str": str}
@@ -218,23 +248,27 @@ def read_trace(path: str, nodes: int) -> list[tuple[float, bool, int]]:
     """The lines of a trace: the time, whether the node comes, and its number. Raises `BadCluster`."""
     found: list[tuple[float, bool, int]] = []
     try:
-        with open(path, encoding="utf-8") as file:
+        with open(path, encoding="utf-8-sig") as file:
             for number, line in enumerate(file, 1):
-                if line.strip() and not line.startswith("#"):
+                if line.strip() and not line.lstrip().startswith("#"):
                     found.append(_entry(line, f"{path}, line {number}", found[-1][0] if found else 0.0, nodes))
-    except (OSError, UnicodeDecodeError) as error:
+    except (OSError, ValueError) as error:
+        if isinstance(error, BadCluster):
+            raise
         raise BadCluster(f"{path}: {getattr(error, 'strerror', None) or error}") from None
     return found
 
 
 def _entry(line: str, where: str, after: float, nodes: int) -> tuple[float, bool, int]:
-    words = [word.strip() for word in line.split(",")]
     try:
-        at, what, node = float(words[0]), {"add": True, "remove": False}[words[1]], int(words[2])
-    except (ValueError, KeyError, IndexError):
+        time, kind, number = (word.strip() for word in line.split(","))
+        at, what, node = float(time), {"add": True, "remove": False}[kind], int(number)
+    except (ValueError, KeyError):
         raise BadCluster(f"{where}: {line.strip()!r}; time,add,node or time,remove,node is expected") from None
-    if not after <= at < float("inf"):
-        raise BadCluster(f"{where}: the time {words[0]} is before {after:g}; times must not go back")
+    if not after <= at:
+        raise BadCluster(f"{where}: the time {time} is before {after:g}; times must not go back")
+    if at > LONGEST_S:
+        raise BadCluster(f"{where}: the time is {time}; at most {LONGEST_S:g} s is expected")
     if not 0 <= node < nodes:
         raise BadCluster(f"{where}: there is no node {node}; the nodes are 0 to {nodes - 1}")
     return at, what, node

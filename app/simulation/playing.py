@@ -6,6 +6,7 @@ the same failures.
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -13,6 +14,7 @@ from functools import partial
 from math import exp, gamma, sqrt
 from random import Random
 from statistics import NormalDist, fmean, stdev
+from threading import Thread
 
 from attrs import define, field, frozen
 
@@ -77,15 +79,20 @@ def interval(values: Sequence[float]) -> tuple[float, float]:
     n = len(values)
     if n < 2:
         return fmean(values), float("inf")
-    few = {2: 12.71, 3: 4.30, 4: 3.18}
+    few = {2: 12.71, 3: 4.30, 4: 3.18, 5: 2.78, 6: 2.57, 7: 2.45}
     t = few.get(n, 1.96 + 2.37 / (n - 1) + 2.82 / (n - 1) ** 2)  # Student's t, to the second digit
     return fmean(values), t * stdev(values) / sqrt(n)
 
 
 def difference(a: Simulation, b: Simulation) -> tuple[float, float]:
     """By how much `b` trains more than `a`, on the same seeds: the mean of the differences, and half the width of its
-    interval. The difference is real if 0 is outside."""
+    interval."""
     return interval([y.effective - x.effective for x, y in zip(a.runs, b.runs, strict=True)])
+
+
+def is_real(mean: float, half: float) -> bool:
+    """Whether a difference is more than chance. Less than a millionth is rounding."""
+    return abs(mean) > half and abs(mean) > 1e-6
 
 
 def title(found: Sequence[Simulation]) -> str:
@@ -94,7 +101,11 @@ def title(found: Sequence[Simulation]) -> str:
         " to ".join(f"{end:g}" for end in sorted({min(all_of), max(all_of)}))
         for all_of in ([one.cluster.days for one in found], [one.cluster.nodes for one in found])
     )
-    return f"{days} days of {nodes} nodes, played {len(found[0].runs)} times"
+    count = len(found[0].runs)
+    played = "once" if count == 1 else f"{count} times"
+    return (
+        f"{days} {'day' if days == '1' else 'days'} of {nodes} {'node' if nodes == '1' else 'nodes'}, played {played}"
+    )
 
 
 @frozen
@@ -121,7 +132,7 @@ class Sweep:
         if place == self.best:
             return "best"
         mean, half = self.than_best(place)
-        return "worse" if abs(mean) > half else "not really different"
+        return "worse" if is_real(mean, half) else "not really different"
 
 
 def simulate(
@@ -156,12 +167,25 @@ def answers(
     jobs = [(cluster, seed) for cluster in clusters for seed in seeds]
     count = min(len(jobs), processes or os.cpu_count() or 1)
     if count > 1:
-        with ProcessPoolExecutor(count) as pool:
+        with ProcessPoolExecutor(count, initializer=_end_with_the_parent) as pool:
             runs = list(shown(pool.map(play, *zip(*jobs, strict=True)), len(jobs)))
     else:
         runs = list(shown((play(cluster, seed) for cluster, seed in jobs), len(jobs)))
     n = len(seeds)
     return [Simulation(cluster, tuple(runs[i * n : (i + 1) * n])) for i, cluster in enumerate(clusters)]
+
+
+def _end_with_the_parent() -> None:
+    """A process that plays runs must not outlive the one that wants them."""
+    parent = multiprocessing.parent_process()
+    if parent is None:
+        return
+
+    def watch() -> None:
+        parent.join()
+        os._exit(1)
+
+    Thread(target=watch, daemon=True).start()
 
 
 # ---- one run ---------------------------------------------------------------------------------------------------------
@@ -188,6 +212,7 @@ def play(cluster: SimulatedCluster, seed: int, *watchers: Onlooker) -> Simulated
         speed=StoreSpeed(way_s=cluster.append_ms / 1000, appends_per_s=cluster.appends_per_s),
         delays=delays,
         grace_s=cluster.grace_s,
+        store_timeout_s=cluster.store_timeout_s,
         local_world_size=cluster.nproc_per_node,
         watchers=[accounts, *watchers],
     )
@@ -196,13 +221,13 @@ def play(cluster: SimulatedCluster, seed: int, *watchers: Onlooker) -> Simulated
     job.plan()
     end = cluster.days * DAY_S
     fleet.run_until(1.0)
-    while fleet.now < end and fleet.job.outcome is None and not fleet.is_over:
+    while fleet.now < end and fleet.job.outcome is None and (job.returning or not fleet.is_over):
         fleet.run_until(min(end, fleet.now + 3600.0))
     outcome = fleet.job.outcome
     why = "" if outcome is None else reason_text(outcome.why)
-    if not why and fleet.is_over:
+    if not why and fleet.is_over and not job.returning:
         why = "no agent was left"
-    accounts.close(end, is_over=bool(why))
+    accounts.close(end, over_at=fleet.emptied_at if fleet.is_over and outcome is None else None, is_over=bool(why))
     return SimulatedRun(
         seed,
         end,
@@ -231,6 +256,8 @@ class _Job:
     accounts: Accounts
     delays: Drawn
     most_out: int = 0
+    returning: int = 0
+    """Nodes that will be back."""
     _out: set[int] = field(factory=set)
 
     def plan(self) -> None:
@@ -238,7 +265,10 @@ class _Job:
         self.fleet.start([name_of(i) for i in range(count)])
         if cluster.trace:
             for at, is_there, node in read_trace(cluster.trace, count):
-                self._at(at, self._back if is_there else self._gone, node)
+                if is_there:
+                    self._returns(at, node)
+                else:
+                    self._at(at, self._gone, node)
             return
         for node in range(count):
             self._plan_node(node)
@@ -314,7 +344,7 @@ class _Job:
     def _dies(self, node: int, repair_s: float) -> None:
         if name_of(node) in self.fleet.of:
             self._gone(node)
-            self._at(repair_s, self._back, node)
+            self._returns(repair_s, node)
 
     def _leaves(self, node: int, repair_s: float) -> None:
         if name_of(node) in self.fleet.of:
@@ -322,7 +352,7 @@ class _Job:
                 self.accounts.break_down(self.fleet.now)
             self.fleet.ask_to_leave(name_of(node))
             self._count(node)
-            self._at(repair_s, self._back, node)
+            self._returns(repair_s, node)
 
     def _is_cut(self, node: int) -> None:
         if self.fleet.cut(name_of(node)):
@@ -338,11 +368,22 @@ class _Job:
         self._out.add(node)
         self.most_out = max(self.most_out, len(self._out))
 
+    def _returns(self, delay_s: float, node: int) -> None:
+        """The node is back in so many seconds."""
+        self.returning += 1
+        self._at(delay_s, self._back, node)
+
     def _back(self, node: int) -> None:
+        name = name_of(node)
+        agent = None if name not in self.fleet.of else self.fleet.of[name].agent
+        if agent is not None and agent.causes.request is not None:
+            self._at(1.0, self._back, node)  # it still leaves
+            return
+        self.returning -= 1
         self._out.discard(node)
-        if name_of(node) not in self.fleet.of:
-            self.delays.up_since[name_of(node)] = self.fleet.now
-        self.fleet.start([name_of(node)])
+        if agent is None:
+            self.delays.up_since[name] = self.fleet.now
+            self.fleet.start([name])
 
 
 # ---- delays ----------------------------------------------------------------------------------------------------------

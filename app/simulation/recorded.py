@@ -31,7 +31,7 @@ class Recorded:
         if self.node_days < 0.01:
             raise ValueError("no round is recorded that lasted")
         count = sum(self.kinds.values())
-        weights = {kind: float(self.kinds[kind]) for kind in ("worker", "hang", "node", "leave")}
+        weights = {kind: self.kinds[kind] / max(1, count) for kind in ("worker", "hang", "node", "leave")}
         found: dict[str, object] = {"nodes": self.nodes, "nproc_per_node": self.nproc_per_node}
         found["failures"] = 1000 * count / self.node_days
         return {**found, **weights, "network": 0.0} if count else found

@@ -35,6 +35,7 @@ from reknit.core.job.entries import Entry
 from reknit.core.job.fold import fold
 from reknit.core.job.founding import Life
 from reknit.core.job.job import Job
+from reknit.core.job.workers import NoProgress
 
 from .violation import Violation
 
@@ -113,8 +114,9 @@ class _Debts:
     is_port_due: bool = False
     round: _StartedRound | None = None
     life: Life | None = None
-    position: int | None = None
-    """How many entries of this life it was given. None: that is not known."""
+    places: list[int] = field(factory=lambda: [0])
+    """How many entries of this life it may have been given. Several: a fold to which it has skipped was there several
+    times. None: that is not known."""
 
     def __call__(self, before: Agent, event: Event, after: Agent, commands: Sequence[Command]) -> None:
         """`before`, `after`: the agent before and after the step. `commands`: what the step wants done."""
@@ -126,7 +128,7 @@ class _Debts:
             case Started():
                 self._started(event)
             case EntriesRead():
-                self.counted_at, self.answered_at = None, event.at
+                self.counted_at = None
                 self._read(event)
             case Counters():
                 self._counted(event)
@@ -155,10 +157,31 @@ class _Debts:
         """The program has ended in order: nothing may be owed any more."""
         _owes(self.is_finished, 3, f"{self.name} was given up before `Finish`")
         _owes(not self.commands, 1, f"{self.commands} of {self.name} were not carried out")
+        if self.round is not None and self.round.stop is None:
+            _owes(self.round.is_answered, 9, f"{self.name} was never told that its workers run")
         if self.round is not None and self.round.stop is not None:
             _owes(self.round.is_over, 8, f"{self.name} was never told that its workers are stopped")
 
     # ---- events ----
+
+    def look(self, at: float) -> None:
+        """Ask whether an answer is late. An observer is called only at events, so a program that waits for one asks
+        this from time to time. `at`: the time on the clock of the events."""
+        most_s = self.owed.answer_s
+        if self.beats:
+            waits_s = at - max(self.beats[0], self.answered_at)
+            _owes(waits_s <= most_s, 6, f"a beat of {self.name} has no answer for {waits_s:.1f} s")
+        if self.counted_at is not None:
+            waits_s = at - self.counted_at
+            _owes(waits_s <= most_s, 6, f"{self.name} has had counters, and no read for {waits_s:.1f} s since")
+        round = self.round
+        if round is None or round.is_over:
+            return
+        if round.stop is not None:
+            waits_s = at - round.stop_at - round.stop.grace_s
+            _owes(waits_s <= most_s, 8, f"{self.name} waits for the stop of round {round.command.round}")
+        elif not round.is_answered:
+            _owes(at - round.asked_at <= most_s, 9, f"{self.name} waits for the workers of {round.command.round}")
 
     def _in_time(self, before: Agent, event: Event) -> None:
         """Rule 2, the clock, and answers that take too long."""
@@ -166,24 +189,11 @@ class _Debts:
         last = self.told_at.get(port, -inf)
         _owes(event.at >= last, 4, f"the clock of {self.name} goes back from {last} to {event.at}, with {event}")
         self.told_at[port] = event.at
-        self.at, most_s = max(self.at, event.at), self.owed.answer_s
+        self.at = max(self.at, event.at)
         wakes_at = next_wake(before)
         late_s = event.at - wakes_at if wakes_at is not None else 0.0
         _owes(late_s <= self.owed.late_s, 2, f"{self.name} was woken {late_s:.1f} s late, by {event}")
-        if self.beats:
-            waits_s = event.at - max(self.beats[0], self.answered_at)
-            _owes(waits_s <= most_s, 6, f"a beat of {self.name} has no answer for {waits_s:.1f} s")
-        if self.counted_at is not None:
-            waits_s = event.at - self.counted_at
-            _owes(waits_s <= most_s, 6, f"{self.name} has had counters, and no read for {waits_s:.1f} s since")
-        round = self.round
-        if round is None or round.is_over:
-            return
-        if round.stop is not None:
-            waits_s = event.at - round.stop_at - round.stop.grace_s
-            _owes(waits_s <= most_s, 8, f"{self.name} waits for the stop of round {round.command.round}")
-        elif not round.is_answered:
-            _owes(event.at - round.asked_at <= most_s, 9, f"{self.name} waits for the workers of {round.command.round}")
+        self.look(event.at)
 
     def _started(self, event: Started) -> None:
         _owes(self.life is None, 4, f"{self.name} was started twice")
@@ -192,24 +202,23 @@ class _Debts:
         self._offers(event.port)
 
     def _read(self, event: EntriesRead) -> None:
-        if event.life != self.life:
-            self.life, self.position = event.life, 0
+        if event.life != self.life or event.base is not None:  # it begins elsewhere, or has skipped entries
+            shared = self.owed.life(event.life, event.base)
+            base = Job() if event.base is None else event.base
+            self.life, self.places = event.life, [i for i, job in enumerate(shared.jobs) if job == base]
         shared = self.owed.life(event.life)
-        if event.base is not None:  # it has skipped entries
-            known = [i for i, job in enumerate(shared.jobs) if job == event.base]
-            self.position = known[-1] if known else None
-        elif self.position is None and self.life == Life():
-            self.position = 0
-        if self.position is None:
-            return
-        for entry in event.entries:
-            if self.position < len(shared.entries):
-                other = shared.entries[self.position]
-                _owes(entry == other, 5, f"{self.name} reads {entry} at {self.position}, where others read {other}")
-            else:
+        for entry in event.entries if self.places else ():
+            if self.places == [len(shared.entries)]:
                 shared.entries.append(entry)
                 shared.jobs.append(fold(shared.jobs[-1], entry))
-            self.position += 1
+            count, known = len(shared.entries), self.places
+            self.places = [i + 1 for i in known if i < count and shared.entries[i] == entry]
+            if self.places:
+                continue
+            if count in known:
+                return  # it may have read what nobody has read before it
+            others = [shared.entries[i] for i in known]
+            _owes(False, 5, f"{self.name} reads {entry} at {known}, where others read {others}")
 
     def _counted(self, event: Counters) -> None:
         _owes(self.beats, 6, f"{self.name} has counters for which it did not ask")
@@ -234,6 +243,7 @@ class _Debts:
             expected = exit.local_rank, workers[exit.local_rank]
             _owes(named == expected, 9, f"{self.name}: a failure names local rank and rank {named}, not {expected}")
             is_ours = round.stop is not None and -failure.exitcode in (round.stop.signal, SIGKILL)
+            is_ours = is_ours and not isinstance(failure.cause, NoProgress)  # hung workers are ended, and reported
             _owes(not is_ours, 7, f"{self.name} was told of an exit that its own stop has caused: {exit}")
 
     def _stopped(self, event: WorkersStopped) -> None:
@@ -309,6 +319,7 @@ class Owed:
         self._nonces.add(nonce)
         return is_taken
 
-    def life(self, life: Life) -> _Life:
-        """What agents have been given of this life of the journal."""
-        return self._lives.setdefault(life, _Life([], [Job()]))
+    def life(self, life: Life, base: Job | None = None) -> _Life:
+        """What agents have been given of this life of the journal. `base`: with which it begins, if nobody has read of
+        it."""
+        return self._lives.setdefault(life, _Life([], [Job() if base is None else base]))

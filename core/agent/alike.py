@@ -144,6 +144,11 @@ def _before(node: Node, agent: Agent, own: Own) -> Node:
     return Node(own.me.id, own.me.incarnation + node.incarnation - agent.me.incarnation)
 
 
+def _seen(seen: int, agent: Agent, own: Own) -> int:
+    """The incarnation of its own id that the other agent has seen in the journal. -1: none."""
+    return seen if seen < 0 else own.me.incarnation + seen - agent.me.incarnation
+
+
 def entry_as_other(entry: Entry, agent: Agent, own: Own) -> Entry:
     """What the other alike agent says where `agent` says this entry."""
     match entry:
@@ -152,10 +157,13 @@ def entry_as_other(entry: Entry, agent: Agent, own: Own) -> Entry:
             port = entry.port if own.port is None else own.port
             speaker = f"{own.nonce}.{agent.births}" if agent.births else own.nonce
             width, hint = entry.local_world_size, spec.rank_hint
-            return Joined(own.me, speaker, entry.round, spec.address, port, entry.role, width, hint, entry.seen)
+            seen = _seen(entry.seen, agent, own)
+            return Joined(own.me, speaker, entry.round, spec.address, port, entry.role, width, hint, seen)
         case Failed() if entry.node == agent.me:
             return Failed(own.me, entry.round, tuple(_failure(f, agent, own) for f in entry.failures))
-        case Succeeded() | Leaving() | Left() if entry.node == agent.me:
+        case Left() if entry.node == agent.me:
+            return evolve(entry, node=own.me, seen=_seen(entry.seen, agent, own))
+        case Succeeded() | Leaving() if entry.node == agent.me:
             return evolve(entry, node=own.me)
         case Opened() if entry.journal == agent.speaker:
             return evolve(entry, journal=f"{own.nonce}.{agent.births}" if agent.births else own.nonce)

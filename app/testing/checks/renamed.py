@@ -52,7 +52,7 @@ def _others(world: CheckedWorld, agent: Agent, event: Event) -> Iterator[Own]:
 
 
 def _stand_alike(job: Job, a: Node, b: Node) -> bool:
-    return standing(job, a) == standing(job, b) and job.highest_incarnation(a.id) == job.highest_incarnation(b.id)
+    return standing(job, a) == standing(job, b)
 
 
 def _job_after(agent: Agent, event: Event) -> Job:
@@ -71,14 +71,14 @@ def _is_renamed(agent: Agent, event: Event, own: Own) -> bool:
     mine = step(as_other(agent, own), event_as_other(event, agent, own))
     shift = made.agent.me.incarnation - agent.me.incarnation
     then = evolve(own, me=Node(own.me.id, own.me.incarnation + shift))
-    text = f"{own.me} stands like {agent.me}, and {{}} after {event}"
+    text = f"{own.me} stands like {agent.me}, and after {event} it"
     is_same = without_pulse(mine.agent) == without_pulse(as_other(made.agent, then))
-    demand(is_same, "alike", text.format("is another"))
+    demand(is_same, "alike", f"{text} is another")
     said, expected = (
         [_unwatched(c) for c in commands]
         for commands in (mine.commands, [command_as_other(c, made.agent, then) for c in made.commands])
     )
-    demand(said == expected, "alike", text.format(f"wants {said}, not {expected},"))
+    demand(said == expected, "alike", f"{text} wants {said}, not {expected}")
     return True
 
 

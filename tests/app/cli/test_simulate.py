@@ -51,8 +51,14 @@ def test_the_same_seed_gives_the_same_bytes(capfd: pytest.CaptureFixture[str]) -
 
 def test_a_key_is_swept(capfd: pytest.CaptureFixture[str]) -> None:
     """One line for each value, the least first. The best is marked, and the others are compared with it."""
-    often = ("failures=3000", "node=0", "hang=0", "leave=0")
-    assert simulate((*SMALL, *often, "--sweep", "checkpoint_s=20000,1200,10,10.0"), {}) == 0
+    often = ("nodes=6", "days=2", "failures=3000", "node=0", "hang=0", "leave=0", "--runs=3", "--processes=1")
+    assert (
+        simulate(
+            (*often, "--sweep", "checkpoint_s=20000,1200,10,10.0"),
+            {},
+        )
+        == 0
+    )
     said = capfd.readouterr().out.splitlines()
     assert said[0] == "2 days of 6 nodes, played 3 times"
     assert said[1].startswith("checkpoint_s        training  lost steps  checkpoints")
@@ -130,3 +136,27 @@ def test_a_trace_of_the_first_run(tmp_path: Path, capfd: pytest.CaptureFixture[s
         f"--trace={seen}: a new or empty folder is expected",
         f"--trace={tmp_path / 'other'}: one job is traced, and 2 are asked for",
     ]
+
+
+@pytest.mark.parametrize(
+    "words", [("nodes=4", "nodes=5"), ("spares=1", "--sweep=spares=0,1"), ("spares=0,1", "spares=2,3")]
+)
+def test_a_key_twice(words: tuple[str, ...], capfd: pytest.CaptureFixture[str]) -> None:
+    """One of the two would be dropped in silence."""
+    assert simulate(words, {}) == 2
+    assert capfd.readouterr().err.rstrip().endswith("is given twice")
+
+
+def test_one_run_tells_no_difference(capfd: pytest.CaptureFixture[str]) -> None:
+    """It has no interval of confidence."""
+    assert simulate(("nodes=3", "days=1", "spares=0,1", "--runs=1", "--processes=1"), {}) == 0
+    assert "one run tells no difference" in capfd.readouterr().out
+
+
+def test_the_least_value_that_is_good_enough(capfd: pytest.CaptureFixture[str]) -> None:
+    """Spare nodes cost money. So the best value may not be the one that somebody wants."""
+    words = ("nodes=16", "days=10", "failures=20", "--sweep=spares=0,2", "--runs=3", "--processes=1")
+    assert simulate(words, {}) == 0
+    said = capfd.readouterr().out.splitlines()
+    assert said[3].endswith("best")
+    assert "the least value that is not really worse: spares=0" in said

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -64,3 +65,48 @@ def test_a_trace_is_read(tmp_path: Path) -> None:
     """Empty lines and comments count for nothing."""
     (tmp_path / "t.csv").write_text("# from the logs\n5,remove,1\n\n7.5, add, 1\n")
     assert read_trace(str(tmp_path / "t.csv"), 4) == [(5.0, False, 1), (7.5, True, 1)]
+
+
+@pytest.mark.parametrize(
+    ("values", "why"),
+    [
+        ({"node": 64.0}, "node is 64.0; at most 1 is expected"),
+        ({"days": 1e308}, "days is 1e+308; at most 10000 is expected"),
+        ({"days": 10**400}, "int too large to convert to float"),
+        ({"repair_s": 1e305, "repair_p99_s": 1e306}, "repair_s is 1e+305; at most 1e+09 is expected"),
+        ({"shape": 0.001}, "shape is 0.001; a number of at least 0.1 is expected"),
+        ({"hang_after_s": float("inf")}, "hang_after_s is inf; at most 1e+09 is expected"),
+        (
+            {"start_s": 100.0},
+            "start_p99_s is 90, and start_s is 100; start_p99_s must not be less. 0: it is always start_s",
+        ),
+    ],
+)
+def test_values_that_no_cluster_has(values: dict[str, object], why: str) -> None:
+    """A typing mistake, such as `node` for `nodes`, or a run that would never end."""
+    with pytest.raises(BadCluster, match=f"^here: {re.escape(why)}"):
+        with_values(SimulatedCluster(), values, "here")
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("10,remove,0,junk", "line 1: '10,remove,0,junk'; time,add,node or time,remove,node is expected"),
+        ("10,remove,0\n1e305,add,0", "line 2: the time is 1e305; at most 1e+09 s is expected"),
+    ],
+)
+def test_lines_that_no_trace_has(text: str, why: str, tmp_path: Path) -> None:
+    """Beside those above."""
+    path = tmp_path / "trace"
+    path.write_text(text)
+    with pytest.raises(BadCluster, match=re.escape(why)):
+        read_trace(str(path), 4)
+
+
+def test_a_trace_as_a_spreadsheet_writes_it(tmp_path: Path) -> None:
+    """With a mark of the byte order, and a comment that is indented."""
+    path = tmp_path / "trace"
+    path.write_text("\ufeff  # seconds, what, node\n10,remove,0\n", encoding="utf-8")
+    assert read_trace(str(path), 4) == [(10.0, False, 0)]
+    with pytest.raises(BadCluster, match="embedded null byte"):
+        read_trace("a\0b", 4)

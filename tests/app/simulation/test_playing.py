@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+from functools import partial
 from math import sqrt
 from pathlib import Path
+from unittest import mock
 
+import psutil
 import pytest
 
+from reknit.app.simulation import playing
 from reknit.app.simulation.cluster import BadCluster, SimulatedCluster, with_values
 from reknit.app.simulation.playing import (
     Drawn,
@@ -21,6 +27,7 @@ from reknit.app.simulation.playing import (
     simulate,
     title,
 )
+from tests.support.waiting import is_alive, until
 
 SMALL = with_values(SimulatedCluster(), {"nodes": 8, "spares": 1, "days": 3, "failures": 300}, "here")
 
@@ -126,8 +133,8 @@ def test_warm_nodes_start_faster_after_a_failure() -> None:
 def test_the_title_of_several_clusters() -> None:
     """It is true of each of them."""
     found = answers([with_values(SMALL, {"nodes": nodes, "days": 0.5}, "x") for nodes in (2, 9, 4)], [0], 1)
-    assert title(found) == "0.5 days of 2 to 9 nodes, played 1 times"
-    assert title(found[:1]) == "0.5 days of 2 nodes, played 1 times"
+    assert title(found) == "0.5 days of 2 to 9 nodes, played once"
+    assert title(found[:1]) == "0.5 days of 2 nodes, played once"
 
 
 def test_processes_change_nothing() -> None:
@@ -150,3 +157,57 @@ def test_intervals_and_quantiles() -> None:
     assert lognormal(10.0, 40.0, 0.5) == pytest.approx(10.0)
     assert lognormal(10.0, 40.0, 0.99) == pytest.approx(40.0)
     assert lognormal(10.0, 10.0, 0.7) == 10.0
+
+
+def test_a_job_whose_nodes_are_all_out_for_a_while_goes_on(tmp_path: Path) -> None:
+    """Also if that is when somebody looks. Nothing that was trained before is lost from the accounts."""
+    trace = tmp_path / "trace"
+    trace.write_text("432000,remove,0\n439200,add,0\n")
+    run = play(SimulatedCluster(nodes=1, days=10, trace=str(trace)), 0)
+    assert run.outcome == ""
+    assert run.causes["training"] > 850_000
+    assert run.causes["over"] == 0
+
+
+def test_what_was_trained_counts_when_no_agent_is_left() -> None:
+    """The store is out for longer than agents wait for it."""
+    run = play(SimulatedCluster(nodes=2, days=30, failures=0, store_outages=3, store_outage_s=400), 0)
+    assert run.outcome == "no agent was left"
+    assert run.causes["training"] > 86400
+    assert sum(run.causes.values()) == pytest.approx(run.lasted_s)
+    patient = play(
+        SimulatedCluster(nodes=2, days=30, failures=0, store_outages=3, store_outage_s=400, store_timeout_s=900), 0
+    )
+    assert patient.outcome == ""
+
+
+def test_a_node_that_is_back_at_once_comes_back() -> None:
+    """It was told to leave, and its agent still leaves."""
+    only = {"worker": 0.0, "node": 0.0, "hang": 0.0, "leave": 1.0}
+    run = play(SimulatedCluster(nodes=4, days=10, failures=100, repair_s=0, repair_p99_s=0, **only), 0)
+    assert run.outcome == ""
+    assert run.effective > 0.9
+
+
+def test_a_short_cut_costs_few_steps() -> None:
+    """Whoever watches a node that does not beat plays every beat. That ends when the node beats again."""
+    only = {"worker": 0.0, "node": 0.0, "hang": 0.0, "leave": 0.0, "network": 1.0}
+    run = play(SimulatedCluster(nodes=16, days=10, failures=10, cut_s=1, **only), 0)
+    assert run.steps < 2000
+
+
+def test_agents_that_were_lost_at_different_times_are_alike() -> None:
+    """They have seen different incarnations of themselves. Every step that one makes for another is audited."""
+    with mock.patch.object(playing, "Fleet", partial(playing.Fleet, audits=1.0)):
+        cluster = SimulatedCluster(nodes=16, spares=4, days=12, failures=100, store_outages=10, network=0.3)
+        assert play(cluster, 0).outcome == ""
+
+
+@pytest.mark.skipif(not Path("/proc").exists(), reason="looks at processes")
+def test_no_process_outlives_the_one_that_asks(tmp_path: Path) -> None:
+    """It is killed, and the processes that play its runs end."""
+    words = [sys.executable, "-m", "reknit", "simulate", "nodes=200", "days=300", "--runs=2", "--processes=2"]
+    with subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
+        children = until(lambda: psutil.Process(process.pid).children(recursive=True))
+        process.kill()
+    until(lambda: not any(is_alive(child.pid) for child in children), "the end of the processes")

@@ -48,7 +48,7 @@ def test_it_can_be_simulated(found: Recorded, folder: Path, capfd: pytest.Captur
     assert (cluster.nodes, cluster.nproc_per_node, cluster.network) == (8, 2, 0.0)
     assert simulate((f"--recorded={folder}", "days=1", "nodes=4", "--runs=1", "--processes=1"), {}) == 0
     said, errors = capfd.readouterr()
-    assert said.startswith("1 days of 4 nodes")
+    assert said.startswith("1 day of 4 nodes")
     assert errors.startswith("recorded: ")
     assert "node-days, up to 8 nodes" in errors
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from itertools import count
 from math import inf
 from typing import Any, NamedTuple
 
@@ -14,13 +15,17 @@ from reknit.app.testing.owed import OWES, Owed
 from reknit.app.testing.play import play
 from reknit.app.testing.script import parse
 from reknit.app.testing.violation import Violation
-from reknit.core.agent.agent import Agent
+from reknit.core.agent.agent import Agent, Spec
 from reknit.core.agent.commands import Command, Finish, StopWorkers
 from reknit.core.agent.events import Counters, EntriesRead, Event, Started, Woken
 from reknit.core.agent.reasons import SignalReceived
 from reknit.core.agent.step import step
-from reknit.core.agent.worker_words import WorkerExit, WorkersExited, WorkersStarted, WorkersStopped
-from reknit.core.job.workers import WorkerFailure
+from reknit.core.agent.worker_words import StartWorkers, WorkerExit, WorkersExited, WorkersStarted, WorkersStopped
+from reknit.core.job.entries import Aborted, Entry, Joined, Node, NodeId, Opened, Terms
+from reknit.core.job.fold import fold
+from reknit.core.job.founding import Life
+from reknit.core.job.job import Job
+from reknit.core.job.workers import NoProgress, WorkerFailure
 
 
 class Made(NamedTuple):
@@ -116,6 +121,10 @@ BROKEN: dict[str, tuple[str, Callable[[list[Made]], list[Made]]]] = {
         lambda steps: [*(first := steps[: place(steps, Counters) + 1]), *unanswered(steps[len(first) :], EntriesRead)],
     ),
     "a beat without an answer": ("owes 6", lambda steps: unanswered(steps, Counters)),
+    "beats without answers, and reads": (
+        "owes 6",
+        lambda steps: [made for made in steps if not isinstance(made.event, Counters)],
+    ),
     "workers that start twice": ("owes 7", lambda steps: twice(steps, WorkersStarted)),
     "an exit twice": ("owes 7", lambda steps: twice(steps, WorkersExited)),
     "an exit of another round": (
@@ -175,6 +184,67 @@ def test_all_agents_of_a_job_read_the_same(procs: list[CheckedProc]) -> None:
     steps[i] = steps[i]._replace(event=evolve(event, entries=tuple(reversed(tuple(event.entries)))))
     with pytest.raises(Violation, match="owes 5"):
         told(owed, steps, "b")
+
+
+NUMBERS = count()
+
+
+def reads(*entries: Entry, base: Job | None = None, life: Life = Life()) -> list[Made]:
+    """An agent that starts, and reads these entries."""
+    agent = Agent(Spec(NodeId("a"), "a.net", Terms()))
+    return [
+        Made(agent, Started(0.0, f"reader {next(NUMBERS)}", 0), agent, ()),
+        Made(agent, EntriesRead(1.0, entries, base=base, life=life), agent, ()),
+    ]
+
+
+WORDS = tuple(Aborted(word) for word in "abc")
+
+
+def test_in_another_life_of_the_journal_they_read_the_same_as_well() -> None:
+    """It begins with a fold, which nobody has made from entries."""
+    owed, base, life = Owed(), fold(Job(), Opened(Terms(), journal="j")), Life("other")
+    told(owed, reads(*WORDS[:2], base=base, life=life))
+    told(owed, reads(*WORDS, base=base, life=life))
+    with pytest.raises(Violation, match="owes 5"):
+        told(owed, reads(*reversed(WORDS[:2]), base=base, life=life))
+
+
+def test_a_fold_may_have_been_there_twice() -> None:
+    """An entry that is in the journal twice changes nothing. Who skips to its fold may read it again."""
+    owed, opened = Owed(), Opened(Terms(), journal="j")
+    first, second, third = (Joined(Node(NodeId(name)), name, 0, f"{name}.net", 1) for name in "xyz")
+    told(owed, reads(opened, first, first, second))
+    base = fold(fold(Job(), opened), first)
+    for entries in ((first, second), (second,)):
+        told(owed, reads(*entries, base=base))
+    with pytest.raises(Violation, match="owes 5"):
+        told(owed, reads(third, base=base))
+
+
+def test_hung_workers_are_ended_and_reported(procs: list[CheckedProc]) -> None:
+    """The agent has asked for it with the stop. So it is no exit of which nobody must hear."""
+    steps = killed_by_the_adapter(made_by(procs[0]))
+    event = steps[-1].event
+    assert isinstance(event, WorkersExited)
+    (exit,) = event.exits
+    assert exit.failure is not None
+    hung = evolve(exit, failure=evolve(exit.failure, cause=NoProgress(30.0, 1)))
+    told(Owed(), [*steps[:-1], steps[-1]._replace(event=evolve(event, exits=(hung,)))])
+
+
+def test_a_look_tells_what_is_late(procs: list[CheckedProc]) -> None:
+    """A program whose agent waits for an answer that never comes gets no event, at which an observer could speak."""
+    steps = made_by(procs[0])
+    start = next(i for i, made in enumerate(steps) for c in made.commands if isinstance(c, StartWorkers))
+    observer, at = told(Owed(answer_s=20.0), steps[: start + 1]), steps[start].event.at
+    observer.look(at + 19.0)
+    with pytest.raises(Violation, match="owes 9: a waits for the workers of 0"):
+        observer.look(at + 21.0)
+    stop = place(steps, WorkersExited)
+    observer = told(Owed(answer_s=20.0), steps[: stop + 1])
+    with pytest.raises(Violation, match="owes 8: a waits for the stop of round 0"):
+        observer.look(steps[stop].event.at + 7.0 + 21.0)
 
 
 def test_a_nonce_is_taken_once(procs: list[CheckedProc]) -> None:

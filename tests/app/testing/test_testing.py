@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -96,6 +99,43 @@ def test_a_function_is_replaced_for_the_block_alone() -> None:
         assert restart.cost is free
     assert restart.cost is cost
     with pytest.raises(ValueError, match="is no function of reknit"), replaced(len, free):
+        pass
+
+
+def test_the_innermost_block_counts() -> None:
+    """A policy of one's own, and for a comparison the original within."""
+    with replaced(cost, free):
+        with replaced(cost, cost):
+            assert play(parse("setup\nfail a\nwait 5")).jobs[-1].spent == 1
+        assert restart.cost is free
+    assert restart.cost is cost
+
+
+def test_a_module_that_is_imported_within_the_block_is_as_before_afterwards() -> None:
+    """`reknit.simulate` imports the fleet when it is asked for."""
+    done = subprocess.run([sys.executable, "-c", IMPORTS_WITHIN], check=False, capture_output=True, text=True)
+    assert done.stderr == ""
+    assert done.stdout.split() == ["True", "True"]
+
+
+IMPORTS_WITHIN = """
+from reknit.core.agent.timers import next_wake
+from reknit.testing import replaced
+
+def mine(agent):
+    return next_wake(agent)
+
+with replaced(next_wake, mine):
+    from reknit.adapters.simulated import fleet
+    print(fleet.next_wake is mine)
+print(fleet.next_wake is next_wake)
+"""
+
+
+@pytest.mark.parametrize(("original", "mine"), [("cost", free), (partial(cost), free), (len, free), (cost, 3)])
+def test_what_cannot_be_replaced(original: Any, mine: Any) -> None:
+    """A `ValueError` says so."""
+    with pytest.raises(ValueError, match=r"is no function of reknit|cannot be called"), replaced(original, mine):
         pass
 
 
