@@ -28,12 +28,12 @@ TABLE = Table(
     "reknit simulate",
     (
         Option("scenario", f"a published job: {', '.join(SCENARIOS)}", "NAME", group="Input"),
-        Option("file", "values in TOML, one KEY = VALUE a line", "FILE", group="Input"),
+        Option("file", "a TOML file with a line KEY = VALUE for each", "FILE", group="Input"),
         Option("recorded", "traces of real jobs: nodes, failures and kinds", "DIR", group="Input"),
-        Option("compare", "values to compare on the same failures", "KEY=A,B…", group="Input"),
-        Option("sweep", "numbers to compare likewise, one a line", "KEY=A,B…", group="Input"),
-        Option("runs", "how often each job is played", "N", "10", readers.whole(1), group="Input"),
-        Option("seed", "of the first run; the next ones follow", "N", "0", readers.whole(0), group="Input"),
+        Option("compare", "columns for several values, like KEY=A,B", "KEY=A,B…", group="Input"),
+        Option("sweep", "lines for several numbers, and the best one", "KEY=A,B…", group="Input"),
+        Option("runs", "how often each job is played (10)", "N", "10", readers.whole(1), group="Input"),
+        Option("seed", "number of the first run (0); the others follow", "N", "0", readers.whole(0), group="Input"),
         Option("processes", "how many runs at once; 0: one for each core", "N", "0", readers.whole(0), group="Input"),
         Option("json", "the answers as JSON", group="Output"),
         Option("trace", "the first run, as its first node saw it", "DIR", group="Output"),
@@ -44,7 +44,7 @@ TABLE = Table(
     "Play a training job for weeks in seconds, with the decisions that reknit's agents really take, and say which part"
     " of the time is training, and where the rest goes.",
     "Keys: nodes, spares, days, failures (for each 1,000 node-days), checkpoint_s, start_s, max_restarts, heartbeat_s"
-    " and more; docs/simulation.md has all. Several values of a key (spares=0,8,32) are compared.",
+    " and more: docs/simulation.md has all. Several values of a key (spares=0,8,32) are compared on the same failures.",
     mixes=True,
 )
 

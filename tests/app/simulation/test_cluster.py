@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
+from attrs import fields
 
 from reknit.app.simulation.cluster import SCENARIOS, BadCluster, SimulatedCluster, of_file, read_trace, with_values
 
@@ -110,3 +111,16 @@ def test_a_trace_as_a_spreadsheet_writes_it(tmp_path: Path) -> None:
     assert read_trace(str(path), 4) == [(10.0, False, 0)]
     with pytest.raises(BadCluster, match="embedded null byte"):
         read_trace("a\0b", 4)
+
+
+def test_the_page_names_every_key_with_its_default() -> None:
+    """Who sees a key in a message finds it on the page."""
+    page = (Path(__file__).parents[3] / "docs" / "simulation.md").read_text()
+    rows = [line.split("|")[1:4] for line in page.partition("## Keys")[2].splitlines() if line.startswith("| `")]
+    shown: dict[str, str] = {}
+    for keys, defaults, _ in rows:
+        shown.update(zip(re.findall(r"`(\w+)`", keys), map(str.strip, defaults.split(", ")), strict=False))
+    for each in fields(SimulatedCluster):
+        expected = "none" if each.default == "" else "false" if each.default is False else each.default
+        told = shown.get(each.name, "missing")
+        assert told == expected or float(told) == expected, each.name
