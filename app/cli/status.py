@@ -57,7 +57,7 @@ TABLE = Table(
     "Show the jobs whose agents run on this host: round, restarts, who takes part, who is waited for, and how far each"
     " worker is. Workers tell how far they are by reknit.progress().",
     "JOB is the name of a job (--rdzv-id). With --rdzv-endpoint, the job is read from its store, from any host."
-    " Nothing is written there. With --watch, reknit waits for a JOB that does not run yet, and says at last how the"
+    " Nothing is written there. With --watch, reknit waits for a JOB that does not run yet, and says in the end how the"
     " JOB has ended. The exit status is 1 if no such job runs here, and 69 if no such job has begun in the store.",
     mixes=True,
 )
@@ -113,7 +113,7 @@ def _watch(parsed: Parsed, environ: Mapping[str, str]) -> int:
                 lines = [*_clock(parsed), *(look.lines or [nothing])]
                 if live is not None:
                     live.update(Text("\n".join(map(escaped, lines))), refresh=True)
-                elif names and not look.lines:
+                elif not look.lines:  # said once
                     if not is_waiting:
                         fail(nothing, 0)
                 elif not show(lines):
