@@ -273,7 +273,7 @@ def _progress(worker: Mapping[str, Any]) -> str:
         return "has returned, and waits for the other workers"
     stopped = "its process is stopped, " if worker["stopped"] else ""
     if worker["progress_s"] is None:
-        return f"{stopped}has reported no progress"
+        return f"{stopped}has not called reknit.progress()"
     step = "" if worker["step"] is None else f"step {worker['step']}, "
     return f"{stopped}{step}progress {worker['progress_s']:.1f} s ago"
 

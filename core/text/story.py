@@ -18,6 +18,7 @@ from attrs import define, evolve, field, frozen
 
 from reknit.core.agent.agent import Agent
 from reknit.core.agent.events import EntriesRead, StopRequested
+from reknit.core.agent.lifecycle import REPEAT_S
 from reknit.core.agent.reasons import RunEnd, SignalReceived
 from reknit.core.agent.worker_words import WorkersStopped
 from reknit.core.job.entries import Entry, Joined, Lost, Terms
@@ -194,6 +195,8 @@ class _Teller:
         self._end: RunEnd | None = None
         self._lost: set[Lost] = set()
         """What the agent has said of lost nodes. It says it again until it has read it."""
+        self._asked, self._asked_at = 0, 0.0
+        """The signal that came last, and when. The agent takes a repetition for the same request, and so must we."""
 
     def take(self, step: Told) -> None:
         at = self._at = step.time
@@ -204,7 +207,9 @@ class _Teller:
             case EntriesRead():
                 self._read(at, step.event)
             case StopRequested():
-                self._remark(f"asked to stop: {signal_name(step.event.signal)}")
+                if self._asked != step.event.signal or at - self._asked_at >= REPEAT_S:
+                    self._remark(f"asked to stop: {signal_name(step.event.signal)}")
+                self._asked, self._asked_at = step.event.signal, at
             case WorkersStopped(killed=killed) if killed:
                 self._remark(killed_text(step.event))
         for lost in step.lost:

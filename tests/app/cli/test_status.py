@@ -392,7 +392,7 @@ def test_a_job_is_awaited_and_watched_to_its_end(tmp_path: Path) -> None:
             with Watching(nothing, "later", on_terminal=False) as watching:
                 watching.shows("reknit: waiting for job later\n")
                 with Run(tmp_path, "--rdzv-id=later", "w.py", script=ENDS) as job:
-                    watching.shows(r"rank 0  pid \d+  has reported no progress")
+                    watching.shows(r"rank 0  pid \d+  has not called reknit\.progress\(\)")
                     (pid,) = read_pids(tmp_path / "pids", 1)
                     os.kill(pid, signum)
                     job.end()

@@ -164,12 +164,16 @@ def test_a_job_whose_nodes_were_all_stopped(tmp_path: Path, nodes: int) -> None:
         world.run_for(30.0)
         for proc in world.procs:
             world.ask_to_leave(proc, 15)
+        world.run_for(0.2)
+        for proc in world.procs:
+            world.ask_to_leave(proc, 15)  # `timeout` signals the agent, and then its group
         assert world.run_for(120.0, until=lambda: not any(proc.up for proc in world.procs))
 
     story = merged(told(simulated(tmp_path / "t", Terms(1, 3, last_call_s=5.0), nodes, play)))
     assert (story.outcome, story.stopped_by) == (None, (15,))
     lines = list(tell(story, "j", str, live=(), shows_all=True))
     assert lines[0] == 'job "j": stopped by SIGTERM'
+    assert sum("asked to stop: SIGTERM" in line for line in lines) == 1, "a repetition is the same request"
     assert not [line for line in lines if "The others" in line]
 
 
