@@ -508,11 +508,14 @@ class Fleet:
         before, entries = crew.agent.job, read.entries
         job = fold_all(before if read.base is None else read.base, entries)
         touched: Set[NodeId] = {node for node in islice(job.live, STAGGERED) if node in crew.owns}
-        if read.base is not None or not _are_same(before.members, job.members):
+        if read.base is not None:
             touched = crew.owns.keys()
         elif not isinstance(job.phase, Running) or job.round == before.round:
             touched |= entries.names & crew.owns.keys()
-        # Else the round is sealed with the same members, and all of them have come back.
+        # Else a round is sealed, and all of its members have come back.
+        if not _are_same(before.members, job.members):
+            members = {node.id for node in job.member_nodes}
+            touched |= min(crew.owns.keys() - members, crew.owns.keys() & members, key=len)
         if not touched:
             return [crew]
         if self._stands is None or self._stands[0] is not job:

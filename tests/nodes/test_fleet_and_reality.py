@@ -322,7 +322,10 @@ def options_of(schedule: Schedule, path: Path, stack: ExitStack, server: Etcd | 
     return [*place, conf, *schedule.options.split()]
 
 
-@pytest.mark.parametrize("schedule", SCHEDULES, ids=lambda schedule: schedule.name)
+ASKED = [*SCHEDULES[:6], *(pytest.param(schedule, marks=pytest.mark.slow) for schedule in SCHEDULES[6:])]
+
+
+@pytest.mark.parametrize("schedule", ASKED, ids=lambda schedule: schedule.name)
 def test_the_fleet_decides_what_real_agents_decide(tmp_path: Path, schedule: Schedule) -> None:
     """The same rounds, with the same members in rank order, for the same reasons, at the same cost. The job and each
     agent end alike."""

@@ -56,6 +56,7 @@ def test_nothing_fails() -> None:
     assert run.effective == pytest.approx(expected(0.0, 0.0, 1800.0, 5.0), abs=0.002)
 
 
+@pytest.mark.slow
 def test_what_is_known_exactly() -> None:
     """Failures of a Poisson process, each of which costs the same: the formula is in the interval of the runs."""
     asked = {"nodes": 30, "days": 10, "worker": 1, "node": 0, "hang": 0, "leave": 0, "failures": 100}
