@@ -43,9 +43,16 @@ def about_line(job: str, node: str, version: str, command: Sequence[str], began:
         start = int(stat_of(str(pid))[19])
     except (OSError, IndexError, ValueError):
         start = 0  # there is no /proc
+    return owner_line(job, node, (pid, start), this_host(), version, command, began)
+
+
+def owner_line(
+    job: str, node: str, agent: tuple[int, int], host: str, version: str, command: Sequence[str], began: float
+) -> str:
+    """The same for any agent. `agent`: the pid of its process, and when that was started."""
     # `Owner` is not made here, because its class takes longer to make than a job with one node has to spare.
-    agent = {"kind": "ProcessId", "pid": pid, "start": start}
-    fields = {"job": job, "node": node, "agent": agent, "host": this_host(), "version": version}
+    process = {"kind": "ProcessId", "pid": agent[0], "start": agent[1]}
+    fields = {"job": job, "node": node, "agent": process, "host": host, "version": version}
     about = {"kind": "Owner", **fields, "command": [*command], "began": began}
     return f'{{"about":{json.dumps(about)}}}\n'
 

@@ -206,7 +206,7 @@ class Fleet:
     """When so many folds are kept, those that all agents have read are forgotten."""
     _stands: tuple[Job, Callable[[Node], tuple[object, ...]]] | None = field(default=None, init=False)
     """The fold that was asked last how its nodes stand, and the answers."""
-    _arriving: list[tuple[Crew, SendEntry, list[tuple[NodeId, Entry]]]] = field(factory=list)
+    _arriving: list[tuple[Crew, SendEntry, list[tuple[NodeId, Entry]]]] = field(factory=list, init=False)
     """What comes to the store now, and of which crew it is."""
     _free_at: float = field(default=0.0, init=False)
     """When the store has taken all that was appended."""

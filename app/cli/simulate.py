@@ -84,7 +84,7 @@ def _simulated(parsed: Parsed) -> Iterator[str] | int:
 
 
 def _clusters(parsed: Parsed) -> list[tuple[str, SimulatedCluster]]:
-    """What is to be played: the name of each, and the cluster."""
+    """The jobs to play: the name of each, and its cluster."""
     scenario = parsed["scenario"]
     if scenario and scenario not in SCENARIOS:
         raise UsageError(f"--scenario={scenario}: there is no such job; there are {', '.join(SCENARIOS)}")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Sequence
 from typing import IO
@@ -10,7 +9,7 @@ from typing import IO
 from attrs import evolve
 
 from reknit.adapters.observe.trace import agent_line, step_line
-from reknit.adapters.observe.trace_folder import is_quiet
+from reknit.adapters.observe.trace_folder import is_quiet, owner_line
 from reknit.adapters.simulated.crew import Crew
 from reknit.app.version import __version__
 from reknit.core.agent.agent import Agent
@@ -63,11 +62,9 @@ class NodeTrace:
         self._lives += 1
         os.makedirs(path, exist_ok=True)
         self._file = open(os.path.join(path, "000000.jsonl"), "w")  # noqa: SIM115  # `close` closes it
-        nobody = {"kind": "ProcessId", "pid": 0, "start": 0}
-        about = {"kind": "Owner", "job": "simulated", "node": self._node, "agent": nobody, "host": "simulated"}
-        self._file.write(
-            json.dumps({"about": {**about, "version": __version__, "command": [], "began": BEGINS_AT + at}}) + "\n"
-        )
+        nobody = 0, 0
+        line = owner_line("simulated", self._node, nobody, "simulated", __version__, (), BEGINS_AT + at)
+        self._file.write(line)
 
     def close(self, at: float) -> None:
         """The agent was there until then. May be repeated."""

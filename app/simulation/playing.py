@@ -85,8 +85,8 @@ def interval(values: Sequence[float]) -> tuple[float, float]:
 
 
 def difference(a: Simulation, b: Simulation) -> tuple[float, float]:
-    """By how much `b` trains more than `a`, on the same seeds: the mean of the differences, and half the width of its
-    interval."""
+    """How much more `b` trains than `a`. Runs with the same seed are compared. Returns the mean of the differences, and
+    half the width of its interval of confidence."""
     return interval([y.effective - x.effective for x, y in zip(a.runs, b.runs, strict=True)])
 
 
@@ -163,7 +163,8 @@ def answers(
     processes: int | None = None,
     shown: Callable[[Iterable[SimulatedRun], int], Iterable[SimulatedRun]] = lambda runs, total: runs,
 ) -> list[Simulation]:
-    """One answer for each cluster. `shown`: shows how many of the runs are done, of so many."""
+    """One answer for each cluster. `shown` gets the runs as they end, and their number. It passes them on, and may show
+    how many are done."""
     jobs = [(cluster, seed) for cluster in clusters for seed in seeds]
     count = min(len(jobs), processes or os.cpu_count() or 1)
     if count > 1:

@@ -11,7 +11,7 @@ from reknit.core.job.reasons import Departure, NodeGone, RoundEnd, WorkerFailed
 from reknit.core.job.workers import NoProgress
 from reknit.core.text.story import Story
 
-DAY_S = 86400.0
+from .playing import DAY_S
 
 
 @frozen

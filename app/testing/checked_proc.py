@@ -35,9 +35,9 @@ class CheckedProc(hosts.Proc):
     """When it read the journal last."""
     heard_at: float = 0.0
     """When a new count of its beats was acknowledged last."""
-    was_out: bool = False
     was_full: bool = False
     """It could read and say nothing for some time."""
+    was_out: bool = False
     """Round trips of its host to the store have failed at some time, although other hosts could reach it."""
     was_late: bool = False
     """Before the last step, an entry of this agent was late. So its wait for the store goes on, although the store may

@@ -97,10 +97,8 @@ class _Debts:
 
     owed: Owed
     name: str
-    at: float = -inf
-    """The latest time of an event."""
     told_at: dict[int, float] = field(factory=dict)
-    """The same of each port, by its place in `PORTS`."""
+    """When each port has told something last, by its place in `PORTS`."""
     is_finished: bool = False
     commands: list[Command] = field(factory=list)
     """Those of the last step that were not carried out, if `Owed.is_told`."""
@@ -116,7 +114,7 @@ class _Debts:
     life: Life | None = None
     places: list[int] = field(factory=lambda: [0])
     """How many entries of this life it may have been given. Several: a fold to which it has skipped was there several
-    times. None: that is not known."""
+    times. Empty: that is not known."""
 
     def __call__(self, before: Agent, event: Event, after: Agent, commands: Sequence[Command]) -> None:
         """`before`, `after`: the agent before and after the step. `commands`: what the step wants done."""
@@ -185,11 +183,10 @@ class _Debts:
 
     def _in_time(self, before: Agent, event: Event) -> None:
         """Rule 2, the clock, and answers that take too long."""
-        port = next((place for place, kinds in enumerate(PORTS) if isinstance(event, kinds)), -1)
+        port = next(place for place, kinds in enumerate(PORTS) if isinstance(event, kinds))
         last = self.told_at.get(port, -inf)
         _owes(event.at >= last, 4, f"the clock of {self.name} goes back from {last} to {event.at}, with {event}")
         self.told_at[port] = event.at
-        self.at = max(self.at, event.at)
         wakes_at = next_wake(before)
         late_s = event.at - wakes_at if wakes_at is not None else 0.0
         _owes(late_s <= self.owed.late_s, 2, f"{self.name} was woken {late_s:.1f} s late, by {event}")

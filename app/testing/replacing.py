@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from types import FunctionType, ModuleType
 from typing import Any
 
-CHECKS = "reknit.app.testing"
+UNCHANGED = "reknit.app.testing"
 """What stands here goes on with the original. Otherwise a wrong rule would be checked by itself."""
 _standing: dict[Callable[..., Any], list[Callable[..., Any]]] = {}
 """What stands in the place of a function now: the innermost block last."""
@@ -48,5 +48,5 @@ def _put(name: str, old: Callable[..., Any], new: Callable[..., Any]) -> int:
 
 def _modules() -> list[ModuleType]:
     return [
-        module for key, module in [*sys.modules.items()] if key.startswith("reknit.") and not key.startswith(CHECKS)
+        module for key, module in [*sys.modules.items()] if key.startswith("reknit.") and not key.startswith(UNCHANGED)
     ]

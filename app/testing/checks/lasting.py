@@ -103,7 +103,7 @@ def _within(
 
 
 def _unnoticed(world: CheckedWorld) -> list[str]:
-    """The nodes that are live in the journal, and do not take part. Empty also if nobody could notice them."""
+    """The live nodes of the journal that do not take part. Empty if nobody could notice them."""
     if _is_nobody_there(world):
         return []
     here = {p.agent.me for p in world.procs if _takes_part(world, p)}

@@ -29,7 +29,7 @@ STATES = {
 
 
 def is_true(world: CheckedWorld, proc: CheckedProc, result: Result) -> None:
-    """What the agent reports is what has happened, as far as its journal showed it."""
+    """The agent reports the truth, as far as its journal showed it."""
     name, why, state = proc.name, result.why, result.state
     outcome = _outcome(world, proc)
     request = proc.agent.causes.request

@@ -204,7 +204,6 @@ def test_agents_that_were_lost_at_different_times_are_alike() -> None:
         assert play(cluster, 0).outcome == ""
 
 
-@pytest.mark.skipif(not Path("/proc").exists(), reason="looks at processes")
 def test_no_process_outlives_the_one_that_asks(tmp_path: Path) -> None:
     """It is killed, and the processes that play its runs end."""
     words = [sys.executable, "-m", "reknit", "simulate", "nodes=200", "days=300", "--runs=2", "--processes=2"]
