@@ -11,7 +11,6 @@ from reknit.app.testing.script import Script, parse
 from reknit.app.testing.weather import scripts
 from reknit.core.agent.agent import Agent
 from reknit.core.agent.alike import OWN, PULSE
-from reknit.core.agent.step import step
 from reknit.core.agent.timers import STAGGERED
 
 from .conftest import PROFILE
@@ -55,10 +54,8 @@ def asked(script: Script, every: int = 1) -> int:
     """Asks at every step of every agent, or at each of so many. Returns how many steps were renamed."""
     world, count = play(script, is_ending=False), 0
     for proc in world.procs:
-        agent = Agent(proc.spec)
-        for number, traced in enumerate(proc.trace):
-            count += number % every == 0 and is_asked(world, agent, traced.event)
-            agent = step(agent, traced.event).agent
+        for number, (before, event, _, _) in enumerate(proc.steps()):
+            count += number % every == 0 and is_asked(world, before, event)
     return count
 
 

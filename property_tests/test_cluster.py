@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from math import inf
 
-from hypothesis import event, example, given, settings
+from hypothesis import event as note
+from hypothesis import example, given, settings
 
 from reknit.app.testing.owed import Owed
 from reknit.app.testing.play import play
 from reknit.app.testing.script import Script, parse
 from reknit.app.testing.weather import scripts
-from reknit.core.agent.agent import Agent
-from reknit.core.agent.step import step
 from reknit.core.agent.worker_words import WorkersExited
 
 from .conftest import HISTORIES
@@ -44,9 +43,9 @@ wait 0.4
 def test_nothing_breaks_and_everything_rests(script: Script) -> None:
     """A failure prints the shortest script, then its story; `parse` and `play` make it happen again."""
     world = play(script, oracle=True)
-    event(f"rounds: {min(5, world.jobs[-1].round)}")
-    event(f"epochs: {min(2, world.jobs[-1].epoch)}")
-    event(f"end: {world.jobs[-1].outcome.why.__class__.__name__ if world.jobs[-1].outcome else 'none'}")
+    note(f"rounds: {min(5, world.jobs[-1].round)}")
+    note(f"epochs: {min(2, world.jobs[-1].epoch)}")
+    note(f"end: {world.jobs[-1].outcome.why.__class__.__name__ if world.jobs[-1].outcome else 'none'}")
 
 
 @settings(max_examples=HISTORIES // 3)
@@ -57,13 +56,11 @@ def test_the_simulated_ports_keep_what_adapters_owe(script: Script) -> None:
     world = play(script)
     owed = Owed(answer_s=inf)
     for proc in world.procs:
-        observer, agent = owed.by(proc.name), Agent(proc.spec)
-        for traced in proc.trace:
-            after = step(agent, traced.event).agent
-            is_late = isinstance(traced.event, WorkersExited) and observer.round is not None and observer.round.is_over
+        observer = owed.by(proc.name)
+        for before, event, after, commands in proc.steps():
+            is_late = isinstance(event, WorkersExited) and observer.round is not None and observer.round.is_over
             if not is_late:
-                observer(agent, traced.event, after, traced.commands)
-            agent = after
+                observer(before, event, after, commands)
 
 
 @settings(max_examples=100)

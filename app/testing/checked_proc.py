@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterator, Sequence
 from math import inf
 
 from attrs import define, field, frozen
 
 from reknit.adapters.simulated import hosts
+from reknit.core.agent.agent import Agent
 from reknit.core.agent.commands import Command
 from reknit.core.agent.events import Event
+from reknit.core.agent.step import step
 from reknit.core.job.entries import Entry, Node
 from reknit.core.job.founding import Life
 
@@ -70,6 +73,13 @@ class CheckedProc(hosts.Proc):
     """It has answered that no round follows."""
     foreseen: set[tuple[int, int]] = field(factory=set)
     """The rounds, each with its epoch, of which it has answered that another round follows."""
+
+    def steps(self) -> Iterator[tuple[Agent, Event, Agent, Sequence[Command]]]:
+        """All steps of the agent again: the agent before, the event, the agent after, and what it wanted done."""
+        agent = Agent(self.spec)
+        for traced in self.trace:
+            before, agent = agent, step(agent, traced.event).agent
+            yield before, traced.event, agent, traced.commands
 
     @property
     def stuck_pids(self) -> set[int]:

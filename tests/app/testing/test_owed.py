@@ -19,7 +19,6 @@ from reknit.core.agent.agent import Agent, Spec
 from reknit.core.agent.commands import Command, Finish, StopWorkers
 from reknit.core.agent.events import Counters, EntriesRead, Event, Started, Woken
 from reknit.core.agent.reasons import SignalReceived
-from reknit.core.agent.step import step
 from reknit.core.agent.worker_words import StartWorkers, WorkerExit, WorkersExited, WorkersStarted, WorkersStopped
 from reknit.core.job.entries import Aborted, Entry, Joined, Node, NodeId, Opened, Terms
 from reknit.core.job.fold import fold
@@ -39,10 +38,7 @@ class Made(NamedTuple):
 
 def made_by(proc: CheckedProc) -> list[Made]:
     """All steps of one agent of a simulated cluster, in order."""
-    found, agent = list[Made](), Agent(proc.spec)
-    for traced in proc.trace:
-        found.append(Made(agent, traced.event, (agent := step(agent, traced.event).agent), traced.commands))
-    return found
+    return [Made(*step) for step in proc.steps()]
 
 
 @pytest.fixture(scope="module")
