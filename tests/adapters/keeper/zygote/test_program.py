@@ -33,14 +33,22 @@ def normal(ended: Ended) -> Ended:
     """Without numbers that differ from one process to the next."""
 
     def text(said: str) -> str:
+        # First: a random name may hold "0x" or "pid", like keeper-c0x1fjnw.
+        said = re.sub(r"(job_|keeper-)\w+", r"\1…", said)
         said = re.sub(r"0x[0-9a-f]+|#\d+ \(deleted\)", "…", said)
         said = re.sub(r"(pid|psm|mp-|pym-)[-_=: ]?\w+", r"\1…", said)
-        said = re.sub(
+        return re.sub(
             r"(MASTER_PORT=|TORCHELASTIC_RUN_ID=|REKNIT_PROGRESS=/proc/|pipe:|socket:|port )\[?[\w/]+\]?", r"\1…", said
         )
-        return re.sub(r"(job_|keeper-)\w+", r"\1…", said)
 
     return Ended(ended.exitcode, text(ended.out), text(ended.err))
+
+
+@pytest.mark.parametrize("name", ["keeper-c0x1fjnw", "keeper-apid_3x", "job_mp_0x12", "keeper-plainabc"])
+def test_a_random_name_is_no_difference(name: str) -> None:
+    """Also where a part of it looks like an address or a pid."""
+    kind = "job_" if name.startswith("job_") else "keeper-"
+    assert normal(Ended(0, f"/tmp/{name}/logs", "")).out == f"/tmp/{kind}…/logs"
 
 
 class Both:
