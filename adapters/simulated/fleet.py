@@ -59,7 +59,6 @@ from reknit.core.agent.alike import (
     command_as_other,
     entry_as_other,
     event_as_other,
-    standing,
     standings,
     without_pulse,
 )
@@ -401,13 +400,13 @@ class Fleet:
         self._schedule(crew)
         return other
 
-    def _split(self, crew: Crew, key: Callable[[Own], object], some: Iterable[NodeId] | None = None) -> list[Crew]:
+    def _split(self, crew: Crew, key: Callable[[NodeId], object], some: Iterable[NodeId] | None = None) -> list[Crew]:
         """Crews of those agents for which `key` is the same. `some`: the others of the crew stay together. None: there
         are no others."""
         asked = crew.owns if some is None else sorted(some)
         groups: dict[object, list[NodeId]] = {}
         for node in asked:
-            groups.setdefault(key(crew.owns[node]), []).append(node)
+            groups.setdefault(key(node), []).append(node)
         kept = max(groups.values(), key=len) if len(asked) == len(crew.owns) else None
         parted = [ids for ids in groups.values() if ids is not kept]
         return [crew, *(self._parted(crew, ids) for ids in parted)]
@@ -518,10 +517,14 @@ class Fleet:
             touched |= min(crew.owns.keys() - members, crew.owns.keys() & members, key=len)
         if not touched:
             return [crew]
+        stands = self._standings(job)
+        me = {node: crew.owns[node].me for node in touched}
+        return self._split(crew, lambda node: (stands(me[node]), tuple(map(type, entries.of(me[node])))), touched)
+
+    def _standings(self, job: Job) -> Callable[[Node], tuple[object, ...]]:
         if self._stands is None or self._stands[0] is not job:
             self._stands = job, standings(job)
-        stands = self._stands[1]
-        return self._split(crew, lambda own: (stands(own.me), tuple(map(type, entries.of(own.me)))), touched)
+        return self._stands[1]
 
     def _feed(self, crew: Crew, event: Event) -> None:
         """One step of the agent of this crew, in the name of all."""
@@ -563,7 +566,7 @@ class Fleet:
 
     def _each(self, crew: Crew, event: Event) -> None:
         """The agents of this crew go ways that cannot be renamed: each makes the step itself."""
-        alone = self._split(crew, lambda own: own.me)
+        alone = self._split(crew, lambda node: node)
         for one in alone:
             self._feed(one, event_as_other(event, crew.agent, one.owns[one.name]) if one is not crew else event)
 
@@ -614,9 +617,8 @@ class Fleet:
 
     def _with_delays(self, crew: Crew, delay_s: Callable[[NodeId], float], what: Event) -> None:
         """`what` happens to each agent after a delay of its own."""
-        delays = {node: _on_grid(max(delay_s(node), 1 / GRID)) for node in crew.owns}
-        for some in self._split(crew, lambda own: delays[own.spec.node_id]):
-            self._put(some, delays[some.name], what)
+        for some in self._split(crew, delay_s):
+            self._put(some, max(delay_s(some.name), 1 / GRID), what)
 
     def _report_hang(self, crew: Crew) -> None:
         """The workers of the other nodes wait for the one that hangs."""
@@ -679,8 +681,8 @@ class Fleet:
             wakes_at = next_wake(crew.agent)
             if crew.quiet_until is not None or (wakes_at is not None and wakes_at <= self.now):
                 self._happen(crew, Woken(0.0))
-        if not crew.is_over:
-            self._schedule(crew)
+            else:
+                self._schedule(crew)
 
     def _come(self, crew: Crew, what: Coming) -> None:
         self._catch_up(crew)
@@ -696,6 +698,8 @@ class Fleet:
                 self._tell_link(crew, what)
             case _:
                 self._happen(crew, what)
+                return  # which has scheduled it
+        self._schedule(crew)
 
     # ---- links and the store ----
 
@@ -837,7 +841,7 @@ class Fleet:
         if crew.quiet_until is None or crew.coming or crew.is_over or crew.hears_silence:
             return
         agent = crew.agent
-        if agent.said or not can_share(agent) or standing(agent.job, agent.me)[-1] != STAGGERED:
+        if agent.said or not can_share(agent) or self._standings(agent.job)(agent.me)[-1] != STAGGERED:
             return
         key = _key(crew)
         for other in self.crews:

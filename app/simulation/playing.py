@@ -10,7 +10,7 @@ import multiprocessing
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from functools import partial
+from functools import lru_cache, partial
 from math import exp, gamma, sqrt
 from random import Random
 from statistics import NormalDist, fmean, stdev
@@ -26,7 +26,7 @@ from .accounts import CAUSES, Accounts, SimulatedRun
 from .cluster import SCENARIOS, BadCluster, SimulatedCluster, read_trace, with_values
 
 DAY_S = 86400.0
-COHORTS = 12
+COHORTS = 4
 """Kinds of nodes with the same delays in a round. Beside them there are `STRAGGLERS`."""
 STRAGGLERS = 4
 """Nodes of a round that are slower than all others."""
@@ -390,6 +390,7 @@ class _Job:
 # ---- delays ----------------------------------------------------------------------------------------------------------
 
 
+@lru_cache
 def lognormal(median: float, p99: float, part: float) -> float:
     """The quantile `part` of the log-normal distribution with this median and this 99th percentile."""
     if not median or p99 <= median:

@@ -98,9 +98,9 @@ def standing(job: Job, node: Node) -> tuple[object, ...]:
 def standings(job: Job) -> Callable[[Node], tuple[object, ...]]:
     """A function that gives the `standing` of a node in this job. It is quicker if many nodes are asked for."""
     phase = job.phase
-    expected, told = frozenset[Node](), dict[Node, int]()
+    expected, told = frozenset[Node](), EMPTY
     if isinstance(phase, Gathering):
-        expected, told = phase.expected, {failed.node: len(failed.failures) for failed in phase.ledger}
+        expected, told = phase.expected, phase.told
     first = {node_id: i for i, node_id in enumerate(islice(job.live, STAGGERED))}
     members, succeeded, leaving, live = job.member_nodes, job.succeeded, job.leaving, job.live
 
@@ -109,7 +109,8 @@ def standings(job: Job) -> Callable[[Node], tuple[object, ...]]:
         if joined is None or joined.node != node:
             return job.is_gone(node), job.highest_incarnation(node.id)
         place = first.get(node.id, STAGGERED)
-        return node in members, node in expected, told.get(node, 0), node in succeeded, node in leaving, place
+        failures = len(told[node].failures) if node in told else 0
+        return node in members, node in expected, failures, node in succeeded, node in leaving, place
 
     return of
 

@@ -152,7 +152,7 @@ def owed(agent: Agent) -> Failed | Succeeded | None:
     failed = failures(workers)
     if not failed or is_held(agent):
         return None
-    told = next((f for f in phase.ledger if f.node == me), None) if isinstance(phase, Gathering) else None
+    told = phase.told.get(me) if isinstance(phase, Gathering) else None
     if told is not None and (workers.alive or len(told.failures) >= len(failed)):
         return None
     if workers.alive:  # further failures are said once, when no worker is left

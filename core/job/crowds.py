@@ -60,7 +60,7 @@ def reports(job: Job, entries: Sequence[Entry], start: int) -> list[Failed]:
     phase = job.phase
     if not isinstance(phase, Gathering):
         return found
-    told = {failed.node for failed in phase.ledger}
+    told = set(phase.told)
     for entry in islice(entries, start, None):
         if not isinstance(entry, Failed) or entry.node in told or not reports_late(job, phase, entry):
             break

@@ -208,7 +208,7 @@ def _failed(job: Job, entry: Failed) -> Job:
     if isinstance(phase, Running) and entry.round == phase.round and _is_working(job, entry.node):
         return _ended(job, root_cause((entry,)), ledger=(entry,))
     if isinstance(phase, Gathering) and reports_late(job, phase, entry):
-        told = next((f for f in phase.ledger if f.node == entry.node), None)
+        told = phase.told.get(entry.node)
         if told is None:
             return _with_reports(job, (entry,))
         if len(entry.failures) > len(told.failures):  # more of its workers have failed since
@@ -325,4 +325,4 @@ def _is_working(job: Job, node: Node) -> bool:
 
 
 def _has_failed(phase: Gathering, node: Node) -> bool:
-    return any(f.node == node for f in phase.ledger)
+    return node in phase.told

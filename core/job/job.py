@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Set
 from enum import Enum
+from functools import cached_property
 from types import MappingProxyType
 from typing import Any
 
@@ -60,6 +61,11 @@ class Gathering:
     """The end of the last round has been counted, as a restart or as unspent."""
     short: bool = False
     """There were too few nodes at some moment. The round is gathered like the first, with a last call for newcomers."""
+
+    @cached_property
+    def told(self) -> Mapping[Node, Failed]:
+        """What each node has told of its failures. Computed once: all workers of a thousand nodes may fail together."""
+        return {failed.node: failed for failed in self.ledger}
 
 
 @frozen
