@@ -24,14 +24,14 @@ COMMON: dict[str, Any] = {
     "database": None,
     "suppress_health_check": [HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much],
 }
-settings.register_profile("quick", max_examples=120, **COMMON)
+settings.register_profile("quick", max_examples=60, **COMMON)
 settings.register_profile("change", max_examples=400, **COMMON)
 # Once for every mutant of the core. That some history shows the mutant is enough, so none is made shorter.
 settings.register_profile("mutation", max_examples=200, phases=[Phase.generate], **COMMON)
 settings.register_profile("long", max_examples=6000, **COMMON)
 settings.register_profile("night", max_examples=100_000, **COMMON)
 PROFILE = os.environ.get("REKNIT_PROFILE", "quick")
-HISTORIES = {"quick": 100, "change": 300}.get(PROFILE, settings.get_profile(PROFILE).max_examples)
+HISTORIES = {"quick": 50, "change": 300}.get(PROFILE, settings.get_profile(PROFILE).max_examples)
 """Whole clusters that are played. `test_reach` plays others, with the same checks: about a hundred in `quick`."""
 SEED = int(os.environ.get("REKNIT_SEED", "0")[:12], 16)
 """A commit's name will do: the same tests of the same commit search the same histories, the next one others."""

@@ -445,6 +445,7 @@ def test_an_agent_runs_again() -> None:
 
 
 @pytest.mark.alone
+@pytest.mark.slow
 def test_a_program_that_forks_in_the_middle(tmp_path: Path) -> None:
     """The child unwinds the stack of `run`, and harms neither the workers nor the agent of its parent."""
 

@@ -55,6 +55,7 @@ def test_a_pickle_names_torchs_module() -> None:
     assert pickle.loads(pickle.dumps(RendezvousTimeout)) is RendezvousTimeout
 
 
+@pytest.mark.slow
 def test_nothing_is_imported_before_it_is_asked_for() -> None:
     """torch is slow to import. A module that is neither here nor in torch is missing, as usual."""
     code = """if True:

@@ -155,6 +155,7 @@ def test_a_binary(tmp_path: Path) -> None:
     assert shown(tmp_path, BINARY, str(trainer)) == "binary launches do not have return values\n"
 
 
+@pytest.mark.slow
 def test_the_watchdog(tmp_path: Path) -> None:
     """Both variables, as the page has them. The agent survives what torch's would not, and the restart succeeds."""
     pipe = f"{tmp_path}/unique"

@@ -273,6 +273,7 @@ class Signalling(Kept):
 
 
 @pytest.mark.alone
+@pytest.mark.slow
 def test_a_signal_ends_workers_and_agent(monkeypatch: pytest.MonkeyPatch) -> None:
     """As `reknit run` does it. torch tells the end of the agent alone."""
     monkeypatch.setitem(handlers._log_handlers, "mine", kept := Signalling())

@@ -145,6 +145,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.slow
 def test_two_agents_of_one_process_meet(tmp_path: Path) -> None:
     """Agents run in threads, without the signals of the process. Their workers find each other."""
     (tmp_path / "meeting.py").write_text(meeting.TEXT)

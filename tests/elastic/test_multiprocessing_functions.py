@@ -145,6 +145,7 @@ def test_a_start_method_that_is_none_is_refused() -> None:
 
 
 @pytest.mark.alone
+@pytest.mark.slow
 def test_a_signal_at_the_very_end_does_not_cost_the_values() -> None:
     """SIGTERM comes while the context of a function that has returned is closed. The next look has the result."""
     context = call(worked.gives, ("value",))

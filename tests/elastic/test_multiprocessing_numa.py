@@ -60,6 +60,7 @@ def test_a_function_binds_its_own_process(one_cpu: int) -> None:
     assert os.waitpid(pid, 0)[1] == 0
 
 
+@pytest.mark.slow
 def test_a_binding_that_fails_is_torchs_error_or_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     """The options say which."""
     from torch.numa import binding

@@ -51,6 +51,7 @@ def test_a_patched_logger_gets_the_messages_of_contexts(monkeypatch: pytest.Monk
 
 
 @pytest.mark.alone
+@pytest.mark.slow
 def test_a_patched_handler_is_called_at_a_signal(monkeypatch: pytest.MonkeyPatch) -> None:
     """By a context, and by an agent. Afterwards the handler of before is back."""
     seen: list[int] = []

@@ -13,7 +13,9 @@ from tests.support.alone import run_alone
 from tests.support.leaks import nothing_left
 
 
-@pytest.mark.parametrize("module", ["reknit.elastic", "torch.distributed.elastic"])
+@pytest.mark.parametrize(
+    "module", ["reknit.elastic", pytest.param("torch.distributed.elastic", marks=pytest.mark.slow)]
+)
 def test_python_c_and_children_go_to_the_file_and_back(tmp_path: Path, module: str) -> None:
     """Libraries in C print too. torch's own function passes the same test."""
     told = run_alone(

@@ -382,6 +382,7 @@ def test_a_torchrun_that_is_slow_to_stop_its_workers_is_not_taken_for_hung() -> 
 
 
 @pytest.mark.alone
+@pytest.mark.slow
 def test_a_forked_child_says_no_goodbye(monkeypatch: pytest.MonkeyPatch) -> None:
     """The membership is its parent's."""
     register, goodbyes = atexit.register, list[Callable[[], None]]()

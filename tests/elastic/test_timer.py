@@ -58,7 +58,7 @@ with timer.expires(after=0.2):
 """
 
 
-@pytest.mark.parametrize("client", ["torch", "reknit"])
+@pytest.mark.parametrize("client", ["torch", pytest.param("reknit", marks=pytest.mark.slow)])
 def test_a_worker_whose_timer_expires_is_killed(
     server: tuple[timer.FileTimerServer, list[str]], client: str, tmp_path: Path
 ) -> None:

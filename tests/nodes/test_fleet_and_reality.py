@@ -322,7 +322,7 @@ def options_of(schedule: Schedule, path: Path, stack: ExitStack, server: Etcd | 
     return [*place, conf, *schedule.options.split()]
 
 
-ASKED = [*SCHEDULES[:6], *(pytest.param(schedule, marks=pytest.mark.slow) for schedule in SCHEDULES[6:])]
+ASKED = [*SCHEDULES[:2], *(pytest.param(schedule, marks=pytest.mark.slow) for schedule in SCHEDULES[2:])]
 
 
 @pytest.mark.parametrize("schedule", ASKED, ids=lambda schedule: schedule.name)

@@ -11,7 +11,7 @@ import pytest
 
 from reknit.core.job.entries import Lost, Succeeded
 from tests.support.etcd import Etcd
-from tests.support.nodes import BAD, GOOD, UP, Nodes, at_c10d, at_etcd, at_file, ended
+from tests.support.nodes import BAD, BOTH, GOOD, UP, Nodes, at_c10d, at_etcd, at_file, ended
 from tests.support.stores import free_port
 
 
@@ -19,7 +19,9 @@ def place(tmp_path: Path, backend: str) -> tuple[str, ...]:
     return at_c10d() if backend == "c10d" else at_file(tmp_path)
 
 
-@pytest.mark.parametrize("backend", ["c10d", "file", "static"])
+@pytest.mark.parametrize(
+    "backend", ["c10d", *(pytest.param(name, marks=pytest.mark.slow) for name in ("file", "static"))]
+)
 def test_all_restart_together(tmp_path: Path, backend: str) -> None:
     """One failure costs one restart of the job's budget, on all nodes; then all end with the same verdict."""
     with Nodes(tmp_path, "--nnodes=2", "--max-restarts=1") as nodes:
@@ -70,7 +72,7 @@ def test_the_finished_take_part_again(tmp_path: Path) -> None:
         assert ended(a, b) == [0, 0]
 
 
-@pytest.mark.parametrize("backend", ["c10d", "file"])
+@pytest.mark.parametrize("backend", BOTH)
 def test_nodes_end_at_different_times(tmp_path: Path, backend: str) -> None:
     """Who is done waits without workers; a signal ends that wait at once; the dead do not prolong it."""
     with Nodes(tmp_path, "--nnodes=4", *place(tmp_path, backend)) as nodes:
@@ -102,7 +104,7 @@ def test_the_dead_hold_nobody(tmp_path: Path) -> None:
         assert ended(a, c) == [0, 0]
 
 
-@pytest.mark.parametrize("backend", ["etcd", "file"])
+@pytest.mark.parametrize("backend", [pytest.param("etcd", marks=pytest.mark.slow), "file"])
 def test_the_same_job_again(tmp_path: Path, backend: str) -> None:
     """A job that failed is begun anew under its name; one that succeeded is finished, for whoever comes late."""
     with ExitStack() as stack:

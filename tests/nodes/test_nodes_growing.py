@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from tests.support.etcd import Etcd
-from tests.support.nodes import BAD, CONF, GLOO, GOOD, WAITS, Nodes, at_c10d, at_etcd, at_file, ended
+from tests.support.nodes import BAD, BOTH, CONF, GLOO, GOOD, WAITS, Nodes, at_c10d, at_etcd, at_file, ended
 from tests.support.stores import free_port
 
 
-@pytest.mark.parametrize("backend", ["c10d", "file", "etcd", "static"])
+@pytest.mark.parametrize("backend", ["c10d", "file", "etcd", pytest.param("static", marks=pytest.mark.slow)])
 def test_a_group_of_two_nodes(tmp_path: Path, backend: str) -> None:
     """What it is all for: a process group over two nodes, wherever they meet. It is a real one where the master port is
     given. Where the nodes meet at c10d, `test_several_nodes.py` has a real one."""
@@ -48,7 +48,7 @@ def test_nodes_of_different_size(tmp_path: Path) -> None:
         assert ended(*runs) == [0, 0, 0]
 
 
-@pytest.mark.parametrize("backend", ["c10d", "file"])
+@pytest.mark.parametrize("backend", BOTH)
 def test_the_last_call(tmp_path: Path, backend: str) -> None:
     """Fewer than the maximum, at least the minimum: nobody waits for ever for those who never come."""
     with Nodes(tmp_path, "--nnodes=2:5", *(at_c10d() if backend == "c10d" else at_file(tmp_path))) as nodes:
@@ -89,7 +89,7 @@ def test_many_arrive_together(tmp_path: Path) -> None:
         assert ended(*nodes.runs) == [0, 0, 0, 0]
 
 
-@pytest.mark.parametrize("backend", ["c10d", "file"])
+@pytest.mark.parametrize("backend", BOTH)
 def test_standbys(tmp_path: Path, backend: str) -> None:
     """In a full job a node waits, without disturbing it. It takes over from one that vanishes; another is not needed,
     and that is no failure."""

@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 
 from reknit.core.job.entries import Left
-from tests.support.nodes import GOOD, UP, Nodes, at_c10d, at_file, ended
+from tests.support.nodes import BOTH, GOOD, UP, Nodes, at_c10d, at_file, ended
 from tests.support.waiting import is_alive, until
 
 TERM = 128 + signal.SIGTERM
 
 
-@pytest.mark.parametrize("backend", ["c10d", "file"])
+@pytest.mark.parametrize("backend", BOTH)
 def test_the_rest_regroup(tmp_path: Path, backend: str) -> None:
     """Preemption is announced: nobody has to notice a silence, and it is no failure. Every node can be told."""
     place = at_c10d() if backend == "c10d" else at_file(tmp_path)

@@ -64,6 +64,7 @@ def test_the_leader_of_etcd_is_killed(tmp_path: Path) -> None:
         assert_told(nodes.entries())
 
 
+@pytest.mark.slow
 def test_etcd_answers_nothing(tmp_path: Path) -> None:
     """Much longer than the silence limit: workers run on, nobody is accused, and what happened meanwhile is told
     when it is back, once."""
@@ -165,6 +166,7 @@ def test_the_host_of_the_store_is_killed_and_comes_back(tmp_path: Path) -> None:
         finish(again, b, c)
 
 
+@pytest.mark.slow
 def test_the_server_of_the_store_is_killed_alone(tmp_path: Path) -> None:
     """The host's agent starts another one, and all found the journal again. No worker is stopped for it."""
     with Nodes(tmp_path, "--nnodes=2", "--max-restarts=1", *at_c10d()) as nodes:
@@ -207,6 +209,7 @@ def children_of(pid: int) -> list[int]:
     return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
+@pytest.mark.slow
 def test_the_host_comes_back_on_another_machine(tmp_path: Path) -> None:
     """It finds no note of the one before, and begins a new journal. That journal makes way for the one that the others
     remember."""

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.nodes import CONF, GOOD, Nodes, at_c10d, at_file, ended
+from tests.support.nodes import BOTH, CONF, GOOD, Nodes, at_c10d, at_file, ended
 
 ODD = {
     "terms": (("--max-restarts=7",), 78),
@@ -26,7 +26,7 @@ LINES = {
 }
 
 
-@pytest.mark.parametrize("backend", ["c10d", "file"])
+@pytest.mark.parametrize("backend", BOTH)
 def test_who_does_not_belong_to_it(tmp_path: Path, backend: str) -> None:
     """All of them at one running job, whose workers do not even notice."""
     place = at_c10d() if backend == "c10d" else at_file(tmp_path)

@@ -11,7 +11,7 @@ import pytest
 from reknit.core.job.entries import Joined, Lost
 from tests.support.command import STORY
 from tests.support.etcd import Etcd
-from tests.support.nodes import CONF, GLOO, GOOD, WAITS, Nodes, all_alive, at_c10d, at_etcd, at_file, ended
+from tests.support.nodes import BOTH, CONF, GLOO, GOOD, WAITS, Nodes, all_alive, at_c10d, at_etcd, at_file, ended
 from tests.support.waiting import is_alive, until
 
 
@@ -19,7 +19,7 @@ def place(tmp_path: Path, backend: str) -> tuple[str, ...]:
     return at_c10d() if backend == "c10d" else at_file(tmp_path)
 
 
-@pytest.mark.parametrize("backend", ["c10d", "file"])
+@pytest.mark.parametrize("backend", BOTH)
 def test_the_survivors_regroup(tmp_path: Path, backend: str) -> None:
     """No last call, no restart spent, the old order. Where they meet in c10d, they have real groups, whose collectives
     the dead node tears."""
@@ -40,7 +40,7 @@ def test_the_survivors_regroup(tmp_path: Path, backend: str) -> None:
         assert ended(a, c) == [0, 0]
 
 
-@pytest.mark.parametrize("backend", ["c10d", "file"])
+@pytest.mark.parametrize("backend", BOTH)
 def test_a_replacement_is_waited_for(tmp_path: Path, backend: str) -> None:
     """Below the minimum nobody can go on, and nobody gives up before the join timeout."""
     with Nodes(tmp_path, "--nnodes=2", *place(tmp_path, backend)) as nodes:
@@ -108,7 +108,7 @@ def incarnation(nodes: Nodes, node_id: str) -> int:
     return [e.node.incarnation for e in nodes.entries() if isinstance(e, Joined) and e.node.id == node_id][-1]
 
 
-@pytest.mark.parametrize("backend", ["c10d", "file"])
+@pytest.mark.parametrize("backend", BOTH)
 @pytest.mark.parametrize("what", ["the machine", "the agent"])
 def test_a_suspended_node(tmp_path: Path, backend: str, what: str) -> None:
     """Stopped for longer than anybody waits, and awake again: it reads that it was declared lost, stops its workers,

@@ -23,6 +23,7 @@ SCRIPT = (
 )
 
 
+@pytest.mark.slow
 def test_a_standby_and_a_newcomer_take_over_warm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Otherwise the whole job would wait for the imports of one node."""
     install(tmp_path, counted="import os; PID = os.getpid()")

@@ -155,6 +155,7 @@ def meeting_at(text: str) -> Meeting:
     return Meeting(backend, tuple((host, int(port)) for host, port in endpoints), folder)
 
 
+@pytest.mark.slow
 def test_what_a_killed_agent_left_is_ended_first(tmp_path: Path, c10d: tuple[str, ...]) -> None:
     """Agent and keeper killed in one instant leave daemons. They hold the devices, and ports of the last round."""
     argv = ("--nnodes=1:2", *c10d, "--rdzv-id=j", "--rdzv-conf=last_call_timeout=0", "--nproc-per-node=2")

@@ -12,6 +12,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, NamedTuple, Self
 
+import pytest
+
 from reknit.app.cli.arguments import parse
 from reknit.app.cli.parsing import asked
 from reknit.app.wiring.several_nodes import open_journal
@@ -25,6 +27,8 @@ from tests.support.waiting import PATIENCE_S, is_alive, until
 CONF = "--rdzv-conf=heartbeat=1.5,last_call_timeout=1,settle=0.2"
 """Short times for tests. They are long enough that no node is declared lost because this machine was busy for a second.
 """
+BOTH = [pytest.param("c10d", marks=pytest.mark.slow), "file"]
+"""Where nodes meet, for tests to which the store does not matter. The README's command runs them at one of the two."""
 GOOD, BAD = signal.SIGUSR1, signal.SIGUSR2
 """The signals that tell a worker to end, by how it is to end."""
 UP = """

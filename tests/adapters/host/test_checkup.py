@@ -31,6 +31,7 @@ def test_each_thing_is_looked_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     assert all(finding.advice for finding in findings.values() if finding.level is not Level.OK)
 
 
+@pytest.mark.slow
 def test_a_real_torch_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its version and backends are shown: gloo is in every build."""
     monkeypatch.delenv("PYTHON_EXEC", raising=False)

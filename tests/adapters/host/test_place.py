@@ -189,6 +189,7 @@ def squatter(path: str) -> Iterator[None]:
         os.waitpid(pid, 0)
 
 
+@pytest.mark.slow
 def test_many_first_starts_at_once_agree(monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither start finds a folder. Each may make one, under different names if another user plays with the usual one.
     All must use the same."""

@@ -314,6 +314,7 @@ def test_ctrl_c_reaches_the_workers_once(tmp_path: Path) -> None:
     assert "asked again" not in job.err
 
 
+@pytest.mark.slow
 def test_a_signal_while_it_starts(tmp_path: Path) -> None:
     """From the moment that there are two of us, no signal is lost and none leaves a traceback."""
     for attempt in range(20):

@@ -49,6 +49,7 @@ def test_the_same_seed_gives_the_same_bytes(capfd: pytest.CaptureFixture[str]) -
     assert sum(answer["causes"].values()) == pytest.approx(1.0)
 
 
+@pytest.mark.slow
 def test_a_key_is_swept(capfd: pytest.CaptureFixture[str]) -> None:
     """One line for each value, the least first. The best is marked, and the others are compared with it."""
     often = ("nodes=6", "days=2", "failures=3000", "node=0", "hang=0", "leave=0", "--runs=3", "--processes=1")
@@ -71,6 +72,7 @@ def test_a_key_is_swept(capfd: pytest.CaptureFixture[str]) -> None:
     assert all(line.endswith("% less than checkpoint_s=1200") for line in said[5:])
 
 
+@pytest.mark.slow
 def test_the_same_sweep_gives_the_same_bytes(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     """As JSON: what --compare has of each value, and how it differs from the best. The picture is drawn as well."""
     pytest.importorskip("matplotlib")

@@ -195,7 +195,7 @@ def test_a_job_in_its_store(tmp_path: Path, backend: tuple[tuple[str, ...], Call
     assert re.fullmatch(r"  the round before ended: rank 1 on node [ab] failed: exit code 1.*", out.splitlines()[2])
 
 
-@pytest.fixture(params=["c10d", "file", "etcd"])
+@pytest.fixture(params=["file", *(pytest.param(name, marks=pytest.mark.slow) for name in ("c10d", "etcd"))])
 def backend(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[tuple[str, ...], Callable[[], object]]:
     """Options that name a store which no node hosts, and what gives all that is in it."""
     if request.param == "file":

@@ -218,6 +218,7 @@ def test_the_environment_is_the_programs_to_choose(tmp_path: Path) -> None:
 
 
 @pytest.mark.alone
+@pytest.mark.slow
 def test_a_forked_child_that_leaves_the_block_harms_nobody(tmp_path: Path) -> None:
     """`multiprocessing` by fork unwinds the stack in the child: the agent, its clock and its lock are the parent's."""
     meeting = Meeting("file", folder=str(tmp_path / "journal"))

@@ -91,6 +91,7 @@ def test_two_clusters_are_compared_on_the_same_failures() -> None:
     assert mean > half > 0
 
 
+@pytest.mark.slow
 def test_the_best_interval_between_checkpoints_is_youngs() -> None:
     """The square root of twice the cost of a checkpoint times the mean time between failures. The simulation finds it:
     no other value is really better, and values that are far from it are really worse."""
@@ -197,6 +198,7 @@ def test_a_short_cut_costs_few_steps() -> None:
     assert run.steps < 2000
 
 
+@pytest.mark.slow
 def test_agents_that_were_lost_at_different_times_are_alike() -> None:
     """They have seen different incarnations of themselves. Every step that one makes for another is audited."""
     with mock.patch.object(playing, "Fleet", partial(playing.Fleet, audits=1.0)):

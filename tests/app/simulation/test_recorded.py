@@ -31,6 +31,7 @@ def found(folder: Path) -> Recorded:
     return recorded(merged(run.nodes) for run in runs([str(folder)]))
 
 
+@pytest.mark.slow
 def test_what_a_job_shows_is_what_it_was_given(found: Recorded) -> None:
     """About 48 failures in 160 node-days."""
     assert (found.nodes, found.nproc_per_node) == (8, 2)

@@ -139,6 +139,7 @@ def test_what_cannot_be_replaced(original: Any, mine: Any) -> None:
         pass
 
 
+@pytest.mark.slow
 def test_the_machine_of_the_page() -> None:
     """With a rule of its own."""
     names: dict[str, Any] = {}

@@ -81,6 +81,7 @@ def last_words(incarnation: int) -> tuple[Entry, ...]:
     return Failed(me, 0, (TRACEBACK,)), Left(me)
 
 
+@pytest.mark.slow
 def test_thousands_of_rounds_with_another_peer_each() -> None:
     """What the agent itself keeps: entries said, timers, counters heard."""
     agent, sizes = playing("n0", TERMS, joined("n1")).agent, []

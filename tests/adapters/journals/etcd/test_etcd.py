@@ -299,6 +299,7 @@ def test_a_beat_that_watches_a_whole_cluster_is_still_one_transaction(
 # ---- servers that fail ----
 
 
+@pytest.mark.slow
 def test_nothing_is_lost_or_doubled_when_the_leader_is_killed(
     tmp_path: Path, journals: Callable[..., EtcdJournal]
 ) -> None:

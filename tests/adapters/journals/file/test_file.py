@@ -194,6 +194,7 @@ print("done")
 """
 
 
+@pytest.mark.slow
 def test_a_writer_may_die_between_any_two_calls_of_an_append(tmp_path: Path) -> None:
     """And in the middle of each write: the others go on, and what it said is there whole or not at all."""
     outcomes = []

@@ -79,6 +79,7 @@ def test_who_comes_before_it_serves_waits_for_it() -> None:
             client.close()
 
 
+@pytest.mark.slow
 def test_without_the_quick_way_it_takes_the_public_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Another version of torch may want more than its extension module."""
     (tmp_path / "sitecustomize.py").write_text("import importlib.machinery as m\nm.EXTENSION_SUFFIXES = []\n")

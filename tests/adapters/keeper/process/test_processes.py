@@ -374,6 +374,7 @@ def test_a_port_of_an_earlier_round_never_comes_back() -> None:
         reservation.release()
 
 
+@pytest.mark.slow
 def test_torchs_store_binds_over_the_reservation(make: Make, clock: SystemClock) -> None:
     """The reason to keep the socket: nobody else gets the port, and rank 0 does."""
     script = """

@@ -172,6 +172,7 @@ def test_a_thread_that_ends_before_each_fork_is_harmless() -> None:
     assert run_alone(script) == "['']\n"
 
 
+@pytest.mark.slow
 def test_the_generator_and_the_devices_of_torch_are_watched(tmp_path: Path) -> None:
     """All workers would draw the same numbers, or could not use their devices."""
     (tmp_path / "seeds_torch.py").write_text("import torch; torch.manual_seed(1)")
