@@ -137,7 +137,7 @@ def shown(tmp_path: Path, program: str, *args: str) -> str:
     ("program", "line"),
     [
         (USAGE, "out0\n"),
-        (FAILING, "worker 0 failed with exit code : 7\nNone\n"),
+        pytest.param(FAILING, "worker 0 failed with exit code : 7\nNone\n", marks=pytest.mark.slow),
         (FUNCTION, "rank 0 return value: do train\n"),
     ],
     ids=["usage", "usage-failed", "function"],

@@ -152,7 +152,7 @@ def test_the_machine_of_the_page() -> None:
 class TestFree(ClusterMachine.TestCase):
     """A machine finds nothing in the policy that stands."""
 
-    settings = SHORT
+    settings = settings(SHORT, max_examples=8)
 
 
 class FailsOnly(ClusterMachine):

@@ -172,7 +172,7 @@ def form(value: Any, hint: Any) -> Any:
 def test_every_class_survives(cls: type) -> None:
     """A trace is replayed from what was written; a field that got lost would replay another run."""
 
-    @settings(max_examples=40)  # of each of a hundred classes, and the large ones hold the small ones
+    @settings(max_examples=25)  # of each of a hundred classes, and the large ones hold the small ones
     @given(values(cls))
     def check(value: Any) -> None:
         text = dumps(value)
@@ -184,6 +184,7 @@ def test_every_class_survives(cls: type) -> None:
     check()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cls", CLASSES, ids=lambda cls: cls.__name__)
 def test_every_form_of_every_field_is_drawn(cls: type) -> None:
     """The test above says nothing about a kind, a None or a filled collection that no example has."""

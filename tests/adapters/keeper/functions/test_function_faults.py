@@ -210,7 +210,9 @@ NOTEBOOK = """
 """
 
 
-@pytest.mark.parametrize("start_method", METHODS)
+@pytest.mark.parametrize(
+    "start_method", ["fork", *(pytest.param(m, marks=pytest.mark.slow) for m in ("spawn", "forkserver"))]
+)
 def test_a_notebook_can_be_the_host(start_method: str) -> None:
     """Its cells run within an event loop in the main thread. Its `sys.stdout` is an object that shows text in a page.
     What a cell defines is in no file. The stop button sends SIGINT, and the kernel goes on."""
