@@ -55,7 +55,8 @@ def limited(ulimit: str, *argv: str) -> tuple[str, str, str]:
 
 
 @pytest.mark.parametrize("limit", range(5, 17))
-@pytest.mark.parametrize("backend", [pytest.param("alone", marks=pytest.mark.slow), "file"])
+@pytest.mark.parametrize("backend", ["alone", "file"])
+@pytest.mark.slow
 def test_descriptors(tmp_path: Path, backend: str, limit: int) -> None:
     """Whatever needs the descriptor that is not there: an import, the journal, a pipe or a worker."""
     conf = f"--rdzv-conf=last_call_timeout=0,join_timeout=1 --rdzv-endpoint={tmp_path}/j --store-timeout=1"

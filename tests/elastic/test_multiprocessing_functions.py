@@ -189,6 +189,7 @@ HOST = """
 
 
 @pytest.mark.parametrize("start_method", METHODS)
+@pytest.mark.slow
 def test_a_daemonic_process_can_be_the_host(start_method: str) -> None:
     """`multiprocessing` allows a daemonic process no children, so torch refuses. A keeper is no such child."""
     run_alone(

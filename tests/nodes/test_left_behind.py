@@ -67,7 +67,11 @@ def killed_with_its_keeper(host: str, start_method: str, path: Path) -> int:
 
 
 @pytest.mark.parametrize(
-    ("host", "start_method"), [*((host, "spawn") for host in HOSTS), ("launch", "fork"), ("launch", "forkserver")]
+    ("host", "start_method"),
+    [
+        *((host, "spawn") for host in HOSTS),
+        *(pytest.param("launch", method, marks=pytest.mark.slow) for method in ("fork", "forkserver")),
+    ],
 )
 def test_the_next_start_ends_a_daemon(host: str, start_method: str, tmp_path: Path, folder: Path) -> None:
     """Whoever starts next, and whatever was started before."""

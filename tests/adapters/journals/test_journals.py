@@ -163,6 +163,7 @@ def test_threads_that_append_at_once_lose_and_double_nothing(store: Store, job: 
     assert everything(store.journal(job)) == found
 
 
+@pytest.mark.slow
 def test_processes_that_append_at_once_lose_and_double_nothing(shared: SharedStore, job: str) -> None:
     """All nodes of a job join at once."""
     with ExitStack() as stack:

@@ -63,6 +63,7 @@ def test_an_expired_timer_is_a_failure_like_another(tmp_path: Path) -> None:
     assert not list(tmp_path.glob("reknit_scratch*"))
 
 
+@pytest.mark.slow
 def test_torchs_client_sets_timers_as_well(tmp_path: Path) -> None:
     """Scripts use it."""
     status, job = run(tmp_path, "w.py", script=script(HANGS, TORCHS, rank="0"), env=ON)

@@ -471,6 +471,7 @@ def test_a_result_becomes_the_report() -> None:
     ],
     ids=["spawn", "forkserver", "agent"],
 )
+@pytest.mark.slow
 def test_a_script_without_a_guard(tmp_path: Path, call: str) -> None:
     """Each worker imports the script, which starts workers. One sentence says so, before everything else that is said
     of the failure, and no worker shows its traceback."""

@@ -83,6 +83,7 @@ def test_a_trace_takes_the_place_of_the_rates(tmp_path: Path) -> None:
     assert run.most_out == 1
 
 
+@pytest.mark.slow
 def test_two_clusters_are_compared_on_the_same_failures() -> None:
     """A cluster does not differ from itself. One that starts faster trains more, and this can be told."""
     slow, same, fast = answers([SMALL, SMALL, with_values(SMALL, {"start_s": 1, "start_p99_s": 2}, "x")], range(6), 1)

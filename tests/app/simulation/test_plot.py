@@ -20,6 +20,7 @@ def made(runs: int) -> Sweep:
 
 
 @pytest.mark.parametrize(("name", "begins"), [("a.png", b"\x89PNG"), ("a.svg", b"<?xml"), ("a.PDF", b"%PDF")])
+@pytest.mark.slow
 def test_a_picture_is_drawn(name: str, begins: bytes, tmp_path: Path) -> None:
     """In each format, and twice with the same bytes: a picture in a repository only changes if its numbers do."""
     pytest.importorskip("matplotlib")

@@ -242,6 +242,7 @@ def test_what_a_harmful_module_has_started_ends(make: Make, tmp_path: Path) -> N
 @pytest.mark.parametrize(
     "word", ['{"ready": 1}', '{"ready": {}}', '{"harms": {}}', "[]", '{"fails": 7}', "[" * 200_000]
 )
+@pytest.mark.slow
 def test_a_module_that_writes_to_the_socket_costs_no_round(word: str, make: Make, tmp_path: Path) -> None:
     """Also if it writes what a zygote might say."""
     (tmp_path / "word").write_text(word + "\n")
