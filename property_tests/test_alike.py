@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from unittest import mock
+
+import pytest
 from attrs import evolve, fields
 from hypothesis import given, settings
 
@@ -9,11 +12,17 @@ from reknit.app.testing.checks.renamed import is_asked
 from reknit.app.testing.play import play
 from reknit.app.testing.script import Script, parse
 from reknit.app.testing.weather import scripts
+from reknit.core.agent import alike
 from reknit.core.agent.agent import Agent
-from reknit.core.agent.alike import OWN, PULSE
+from reknit.core.agent.alike import OWN, PULSE, standing
 from reknit.core.agent.timers import STAGGERED
+from reknit.core.job.entries import Entry, Node
+from reknit.core.job.fold import fold_all
+from reknit.core.job.job import Job
 
 from .conftest import PROFILE
+from .journals import PLAUSIBLE, written
+from .planted.bug import Bug, planted
 
 KINDS = {
     "spec": "own",
@@ -73,3 +82,44 @@ def test_most_steps_of_a_calm_job_are_renamed() -> None:
     """Otherwise the law would say nothing. With failures of workers, of which each names its own ranks."""
     text = f"setup nodes=8 formed=8 min=6 max=8 budget=9\nfail {'abcdefgh'[STAGGERED]}\nwait 25\nfreeze b\nwait 25"
     assert asked(parse(text)) > 100
+
+
+def groups(journal: list[Entry]) -> tuple[set[frozenset[Node]], set[frozenset[Node]]]:
+    """All nodes of a journal by how they stand at its end: asked together, and one by one. Only the first of these few
+    nodes is one that would go first."""
+    job = fold_all(Job(), journal)
+    nodes = {joined.node for joined in job.live.values()}
+    nodes |= {node for entry in journal if isinstance(node := getattr(entry, "node", None), Node)}
+    alone: dict[tuple[object, ...], set[Node]] = {}
+    with mock.patch.object(alike, "STAGGERED", 1):
+        for node in nodes:
+            alone.setdefault(standing(job, node), set()).add(node)
+        together = alike.by_standing(job, nodes)
+    return {frozenset(group) for group in together}, {frozenset(group) for group in alone.values()}
+
+
+@given(PLAUSIBLE)
+def test_nodes_that_are_asked_together_stand_as_they_do_alone(journal: list[Entry]) -> None:
+    """Those of a crew are asked together, because there are thousands."""
+    together, alone = groups(journal)
+    assert together == alone
+
+
+GROUPING = tuple(
+    Bug(f"groups-ignore-{what}", 0, "agent.alike.by_standing", old, new, "", "")
+    for what, old, new in (
+        ("who-leaves", "job.succeeded | job.leaving", "job.succeeded"),
+        ("who-has-succeeded", "job.succeeded | job.leaving", "job.leaving"),
+        ("who-is-expected", "phase.expected if", "frozenset() if"),
+        ("who-is-a-member", "frozenset(job.members.group_ranks)", "frozenset()"),
+        ("failures", "asked |= phase.told.keys() & nodes", "pass"),
+        ("the-first", "islice(live.values(), STAGGERED)", "()"),
+    )
+)
+
+
+@pytest.mark.parametrize("bug", GROUPING, ids=lambda bug: bug.name)
+def test_this_law_finds_a_planted_bug(bug: Bug) -> None:
+    """A law that finds no bug shows nothing."""
+    with planted(bug):
+        assert any(together != alone for together, alone in map(groups, (written(seed, 40) for seed in range(300))))

@@ -23,6 +23,7 @@ Here is what happens, and no judgement: faults and delays are the caller's (`Del
 
 from __future__ import annotations
 
+import gc
 import heapq
 from bisect import insort
 from collections.abc import Callable, Iterable, Sequence, Set
@@ -55,11 +56,12 @@ from reknit.core.agent.alike import (
     Own,
     are_alike,
     as_other,
+    by_standing,
     can_share,
     command_as_other,
     entry_as_other,
     event_as_other,
-    standings,
+    standing,
     without_pulse,
 )
 from reknit.core.agent.commands import Append, Beat, Command, Finish, Result, StopWorkers
@@ -97,6 +99,8 @@ FOLDS, MOST_KEPT = 64, 500_000
 """Folds are forgotten after at least so many more, and so many places of nodes in them."""
 LAST = "~"
 """Comes after the names of all nodes."""
+MADE = 1_000_000
+"""So many values more than before are there when garbage is collected."""
 STUFF_S = 0.1
 """Seconds of appends that land at one time."""
 HELD_S, MOST_HELD_S = 0.002, 1.5
@@ -203,8 +207,6 @@ class Fleet:
     _batches: dict[tuple[int, int], Entries] = field(factory=dict, init=False)
     _most_folds: int = field(default=FOLDS, init=False)
     """When so many folds are kept, those that all agents have read are forgotten."""
-    _stands: tuple[Job, Callable[[Node], tuple[object, ...]]] | None = field(default=None, init=False)
-    """The fold that was asked last how its nodes stand, and the answers."""
     _arriving: list[tuple[Crew, SendEntry, list[tuple[NodeId, Entry]]]] = field(factory=list, init=False)
     """What comes to the store now, and of which crew it is."""
     _free_at: float = field(default=0.0, init=False)
@@ -228,11 +230,16 @@ class Fleet:
         heapq.heappush(self._heap, (_on_grid(at), name, self._count, what))
 
     def run_until(self, until: float) -> None:
-        """Let time pass."""
-        heap = self._heap
-        while heap and heap[0][0] <= until:
-            self.now, _, _, what = heapq.heappop(heap)
-            what()
+        """Let time pass. Meanwhile garbage is collected rarely: a fleet makes many values and no cycles. To look for
+        cycles would cost a quarter of the time."""
+        heap, thresholds = self._heap, gc.get_threshold()
+        gc.set_threshold(MADE, *thresholds[1:])
+        try:
+            while heap and heap[0][0] <= until:
+                self.now, _, _, what = heapq.heappop(heap)
+                what()
+        finally:
+            gc.set_threshold(*thresholds)
         self.now = max(self.now, until)
 
     @property
@@ -400,16 +407,11 @@ class Fleet:
         self._schedule(crew)
         return other
 
-    def _split(self, crew: Crew, key: Callable[[NodeId], object], some: Iterable[NodeId] | None = None) -> list[Crew]:
-        """Crews of those agents for which `key` is the same. `some`: the others of the crew stay together. None: there
-        are no others."""
-        asked = crew.owns if some is None else sorted(some)
-        groups: dict[object, list[NodeId]] = {}
-        for node in asked:
-            groups.setdefault(key(node), []).append(node)
-        kept = max(groups.values(), key=len) if len(asked) == len(crew.owns) else None
-        parted = [ids for ids in groups.values() if ids is not kept]
-        return [crew, *(self._parted(crew, ids) for ids in parted)]
+    def _split(self, crew: Crew, groups: Sequence[Sequence[NodeId]]) -> list[Crew]:
+        """A crew for each of these groups of its agents. Agents that are in no group stay together. If there are none,
+        the largest group stays."""
+        kept = max(groups, key=len) if sum(map(len, groups)) == len(crew.owns) else None
+        return [crew, *(self._parted(crew, ids) for ids in groups if ids is not kept)]
 
     def _hearing(self, agent: Agent, before: Agent) -> Agent:
         """The agent, with what it would have heard of the nodes that it watches. `before`: the one whose pulse it
@@ -517,14 +519,10 @@ class Fleet:
             touched |= min(crew.owns.keys() - members, crew.owns.keys() & members, key=len)
         if not touched:
             return [crew]
-        stands = self._standings(job)
-        me = {node: crew.owns[node].me for node in touched}
-        return self._split(crew, lambda node: (stands(me[node]), tuple(map(type, entries.of(me[node])))), touched)
-
-    def _standings(self, job: Job) -> Callable[[Node], tuple[object, ...]]:
-        if self._stands is None or self._stands[0] is not job:
-            self._stands = job, standings(job)
-        return self._stands[1]
+        groups = by_standing(job, {crew.owns[node].me for node in touched})
+        for kind in entries.kinds:
+            groups = [some for group in groups for some in (group & kind, group - kind) if some]
+        return self._split(crew, sorted(sorted(node.id for node in group) for group in groups))
 
     def _feed(self, crew: Crew, event: Event) -> None:
         """One step of the agent of this crew, in the name of all."""
@@ -566,7 +564,7 @@ class Fleet:
 
     def _each(self, crew: Crew, event: Event) -> None:
         """The agents of this crew go ways that cannot be renamed: each makes the step itself."""
-        alone = self._split(crew, lambda node: node)
+        alone = self._split(crew, [[node] for node in crew.owns])
         for one in alone:
             self._feed(one, event_as_other(event, crew.agent, one.owns[one.name]) if one is not crew else event)
 
@@ -617,7 +615,10 @@ class Fleet:
 
     def _with_delays(self, crew: Crew, delay_s: Callable[[NodeId], float], what: Event) -> None:
         """`what` happens to each agent after a delay of its own."""
-        for some in self._split(crew, delay_s):
+        by_delay: dict[float, list[NodeId]] = {}
+        for node in crew.owns:
+            by_delay.setdefault(delay_s(node), []).append(node)
+        for some in self._split(crew, [*by_delay.values()]):
             self._put(some, max(delay_s(some.name), 1 / GRID), what)
 
     def _report_hang(self, crew: Crew) -> None:
@@ -841,7 +842,7 @@ class Fleet:
         if crew.quiet_until is None or crew.coming or crew.is_over or crew.hears_silence:
             return
         agent = crew.agent
-        if agent.said or not can_share(agent) or self._standings(agent.job)(agent.me)[-1] != STAGGERED:
+        if agent.said or not can_share(agent) or standing(agent.job, agent.me)[-1] != STAGGERED:
             return
         key = _key(crew)
         for other in self.crews:

@@ -10,7 +10,7 @@ import multiprocessing
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from functools import lru_cache, partial
+from functools import partial
 from math import exp, gamma, sqrt
 from random import Random
 from statistics import NormalDist, fmean, stdev
@@ -390,7 +390,6 @@ class _Job:
 # ---- delays ----------------------------------------------------------------------------------------------------------
 
 
-@lru_cache
 def lognormal(median: float, p99: float, part: float) -> float:
     """The quantile `part` of the log-normal distribution with this median and this 99th percentile."""
     if not median or p99 <= median:
@@ -401,33 +400,37 @@ def lognormal(median: float, p99: float, part: float) -> float:
 @define(eq=False)
 class Drawn:
     """Delays of workers, drawn for each round. A round waits for the slowest of its nodes. So the slowest few are drawn
-    one by one, from the end of the distribution. The others share a dozen delays."""
+    one by one, from the end of the distribution. The others share a few delays."""
 
     cluster: SimulatedCluster
     seed: int
     clock: Callable[[], float] = lambda: 0.0
     up_since: dict[NodeId, float] = field(factory=dict)
     """When a node has come up. Missing: at time 0."""
+    _cohorts: dict[NodeId, int] = field(factory=dict)
     _round: int = -1
-    _starts: list[float] = field(factory=list)
-    """As the quantiles of their distribution, which is another one on a warm node. So is the first of `_slow`."""
+    _starts: list[tuple[float, float]] = field(factory=list)
+    """Of each cohort: on a cold node, and on a warm one."""
     _stops: list[float] = field(factory=list)
-    _slow: dict[NodeId, tuple[float, float]] = field(factory=dict)
+    _slow: dict[NodeId, tuple[tuple[float, float], float]] = field(factory=dict)
+    """The starts and the stop of the slowest nodes."""
+
+    def __attrs_post_init__(self) -> None:
+        self._cohorts = {name_of(i): i % COHORTS for i in range(self.cluster.nodes + self.cluster.spares)}
 
     def start_s(self, round: int, node: NodeId) -> float:
         """Implements `Delays`."""
         self._draw(round)
         slow, cluster = self._slow.get(node), self.cluster
-        part = self._starts[int(node[1:]) % COHORTS] if slow is None else slow[0]
-        if cluster.warm_start_s and self.clock() - self.up_since.get(node, 0.0) >= cluster.start_s:
-            return lognormal(cluster.warm_start_s, cluster.warm_start_p99_s, part)
-        return lognormal(cluster.start_s, cluster.start_p99_s, part)
+        cold_s, warm_s = self._starts[self._cohorts[node]] if slow is None else slow[0]
+        is_warm = cluster.warm_start_s and self.clock() - self.up_since.get(node, 0.0) >= cluster.start_s
+        return warm_s if is_warm else cold_s
 
     def stop_s(self, round: int, node: NodeId, grace_s: float) -> float:
         """Implements `Delays`."""
         self._draw(round)
         slow = self._slow.get(node)
-        return min(grace_s + 0.05, self._stops[int(node[1:]) % COHORTS] if slow is None else slow[1])
+        return min(grace_s + 0.05, self._stops[self._cohorts[node]] if slow is None else slow[1])
 
     def _draw(self, round: int) -> None:
         if round == self._round:
@@ -435,16 +438,21 @@ class Drawn:
         self._round = round
         luck, count = Random(f"{self.seed}/delays/{round}"), self.cluster.nodes + self.cluster.spares
         few = min(STRAGGLERS, count // COHORTS)
-        self._starts = self._shared(luck, few / count)
+        self._starts = [self._start(part) for part in self._shared(luck, few / count)]
         self._stops = [self._stop(part) for part in self._shared(luck, few / count)]
         self._slow = {}
         for place, number in enumerate(luck.sample(range(count), few)):
             start, stop = (1 - (place + luck.random()) / count for _ in range(2))
-            self._slow[name_of(number)] = start, self._stop(stop)
+            self._slow[name_of(number)] = self._start(start), self._stop(stop)
 
     def _shared(self, luck: Random, slow: float) -> list[float]:
         order = luck.sample(range(COHORTS), COHORTS)
         return [(1 - slow) * (k + luck.random()) / COHORTS for k in order]
+
+    def _start(self, part: float) -> tuple[float, float]:
+        cluster = self.cluster
+        cold_s = lognormal(cluster.start_s, cluster.start_p99_s, part)
+        return cold_s, lognormal(cluster.warm_start_s, cluster.warm_start_p99_s, part)
 
     def _stop(self, part: float) -> float:
         return lognormal(self.cluster.stop_s, self.cluster.stop_p99_s, part)

@@ -16,7 +16,7 @@ A simulator needs this: a job of a thousand nodes has a dozen kinds of agents (d
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping, Set
 from itertools import islice
 
 from attrs import evolve, frozen
@@ -92,27 +92,38 @@ _NO_CONTACT, _NO_SILENCE = Contact(), Silence()
 
 def standing(job: Job, node: Node) -> tuple[object, ...]:
     """All that the fold says of one node and that a decision of its agent may depend on."""
-    return standings(job)(node)
+    if not job.is_live(node):
+        return job.is_gone(node), job.highest_incarnation(node.id)
+    is_expected, failures = False, 0
+    if isinstance(job.phase, Gathering):
+        is_expected, told = node in job.phase.expected, job.phase.told.get(node)
+        failures = 0 if told is None else len(told.failures)
+    place = next((i for i, first in enumerate(islice(job.live, STAGGERED)) if first == node.id), STAGGERED)
+    return node in job.member_nodes, is_expected, failures, node in job.succeeded, node in job.leaving, place
 
 
-def standings(job: Job) -> Callable[[Node], tuple[object, ...]]:
-    """A function that gives the `standing` of a node in this job. It is quicker if many nodes are asked for."""
-    phase = job.phase
-    expected, told = frozenset[Node](), EMPTY
-    if isinstance(phase, Gathering):
-        expected, told = phase.expected, phase.told
-    first = {node_id: i for i, node_id in enumerate(islice(job.live, STAGGERED))}
-    members, succeeded, leaving, live = job.member_nodes, job.succeeded, job.leaving, job.live
+def by_standing(job: Job, nodes: Set[Node]) -> list[Set[Node]]:
+    """These nodes in groups that stand alike (`standing`). Thousands of nodes differ in two sets only, the members and
+    the expected. Only the few of which the fold says more are asked for one by one."""
+    phase, live = job.phase, job.live
+    asked = {node for node in nodes if (joined := live.get(node.id)) is None or joined.node is not node}
+    asked.update(joined.node for joined in islice(live.values(), STAGGERED) if joined.node in nodes)
+    asked |= (job.succeeded | job.leaving) & nodes
+    if isinstance(phase, Gathering) and phase.told:
+        asked |= phase.told.keys() & nodes
+    found: dict[tuple[object, ...], Set[Node]] = {}
+    for some in _apart(nodes - asked, frozenset(job.members.group_ranks)):
+        for group in _apart(some, phase.expected if isinstance(phase, Gathering) else frozenset()):
+            found[standing(job, next(iter(group)))] = group
+    for node in asked:
+        stands = standing(job, node)
+        found[stands] = found.get(stands, frozenset()) | {node}
+    return [*found.values()]
 
-    def of(node: Node) -> tuple[object, ...]:
-        joined = live.get(node.id)
-        if joined is None or joined.node != node:
-            return job.is_gone(node), job.highest_incarnation(node.id)
-        place = first.get(node.id, STAGGERED)
-        failures = len(told[node].failures) if node in told else 0
-        return node in members, node in expected, failures, node in succeeded, node in leaving, place
 
-    return of
+def _apart(nodes: Set[Node], some: frozenset[Node]) -> list[Set[Node]]:
+    """Those of `nodes` that are in `some`, and those that are not. None of the groups is empty."""
+    return [group for group in (nodes & some, nodes - some) if group]
 
 
 # ---- renaming --------------------------------------------------------------------------------------------------------

@@ -294,9 +294,14 @@ class Entries(tuple[Entry, ...]):
         """The ids of the nodes that they name."""
         return {node.id for node in self._by_node if node is not None}
 
-    def of(self, node: Node) -> Sequence[Entry]:
-        """Those that name this node."""
-        return self._by_node.get(node, ())
+    @cached_property
+    def kinds(self) -> Sequence[frozenset[Node]]:
+        """The nodes that they name, in groups that are named by entries of the same types."""
+        found: dict[tuple[type, ...], list[Node]] = {}
+        for node, entries in self._by_node.items():
+            if node is not None:
+                found.setdefault(tuple(map(type, entries)), []).append(node)
+        return [*map(frozenset, found.values())]
 
     @cached_property
     def _by_node(self) -> Mapping[Node | None, list[Entry]]:

@@ -18,9 +18,9 @@ from .ring import ring_of
 
 def sealed(job: Job) -> Job:
     """Start the gathered round: of the ready, old members come first, then old seats, then the journal's order."""
-    candidates = ready(job)
-    if job.members:  # in the first round all are newcomers
-        candidates.sort(key=lambda j: (j.node not in job.member_nodes, j.node.id not in job.seats))
+    candidates, members_before, seats_before = ready(job), job.member_nodes, job.seats
+    if members_before and len(candidates) > room(job):
+        candidates.sort(key=lambda j: (j.node not in members_before, j.node.id not in seats_before))
     chosen = candidates[: room(job)]
     seats = _seated(job.seats, chosen)
     members = Members(sorted(chosen, key=lambda j: seats[j.node.id]))
