@@ -3,6 +3,7 @@
     python benchmarks/rendezvous.py                        # the table, about ten minutes (torch does not finish 256)
     python benchmarks/rendezvous.py --nodes 128 --only reknit --repeats 5
     python benchmarks/rendezvous.py --nodes 128 --journal etcd   # or file; reknit alone
+    python benchmarks/rendezvous.py --store                # how fast the stores take entries, for `reknit simulate`
 
 Both meet at one TCPStore, hosted by torch's own server in a process of its own. Nodes are threads, either all in one
 process or spread over 8 processes. N is the minimum and the maximum of nodes. The time is measured from the moment when
@@ -37,6 +38,8 @@ PATIENCE_S = 300.0
 SIZES = (32, 128, 256, 512, 1000)
 TORCH_SIZES = (32, 128, 256)
 """512 does not finish within the patience either."""
+WRITERS = (1, 8, 64, 256)
+"""Numbers of nodes, where the store itself is measured."""
 
 
 # ---- one process of nodes ------------------------------------------------------------------------------------------
@@ -57,6 +60,21 @@ def reknit_node(endpoint: str, number: int, total: int, job: str, known: Callabl
     spec = Spec(NodeId(f"node{number}"), "127.0.0.1", terms, opens_after_s=0.0 if is_host else 3.0)
     ports: Any = Ports(clock, link, NoWorkers(f"x{number}", known), NoRequests())
     run(Loop(Agent(spec), ports))
+
+
+def appends(total: int) -> int:
+    """How many entries each of so many nodes appends."""
+    return 200 if total == 1 else 20
+
+
+def writing_node(endpoint: str, number: int, total: int, job: str, known: Callable[[int], None]) -> None:
+    """Appends one entry after the other. All it does is wait for the store."""
+    from reknit.core.job.entries import Node, NodeId, Succeeded
+
+    journal = journal_at(endpoint, job, founds=number == 0)
+    for i in range(appends(total)):
+        journal.append(f"x{number}.{i}", Succeeded(Node(NodeId(f"node{number}")), i))
+    known(number)
 
 
 def journal_at(endpoint: str, job: str, *, founds: bool) -> Any:
@@ -141,6 +159,8 @@ def be_nodes(which: str, endpoint: str, first: int, count: int, total: int, job:
     for number in range(first, first + count):
         if which == "torch":
             calls.append(torch_node(int(endpoint), number, total, job, known))
+        elif which == "store":
+            calls.append(partial(writing_node, endpoint, number, total, job, known))
         else:
             calls.append(partial(reknit_node, endpoint, number, total, job, known))
     if which == "reknit":
@@ -292,6 +312,20 @@ def table(sizes: list[int], repeats: int, which: list[str], journal: str) -> Non
             print(f"{total:>6} {shape:>18} " + " ".join(f"{text:>22}" for text in cells), flush=True)
 
 
+def stores(repeats: int) -> None:
+    """How fast each store takes entries, from one node and from many."""
+    print(f"{'store':>6} " + " ".join(f"{f'{total} nodes':>10}" for total in WRITERS) + "  entries in a second")
+    for journal in ("c10d", "etcd", "file"):
+        rates = []
+        for total in WRITERS:
+            taken = []
+            for i in range(repeats):
+                with served(journal) as endpoint:
+                    taken.append(measured("store", endpoint, total, min(total, 2), f"job{i}") or PATIENCE_S)
+            rates.append(total * appends(total) / statistics.median(taken))
+        print(f"{journal:>6} " + " ".join(f"{rate:>10.0f}" for rate in rates), flush=True)
+
+
 def cell(name: str, total: int, processes: int, repeats: int, journal: str) -> str:
     taken: list[float] = []
     for i in range(repeats):
@@ -315,8 +349,12 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--only", choices=("reknit", "torch"))
     parser.add_argument("--journal", choices=("c10d", "file", "etcd"), default="c10d", help="torch knows only c10d")
+    parser.add_argument("--store", action="store_true", help="measure the stores themselves")
     options = parser.parse_args()
     print(f"{os.cpu_count()} cores, Python {sys.version.split()[0]}")
+    if options.store:
+        stores(options.repeats)
+        return
     only = "reknit" if options.journal != "c10d" else options.only
     table(options.nodes or list(SIZES), options.repeats, [only] if only else ["reknit", "torch"], options.journal)
 

@@ -17,6 +17,7 @@ ends. Every second of the job has one cause:
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import ceil
 
 from attrs import define, field, frozen
 
@@ -75,7 +76,9 @@ class Accounts:
     """Keeps the accounts of one job. A watcher of its fleet."""
 
     checkpoint_s: float
+    """At least so much training is between two checkpoints."""
     checkpoint_cost_s: float
+    step_s: float = 0.0
     causes: dict[str, float] = field(factory=lambda: dict.fromkeys(CAUSES, 0.0))
     recoveries: list[float] = field(factory=list)
     rounds: int = 0
@@ -108,6 +111,19 @@ class Accounts:
     def round(self) -> int:
         """The round that starts or trains. -1: none does."""
         return self._round
+
+    def since_step_s(self, at: float) -> float:
+        """How long ago the last whole step had ended at this time, while the job trains."""
+        if not self.step_s:
+            return 0.0
+        interval_s = self._interval_s
+        trained_s = (at - self._since) % (interval_s + self.checkpoint_cost_s)
+        return trained_s - interval_s if trained_s >= interval_s else trained_s % self.step_s
+
+    @property
+    def _interval_s(self) -> float:
+        """A checkpoint comes after a whole step."""
+        return ceil(self.checkpoint_s / self.step_s) * self.step_s if self.step_s else self.checkpoint_s
 
     def landed(self, at: float, before: Job, entries: Sequence[Entry], job: Job) -> None:
         phase = job.phase
@@ -161,9 +177,10 @@ class Accounts:
 
     def _trained(self, until: float, *, is_lost: bool) -> None:
         trained_s = until - self._since
-        whole = int(trained_s // (self.checkpoint_s + self.checkpoint_cost_s))
-        rest_s = trained_s - whole * (self.checkpoint_s + self.checkpoint_cost_s)
-        self.causes["training"] += whole * self.checkpoint_s
+        interval_s = self._interval_s
+        whole = int(trained_s // (interval_s + self.checkpoint_cost_s))
+        rest_s = trained_s - whole * (interval_s + self.checkpoint_cost_s)
+        self.causes["training"] += whole * interval_s
         self.causes["checkpoints"] += whole * self.checkpoint_cost_s
         self.causes["lost steps" if is_lost else "training"] += rest_s
         self._since = until

@@ -79,8 +79,10 @@ class SimulatedCluster:
     """A file with lines `time,remove,node` and `time,add,node`: seconds from the start, and the number of the node from
     0. It takes the place of all drawn failures."""
 
+    step_s: float = field(default=0.0, validator=seconds)
+    """Seconds of a step of training, after which a worker has made progress. 0: too short to matter."""
     checkpoint_s: float = field(default=1800.0, validator=positive_seconds)
-    """Seconds of training between two checkpoints."""
+    """Seconds of training between two checkpoints. A checkpoint comes after a whole step, so they may be more."""
     checkpoint_cost_s: float = field(default=5.0, validator=seconds)
     """Seconds for which training stands still for a checkpoint."""
     start_s: float = field(default=30.0, validator=seconds)
@@ -127,6 +129,9 @@ class SimulatedCluster:
             if 0.0 < getattr(self, name) < getattr(self, median):
                 values = f"{name} is {getattr(self, name):g}, and {median} is {getattr(self, median):g}"
                 raise ValueError(f"{values}; {name} must not be less. 0: it is always {median}")
+        if self.step_s >= self.hang_after_s:
+            values = f"step_s is {self.step_s:g}, and hang_after_s is {self.hang_after_s:g}"
+            raise ValueError(f"{values}; step_s must be less, or every worker would count as hung")
         if self.shape < 0.1:
             raise ValueError(f"shape is {self.shape!r}; a number of at least 0.1 is expected")
         self.terms  # noqa: B018  # the terms have rules of their own

@@ -206,7 +206,8 @@ def traced(cluster: SimulatedCluster, seed: int, folder: str) -> None:
 
 def play(cluster: SimulatedCluster, seed: int, *watchers: Onlooker) -> SimulatedRun:
     """Play the job once."""
-    accounts, delays = Accounts(cluster.checkpoint_s, cluster.checkpoint_cost_s), Drawn(cluster, seed)
+    accounts = Accounts(cluster.checkpoint_s, cluster.checkpoint_cost_s, cluster.step_s)
+    delays = Drawn(cluster, seed)
     fleet = Fleet(
         cluster.terms,
         seed=seed,
@@ -336,7 +337,9 @@ class _Job:
         if self._is_member(node) and self.accounts.trains:
             self.accounts.break_down(self.fleet.now)
             round, for_s = self.accounts.round, self.cluster.hang_after_s
-            self.fleet.after(for_s, lambda: self._noticed(node, round, for_s))
+            # The last progress was the end of the step before.
+            wait_s = for_s - self.accounts.since_step_s(self.fleet.now)
+            self.fleet.after(wait_s, lambda: self._noticed(node, round, for_s))
 
     def _noticed(self, node: int, round: int, for_s: float) -> None:
         if self.accounts.round == round:

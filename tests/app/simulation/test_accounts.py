@@ -11,8 +11,8 @@ from reknit.core.job.entries import NodeId, RestartPolicy, Terms
 NAMES = [NodeId(f"n{i}") for i in range(3)]
 
 
-def made() -> tuple[Fleet, Accounts]:
-    accounts = Accounts(checkpoint_s=100.0, checkpoint_cost_s=10.0)
+def made(step_s: float = 0.0) -> tuple[Fleet, Accounts]:
+    accounts = Accounts(checkpoint_s=100.0, checkpoint_cost_s=10.0, step_s=step_s)
     terms = Terms(3, 3, RestartPolicy(9), join_timeout_s=3600.0, beat_s=5.0, silence_s=15.0)
     fleet = Fleet(terms, delays=Constant(20.0, 3.0), watchers=[accounts])
     fleet.start(NAMES)
@@ -34,6 +34,25 @@ def test_a_failure_costs_what_was_trained_since_the_checkpoint() -> None:
     assert causes["stopping"] == pytest.approx(3.0, abs=0.5)
     assert causes["starting"] == pytest.approx(40.0, abs=0.5)
     assert accounts.recoveries == [pytest.approx(23.0, abs=0.5)]
+
+
+def test_a_checkpoint_comes_after_a_whole_step() -> None:
+    """Steps of 40 s: each checkpoint comes after 120 s. There are seven of them in the 980 s. 70 s are lost, with the
+    step that was not done."""
+    fleet, accounts = made(40.0)
+    accounts.break_down(fleet.now)
+    assert fleet.fail(NAMES[1])
+    fleet.run_until(1001.0)
+    assert accounts.causes["training"] == pytest.approx(7 * 120.0)
+    assert accounts.causes["checkpoints"] == pytest.approx(70.0)
+    assert accounts.causes["lost steps"] == pytest.approx(70.0, abs=1.0)
+
+
+@pytest.mark.parametrize(("after_s", "wanted_s"), [(0.0, 0.0), (39.0, 39.0), (41.0, 1.0), (121.0, 1.0), (135.0, 5.0)])
+def test_progress_is_the_end_of_a_step(after_s: float, wanted_s: float) -> None:
+    """A checkpoint of 10 s comes between the third step and the fourth."""
+    _, accounts = made(40.0)
+    assert accounts.since_step_s(accounts._since + after_s) == pytest.approx(wanted_s)
 
 
 def test_a_node_that_falls_silent_is_noticed_late() -> None:

@@ -78,6 +78,10 @@ def test_a_trace_is_read(tmp_path: Path) -> None:
         ({"shape": 0.001}, "shape is 0.001; a number of at least 0.1 is expected"),
         ({"hang_after_s": float("inf")}, "hang_after_s is inf; at most 1e+09 is expected"),
         (
+            {"step_s": 600.0},
+            "step_s is 600, and hang_after_s is 600; step_s must be less, or every worker would count as hung",
+        ),
+        (
             {"start_s": 100.0},
             "start_p99_s is 90, and start_s is 100; start_p99_s must not be less. 0: it is always start_s",
         ),

@@ -140,6 +140,15 @@ def test_the_title_of_several_clusters() -> None:
     assert title(found[:1]) == "0.5 days of 2 nodes, played once"
 
 
+def test_a_hang_counts_from_the_last_step() -> None:
+    """A worker tells of its progress at the end of each step. So half of a step has passed when it begins to hang."""
+    same = {"failures": 500.0, "worker": 0, "node": 0, "hang": 1, "leave": 0, "hang_after_s": 600}
+    long, none = (play(with_values(SMALL, {**same, "step_s": step_s}, "here"), 0) for step_s in (500, 0))
+    waited_s = [run.causes["detecting"] / len(run.recoveries) for run in (long, none)]
+    assert waited_s[1] == pytest.approx(600.0, abs=1.0)
+    assert waited_s[0] == pytest.approx(350.0, abs=75.0)
+
+
 def test_processes_change_nothing() -> None:
     """Runs that are played at once are those that are played one after another."""
     assert answers([SMALL], [0, 1], 2)[0].runs == answers([SMALL], [0, 1], 1)[0].runs
