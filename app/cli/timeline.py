@@ -25,7 +25,8 @@ TABLE = Table(
     (
         Option(
             "output",
-            "the file: page.html is a page for a browser, trace.json is for ui.perfetto.dev and chrome://tracing",
+            "the file: page.html is a page for a browser, trace.json is for ui.perfetto.dev and chrome://tracing"
+            " (default: timeline.html in this folder)",
             "FILE",
             "timeline.html",
             short="o",
