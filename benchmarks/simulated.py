@@ -18,7 +18,7 @@ from collections.abc import Callable
 
 from reknit.adapters.simulated.fleet import Fleet
 from reknit.app.simulation.cluster import SimulatedCluster
-from reknit.app.simulation.playing import name_of, play
+from reknit.app.simulation.playing import collect_rarely, name_of, play
 from reknit.core.job.entries import NodeId, RestartPolicy, Terms
 from reknit.testing import Script, Setup, parse
 from reknit.testing import play as play_small
@@ -65,6 +65,7 @@ def main() -> None:
     for name, default in (("days", 54), ("nodes", 2048), ("spares", 32)):
         parser.add_argument(f"--{name}", type=int, default=default)
     asked = parser.parse_args()
+    collect_rarely()  # as `reknit simulate` does
     here, there = took(fleet_of_eight), took(small_world)
     row(f"8 nodes for {SMALL_S:g} s, small world with its checks", there)
     row(f"8 nodes for {SMALL_S:g} s, fleet", here, f"{there / here:.0f} times faster")

@@ -23,7 +23,6 @@ Here is what happens, and no judgement: faults and delays are the caller's (`Del
 
 from __future__ import annotations
 
-import gc
 import heapq
 from bisect import insort
 from collections.abc import Callable, Iterable, Sequence, Set
@@ -99,8 +98,6 @@ FOLDS, MOST_KEPT = 64, 500_000
 """Folds are forgotten after at least so many more, and so many places of nodes in them."""
 LAST = "~"
 """Comes after the names of all nodes."""
-MADE = 1_000_000
-"""So many values more than before are there when garbage is collected."""
 STUFF_S = 0.1
 """Seconds of appends that land at one time."""
 HELD_S, MOST_HELD_S = 0.002, 1.5
@@ -230,16 +227,11 @@ class Fleet:
         heapq.heappush(self._heap, (_on_grid(at), name, self._count, what))
 
     def run_until(self, until: float) -> None:
-        """Let time pass. Meanwhile garbage is collected rarely: a fleet makes many values and no cycles. To look for
-        cycles would cost a quarter of the time."""
-        heap, thresholds = self._heap, gc.get_threshold()
-        gc.set_threshold(MADE, *thresholds[1:])
-        try:
-            while heap and heap[0][0] <= until:
-                self.now, _, _, what = heapq.heappop(heap)
-                what()
-        finally:
-            gc.set_threshold(*thresholds)
+        """Let time pass."""
+        heap = self._heap
+        while heap and heap[0][0] <= until:
+            self.now, _, _, what = heapq.heappop(heap)
+            what()
         self.now = max(self.now, until)
 
     @property
@@ -615,11 +607,12 @@ class Fleet:
 
     def _with_delays(self, crew: Crew, delay_s: Callable[[NodeId], float], what: Event) -> None:
         """`what` happens to each agent after a delay of its own."""
-        by_delay: dict[float, list[NodeId]] = {}
-        for node in crew.owns:
-            by_delay.setdefault(delay_s(node), []).append(node)
-        for some in self._split(crew, [*by_delay.values()]):
-            self._put(some, max(delay_s(some.name), 1 / GRID), what)
+        delays = {node: delay_s(node) for node in crew.owns}
+        alike: dict[float, list[NodeId]] = {}
+        for node, delay in delays.items():
+            alike.setdefault(delay, []).append(node)
+        for some in self._split(crew, [*alike.values()]):
+            self._put(some, max(delays[some.name], 1 / GRID), what)
 
     def _report_hang(self, crew: Crew) -> None:
         """The workers of the other nodes wait for the one that hangs."""

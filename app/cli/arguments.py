@@ -78,6 +78,10 @@ def parse(argv: Sequence[str], environ: Mapping[str, str], table: Table | None =
             rest.append(found[0])
             more, found = _split(found[1:], table)
             words += more
+        names = [option.name for option, _ in words if option.metavar]
+        for name in names:
+            if names.count(name) > 1:  # torchrun takes the last one; here a value would be lost without a word
+                raise UsageError(f"--{name} is given twice")
     asks_for_help = any(option.name.startswith("help") for option, _ in words)
     variables = {} if asks_for_help else dict(_from_environment(environ, table))
     given = {option.name: option.variable for option in variables} | {o.name: f"--{o.name}" for o, _ in words}

@@ -24,6 +24,8 @@ WORDS = (
     "DIR is a folder with traces, for example what --log-dir has named. It may also be the name of a job (--rdzv-id)"
     " whose agents run or ran on this host. Without it, the latest job on this host is meant."
 )
+_NOT_WRITTEN = 74
+"""EX_IOERR."""
 UNREADABLE = 65
 """The exit status for a trace of which nothing can be read: EX_DATAERR."""
 
@@ -36,7 +38,7 @@ def main(
     try:
         parsed = parse(argv, environ, table)
         if parsed["help"]:
-            write(1, help_text(table))
+            put(help_text(table))
             return 0
         done = run(parsed)
         if isinstance(done, int):
@@ -45,6 +47,12 @@ def main(
         return 0
     except UsageError as e:
         return fail(str(e), USAGE)
+    except NotWritten as e:
+        return fail(str(e), _NOT_WRITTEN)
+
+
+class NotWritten(Exception):
+    """The output cannot be written, for example because the disk is full."""
 
 
 def fail(line: str, status: int) -> int:
@@ -55,11 +63,19 @@ def fail(line: str, status: int) -> int:
 
 def show(lines: Iterable[str]) -> bool:
     """Write lines to stdout. False: nobody reads them any more, as in `… | head`. That is no failure."""
-    for line in lines:
-        try:
-            os.write(1, f"{escaped(line)}\n".encode(errors="backslashreplace"))
-        except OSError:
-            return False
+    return all(put(f"{escaped(line)}\n") for line in lines)
+
+
+def put(text: str) -> bool:
+    """Write to stdout. False: nobody reads it any more. Raises `NotWritten`."""
+    data = text.encode(errors="backslashreplace")
+    try:
+        while data:
+            data = data[os.write(1, data) :]
+    except BrokenPipeError:
+        return False
+    except OSError as e:
+        raise NotWritten(f"stdout cannot be written: {e.strerror}") from None
     return True
 
 

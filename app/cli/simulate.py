@@ -17,7 +17,7 @@ from reknit.app.simulation.accounts import CAUSES
 from reknit.app.simulation.cluster import SCENARIOS, BadCluster, SimulatedCluster, of_file, read_value, with_values
 
 from .arguments import Parsed, Table
-from .looking import HELP, main, runs, show, words_of
+from .looking import HELP, main, put, runs, show, words_of
 from .options import Option, UsageError
 
 if TYPE_CHECKING:
@@ -58,8 +58,9 @@ def simulate(argv: Sequence[str], environ: Mapping[str, str] = os.environ) -> in
 
 
 def _simulated(parsed: Parsed) -> Iterator[str] | int:
-    from reknit.app.simulation.playing import answers
+    from reknit.app.simulation.playing import answers, collect_rarely
 
+    collect_rarely()
     _check_plot(parsed)
     try:
         clusters = _clusters(parsed)
@@ -78,7 +79,7 @@ def _simulated(parsed: Parsed) -> Iterator[str] | int:
         return _swept(parsed, names, found)
     if parsed["json"]:
         data = [_data(name, answer) for name, answer in zip(names, found, strict=True)]
-        write(1, f"{json.dumps(data, indent=2)}\n")
+        put(f"{json.dumps(data, indent=2)}\n")
         return 0
     return _table(names, found)
 
@@ -183,9 +184,10 @@ def _swept(parsed: Parsed, names: Sequence[str], found: Sequence[Simulation]) ->
         data = {
             "key": key,
             "best": sweep.values[sweep.best],
+            "least_spares": sweep.least_spares,
             "values": [_swept_data(sweep, place, name) for place, name in enumerate(names)],
         }
-        write(1, f"{json.dumps(data, indent=2)}\n")
+        put(f"{json.dumps(data, indent=2)}\n")
     else:
         show(_sweep_table(sweep, names))
     if parsed["plot"]:
@@ -277,7 +279,7 @@ def _ends_early(found: Sequence[Simulation]) -> Iterator[str]:
 
 def _sweep_table(sweep: Sweep, names: Sequence[str]) -> Iterator[str]:
     """One line for each value, and the differences from the best one."""
-    from reknit.app.simulation.playing import title
+    from reknit.app.simulation.playing import MOST_LESS, title
 
     found, best, places = sweep.answers, sweep.best, range(len(names))
     yield title(found)
@@ -288,9 +290,9 @@ def _sweep_table(sweep: Sweep, names: Sequence[str]) -> Iterator[str]:
     for line in zip(*((label, *cells) for label, cells in columns), strict=True):
         yield "  ".join((*(f"{cell:>{w}}" for cell, w in zip(line, wide, strict=False)), line[-1])).rstrip()
     yield from _ends_early(found)
-    least = next(place for place in places if sweep.mark(place) != "worse")
-    if least != best:
-        yield f"the least value that is not really worse: {names[least]}"
+    least = sweep.least_spares
+    if least is not None and least != sweep.values[best]:
+        yield f"the fewest spares that cost at most {100 * MOST_LESS:g} % of the time, for certain: {least:g}"
     order = (best, *(place for place in places if place != best))
     yield from _differences([names[place] for place in order], [found[place] for place in order])
 

@@ -113,17 +113,20 @@ class Accounts:
         return self._round
 
     def since_step_s(self, at: float) -> float:
-        """How long ago the last whole step had ended at this time, while the job trains."""
+        """How long ago the last step had ended at this time, or training had begun. A checkpoint is no progress."""
         if not self.step_s:
             return 0.0
         interval_s = self._interval_s
-        trained_s = (at - self._since) % (interval_s + self.checkpoint_cost_s)
-        return trained_s - interval_s if trained_s >= interval_s else trained_s % self.step_s
+        whole, trained_s = divmod(at - self._since, interval_s + self.checkpoint_cost_s)
+        if trained_s >= interval_s:
+            return trained_s - interval_s
+        return trained_s + self.checkpoint_cost_s * (whole > 0) if trained_s < self.step_s else trained_s % self.step_s
 
     @property
     def _interval_s(self) -> float:
         """A checkpoint comes after a whole step."""
-        return ceil(self.checkpoint_s / self.step_s) * self.step_s if self.step_s else self.checkpoint_s
+        # Not one step more because 2.1 / 0.3 is a little more than 7.
+        return ceil(self.checkpoint_s / self.step_s - 1e-9) * self.step_s if self.step_s else self.checkpoint_s
 
     def landed(self, at: float, before: Job, entries: Sequence[Entry], job: Job) -> None:
         phase = job.phase

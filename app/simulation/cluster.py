@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os.path
 import tomllib
 from collections.abc import Mapping
 from difflib import get_close_matches
+from math import isnan
 from typing import Any
 
 from attrs import Attribute, evolve, field, fields, frozen
@@ -77,7 +79,7 @@ class SimulatedCluster:
     store_outage_s: float = field(default=60.0, validator=seconds)
     trace: str = ""
     """A file with lines `time,remove,node` and `time,add,node`: seconds from the start, and the number of the node from
-    0. It takes the place of all drawn failures."""
+    0, also as `n00003`. It takes the place of all drawn failures."""
 
     step_s: float = field(default=0.0, validator=seconds)
     """Seconds of a step of training, after which a worker has made progress. 0: too short to matter."""
@@ -129,12 +131,27 @@ class SimulatedCluster:
             if 0.0 < getattr(self, name) < getattr(self, median):
                 values = f"{name} is {getattr(self, name):g}, and {median} is {getattr(self, median):g}"
                 raise ValueError(f"{values}; {name} must not be less. 0: it is always {median}")
-        if self.step_s >= self.hang_after_s:
-            values = f"step_s is {self.step_s:g}, and hang_after_s is {self.hang_after_s:g}"
-            raise ValueError(f"{values}; step_s must be less, or every worker would count as hung")
         if self.shape < 0.1:
             raise ValueError(f"shape is {self.shape!r}; a number of at least 0.1 is expected")
+        if 0.0 < self.step_s < 0.001:
+            raise ValueError(f"step_s is {self.step_s!r}; 0 or at least 0.001 is expected")
+        self._check_together()
         self.terms  # noqa: B018  # the terms have rules of their own
+
+    def _check_together(self) -> None:
+        """Values that contradict each other."""
+        if self.step_s and self.step_s + self.checkpoint_cost_s >= self.hang_after_s:
+            both = f"step_s is {self.step_s:g}, and checkpoint_cost_s is {self.checkpoint_cost_s:g}"
+            most = f"together they must be less than hang_after_s, which is {self.hang_after_s:g}"
+            raise ValueError(f"{both}; {most}, or every worker would count as hung")
+        if self.rack_failures and not self.rack:
+            raise ValueError("rack_failures is given, and rack is 0; rack says how many nodes stand in a rack")
+        if self.warm_start_s > self.start_s:
+            both = f"warm_start_s is {self.warm_start_s:g}, and start_s is {self.start_s:g}"
+            raise ValueError(f"{both}; warm_start_s must not be more")
+        if self.silence_s <= self.heartbeat_s:
+            both = f"silence_s is {self.silence_s:g}, and heartbeat_s is {self.heartbeat_s:g}"
+            raise ValueError(f"{both}; silence_s must be more")
 
     @property
     def mix(self) -> Mapping[str, float]:
@@ -201,6 +218,8 @@ def of_file(cluster: SimulatedCluster, path: str) -> SimulatedCluster:
     lines = {line.split("=")[0].strip(): number for number, line in enumerate(text.splitlines(), 1)}
     for key, value in values.items():
         _check(key, value, f"{path}, line {lines.get(key, 1)}")
+    if isinstance(values.get("trace"), str):  # beside the file
+        values["trace"] = os.path.join(os.path.dirname(path), values["trace"])
     return with_values(cluster, values, path)
 
 
@@ -219,7 +238,8 @@ def with_values(cluster: SimulatedCluster, values: Mapping[str, object], where: 
 def _check(key: str, value: object, where: str) -> None:
     kind = _kind(key, where)
     if type(value) is not kind and not (kind is float and type(value) is int):
-        raise BadCluster(f"{where}: {key} is {value!r}; {_WORDS[kind]} is expected")
+        several = "; several are for --compare or --sweep" if isinstance(value, list | tuple) else ""
+        raise BadCluster(f"{where}: {key} is {value!r}; {_WORDS[kind]} is expected{several}")
 
 
 MOST: Mapping[str, float] = {
@@ -243,8 +263,8 @@ _KINDS = {"int": int, "float": float, "bool": bool, "str": str}
 def _kind(key: str, where: str) -> type:
     known = {f.name: f for f in fields(SimulatedCluster)}
     if key not in known:
-        near = get_close_matches(key, known, 1)
-        advice = f"did you mean {near[0]}?" if near else f"the keys are: {', '.join(known)}"
+        near = get_close_matches(key, known, 2, 0.75)
+        advice = f"did you mean {' or '.join(near)}?" if near else f"the keys are: {', '.join(known)}"
         raise BadCluster(f"{where}: there is no key {key}; {advice}")
     return _KINDS[str(known[key].type)]
 
@@ -267,9 +287,12 @@ def read_trace(path: str, nodes: int) -> list[tuple[float, bool, int]]:
 def _entry(line: str, where: str, after: float, nodes: int) -> tuple[float, bool, int]:
     try:
         time, kind, number = (word.strip() for word in line.split(","))
-        at, what, node = float(time), {"add": True, "remove": False}[kind], int(number)
+        at, what, node = float(time), {"add": True, "remove": False}[kind], int(number.removeprefix("n"))
     except (ValueError, KeyError):
-        raise BadCluster(f"{where}: {line.strip()!r}; time,add,node or time,remove,node is expected") from None
+        wanted = "SECONDS,add,NODE or SECONDS,remove,NODE is expected, where NODE is a number from 0"
+        raise BadCluster(f"{where}: {line.strip()!r}; {wanted}") from None
+    if isnan(at):
+        raise BadCluster(f"{where}: {time!r} is no time")
     if not after <= at:
         raise BadCluster(f"{where}: the time {time} is before {after:g}; times must not go back")
     if at > LONGEST_S:

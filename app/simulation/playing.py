@@ -6,6 +6,7 @@ the same failures.
 
 from __future__ import annotations
 
+import gc
 import multiprocessing
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -28,6 +29,8 @@ from .cluster import SCENARIOS, BadCluster, SimulatedCluster, read_trace, with_v
 DAY_S = 86400.0
 COHORTS = 4
 """Kinds of nodes with the same delays in a round. Beside them there are `STRAGGLERS`."""
+MOST_LESS = 0.005
+"""A part of the time that somebody may give for having fewer spares."""
 STRAGGLERS = 4
 """Nodes of a round that are slower than all others."""
 _NORMAL = NormalDist()
@@ -95,6 +98,10 @@ def is_real(mean: float, half: float) -> bool:
     return abs(mean) > half and abs(mean) > 1e-6
 
 
+def _is_enough(mean: float, half: float) -> bool:
+    return mean - half > -MOST_LESS
+
+
 def title(found: Sequence[Simulation]) -> str:
     """What was played: `30 days of 8 to 16 nodes, played 10 times`."""
     days, nodes = (
@@ -127,6 +134,14 @@ class Sweep:
         """By how much the job trains more than with the best value. See `difference`."""
         return difference(self.answers[self.best], self.answers[place])
 
+    @property
+    def least_spares(self) -> float | None:
+        """The fewest spares with which the job trains as much as with the best number of them, but for `MOST_LESS`. It
+        must be certain, so wide intervals speak for more spares. None: another key is swept."""
+        places = range(len(self.values))
+        enough = (place for place in places if place == self.best or _is_enough(*self.than_best(place)))
+        return self.values[next(enough)] if self.key == "spares" else None
+
     def mark(self, place: int) -> str:
         """What to think of the value: `best`, `not really different` from the best, or `worse`."""
         if place == self.best:
@@ -145,16 +160,20 @@ def simulate(
 ) -> Simulation:
     """Play a job on a cluster.
 
-        simulate(nodes=64, spares=2, failures=6.5, days=30).effective      (0.957, 0.004)
+        simulate(nodes=64, spares=2, failures=6.5, days=30).effective      (0.9921, 0.0013)
 
-    `scenario`: llama3, rsc1 or byterobust, whose values `values` change. `values`: fields of `SimulatedCluster`.
+    `scenario`: llama3, rsc1 or byterobust, whose values `values` change. `values`: the keys of docs/simulation.md#keys.
     `runs`: how often it is played, at least once, with the seeds from `seed` on. `processes`: how many do so at once.
     None: as many as there are cores. Raises `ValueError`.
     """
     if scenario and scenario not in SCENARIOS:
         raise BadCluster(f"there is no scenario {scenario}; there are {', '.join(SCENARIOS)}")
     cluster = with_values(SimulatedCluster(), {**SCENARIOS.get(scenario, {}), **values}, "simulate")
-    return answers([cluster], range(seed, seed + max(1, runs)), processes)[0]
+    asked: tuple[tuple[str, object, int], ...] = (("runs", runs, 1), ("seed", seed, 0))
+    for name, value, least in asked:
+        if not isinstance(value, int) or value < least:
+            raise BadCluster(f"{name} is {value!r}; a whole number of at least {least} is expected")
+    return answers([cluster], range(seed, seed + runs), processes)[0]
 
 
 def answers(
@@ -168,7 +187,7 @@ def answers(
     jobs = [(cluster, seed) for cluster in clusters for seed in seeds]
     count = min(len(jobs), processes or os.cpu_count() or 1)
     if count > 1:
-        with ProcessPoolExecutor(count, initializer=_end_with_the_parent) as pool:
+        with ProcessPoolExecutor(count, initializer=_begun) as pool:
             runs = list(shown(pool.map(play, *zip(*jobs, strict=True)), len(jobs)))
     else:
         runs = list(shown((play(cluster, seed) for cluster, seed in jobs), len(jobs)))
@@ -176,8 +195,15 @@ def answers(
     return [Simulation(cluster, tuple(runs[i * n : (i + 1) * n])) for i, cluster in enumerate(clusters)]
 
 
-def _end_with_the_parent() -> None:
-    """A process that plays runs must not outlive the one that wants them."""
+def collect_rarely() -> None:
+    """Let this process look for garbage in cycles rarely. A fleet makes many values and no cycles, and the search costs
+    a quarter of the time. It is for processes that do nothing but play."""
+    gc.set_threshold(1_000_000)
+
+
+def _begun() -> None:
+    """In each process that plays runs: it must not outlive the one that wants them."""
+    collect_rarely()
     parent = multiprocessing.parent_process()
     if parent is None:
         return
@@ -338,7 +364,7 @@ class _Job:
             self.accounts.break_down(self.fleet.now)
             round, for_s = self.accounts.round, self.cluster.hang_after_s
             # The last progress was the end of the step before.
-            wait_s = for_s - self.accounts.since_step_s(self.fleet.now)
+            wait_s = max(0.0, for_s - self.accounts.since_step_s(self.fleet.now))
             self.fleet.after(wait_s, lambda: self._noticed(node, round, for_s))
 
     def _noticed(self, node: int, round: int, for_s: float) -> None:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import subprocess
 from pathlib import Path
 
 import pytest
 
 from reknit.app.cli.simulate import simulate
 from reknit.app.simulation import plot
+from tests.support.command import REKNIT
 
 SMALL = ("nodes=6", "days=2", "failures=60", "--runs=3", "--processes=1")
 
@@ -161,4 +163,30 @@ def test_the_least_value_that_is_good_enough(capfd: pytest.CaptureFixture[str]) 
     assert simulate(words, {}) == 0
     said = capfd.readouterr().out.splitlines()
     assert said[3].endswith("best")
-    assert "the least value that is not really worse: spares=0" in said
+    assert not any(line.startswith("the fewest spares") for line in said), (
+        "three runs leave open what one of them brings"
+    )
+    assert simulate((*words[:3], "--sweep=spares=1,2,4", *words[4:]), {}) == 0
+    assert "the fewest spares that cost at most 0.5 % of the time, for certain: 1" in capfd.readouterr().out
+
+
+@pytest.mark.parametrize("words", [("--json",), (), ("--help",)], ids=["json", "table", "help"])
+def test_a_full_disk_is_no_success(words: tuple[str, ...]) -> None:
+    """`reknit simulate > answer.json` would leave an empty file, and a script would go on."""
+    with open("/dev/full", "w") as full:
+        argv = [REKNIT, "simulate", "nodes=2", "days=0.1", "--runs=1", *words]
+        done = subprocess.run(argv, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    assert (done.returncode, done.stderr) == (74, "reknit: stdout cannot be written: No space left on device\n")
+
+
+def test_an_option_that_is_given_twice(capfd: pytest.CaptureFixture[str]) -> None:
+    """One of the two would be left out without a word."""
+    assert simulate(("--sweep=spares=0,1", "nodes=3", "--sweep", "checkpoint_s=600,900"), {}) == 2
+    assert capfd.readouterr().err == "reknit: --sweep is given twice\n"
+
+
+def test_a_trace_stands_beside_the_file_that_names_it(tmp_path: Path) -> None:
+    """Both may be in a folder of their own."""
+    (tmp_path / "job.toml").write_text('nodes = 3\ndays = 0.1\ntrace = "failures.csv"\n')
+    (tmp_path / "failures.csv").write_text("3600,remove,n00001\n7200,add,1\n")
+    assert simulate((f"--file={tmp_path}/job.toml", "--runs=1", "--processes=1"), {}) == 0

@@ -48,11 +48,19 @@ def test_a_checkpoint_comes_after_a_whole_step() -> None:
     assert accounts.causes["lost steps"] == pytest.approx(70.0, abs=1.0)
 
 
-@pytest.mark.parametrize(("after_s", "wanted_s"), [(0.0, 0.0), (39.0, 39.0), (41.0, 1.0), (121.0, 1.0), (135.0, 5.0)])
+@pytest.mark.parametrize(
+    ("after_s", "wanted_s"), [(0.0, 0.0), (39.0, 39.0), (41.0, 1.0), (121.0, 1.0), (135.0, 15.0), (171.0, 1.0)]
+)
 def test_progress_is_the_end_of_a_step(after_s: float, wanted_s: float) -> None:
-    """A checkpoint of 10 s comes between the third step and the fourth."""
+    """A checkpoint of 10 s comes between the third step and the fourth, and is no progress."""
     _, accounts = made(40.0)
     assert accounts.since_step_s(accounts._since + after_s) == pytest.approx(wanted_s)
+
+
+@pytest.mark.parametrize(("checkpoint_s", "step_s"), [(2.1, 0.3), (4.2, 0.6), (1800.0, 0.1)])
+def test_steps_that_fit_leave_the_checkpoint_where_it_is(checkpoint_s: float, step_s: float) -> None:
+    """2.1 / 0.3 is a little more than 7 for a computer."""
+    assert Accounts(checkpoint_s, 0.0, step_s)._interval_s == pytest.approx(checkpoint_s)
 
 
 def test_a_node_that_falls_silent_is_noticed_late() -> None:

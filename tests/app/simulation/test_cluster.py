@@ -51,8 +51,8 @@ def test_a_file_may_name_values_in_any_order(tmp_path: Path) -> None:
     [
         ("5,remove,1\n3,add,1\n", "line 2: the time 3 is before 5"),
         ("5,remove,9\n", "line 1: there is no node 9; the nodes are 0 to 3"),
-        ("5,gone,1\n", "line 1: '5,gone,1'; time,add,node or time,remove,node is expected"),
-        ("nan,add,1\n", "line 1: the time nan is before 0"),
+        ("5,gone,1\n", "line 1: '5,gone,1'; SECONDS,add,NODE or SECONDS,remove,NODE is expected"),
+        ("nan,add,1\n", "line 1: 'nan' is no time"),
     ],
 )
 def test_a_wrong_trace_is_named_with_its_line(text: str, message: str, tmp_path: Path) -> None:
@@ -78,9 +78,15 @@ def test_a_trace_is_read(tmp_path: Path) -> None:
         ({"shape": 0.001}, "shape is 0.001; a number of at least 0.1 is expected"),
         ({"hang_after_s": float("inf")}, "hang_after_s is inf; at most 1e+09 is expected"),
         (
-            {"step_s": 600.0},
-            "step_s is 600, and hang_after_s is 600; step_s must be less, or every worker would count as hung",
+            {"step_s": 595.0},
+            "step_s is 595, and checkpoint_cost_s is 5; together they must be less than hang_after_s, which is 600",
         ),
+        ({"step_s": 1e-320}, "step_s is 1e-320; 0 or at least 0.001 is expected"),
+        ({"rack_failures": 1.0}, "rack_failures is given, and rack is 0; rack says how many nodes stand in a rack"),
+        ({"warm_start_s": 60.0}, "warm_start_s is 60, and start_s is 30; warm_start_s must not be more"),
+        ({"heartbeat_s": 15.0}, "silence_s is 15, and heartbeat_s is 15; silence_s must be more"),
+        ({"spares": [0, 2]}, "spares is [0, 2]; a whole number is expected; several are for --compare or --sweep"),
+        ({"nodez": 4}, "there is no key nodez; did you mean node or nodes?"),
         (
             {"start_s": 100.0},
             "start_p99_s is 90, and start_s is 100; start_p99_s must not be less. 0: it is always start_s",
@@ -96,7 +102,7 @@ def test_values_that_no_cluster_has(values: dict[str, object], why: str) -> None
 @pytest.mark.parametrize(
     ("text", "why"),
     [
-        ("10,remove,0,junk", "line 1: '10,remove,0,junk'; time,add,node or time,remove,node is expected"),
+        ("10,remove,0,junk", "line 1: '10,remove,0,junk'; SECONDS,add,NODE or SECONDS,remove,NODE is expected"),
         ("10,remove,0\n1e305,add,0", "line 2: the time is 1e305; at most 1e+09 s is expected"),
     ],
 )

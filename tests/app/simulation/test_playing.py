@@ -7,6 +7,7 @@ import sys
 from functools import partial
 from math import sqrt
 from pathlib import Path
+from typing import Any
 from unittest import mock
 
 import psutil
@@ -223,3 +224,10 @@ def test_no_process_outlives_the_one_that_asks(tmp_path: Path) -> None:
         children = until(lambda: psutil.Process(process.pid).children(recursive=True))
         process.kill()
     until(lambda: not any(is_alive(child.pid) for child in children), "the end of the processes")
+
+
+@pytest.mark.parametrize("asked", [{"runs": "3"}, {"runs": 0}, {"seed": -1}, {"seed": 0.5}], ids=str)
+def test_numbers_of_runs_that_cannot_be(asked: dict[str, Any]) -> None:
+    """The same as on the command line."""
+    with pytest.raises(ValueError, match="a whole number of at least"):
+        simulate(nodes=2, days=1, **asked)
