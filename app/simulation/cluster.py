@@ -125,7 +125,7 @@ class SimulatedCluster:
             raise ValueError("all of worker, node, hang, leave and network are 0; one of them must be above 0")
         for name, most in MOST.items():
             if not getattr(self, name) <= most:
-                raise ValueError(f"{name} is {getattr(self, name)!r}; at most {most:g} is expected")
+                raise ValueError(f"{name} is {getattr(self, name)!r}; at most {most:.15g} is expected")
         for name in (each.name for each in fields(type(self)) if each.name.endswith("_p99_s")):
             median = name.replace("_p99_s", "_s")
             if 0.0 < getattr(self, name) < getattr(self, median):
@@ -144,6 +144,10 @@ class SimulatedCluster:
             both = f"step_s is {self.step_s:g}, and checkpoint_cost_s is {self.checkpoint_cost_s:g}"
             most = f"together they must be less than hang_after_s, which is {self.hang_after_s:g}"
             raise ValueError(f"{both}; {most}, or every worker would count as hung")
+        if self.nodes + self.spares > MOST_NODES:
+            raise ValueError(
+                f"nodes and spares are together {self.nodes + self.spares}; at most {MOST_NODES} is expected"
+            )
         if self.rack_failures and not self.rack:
             raise ValueError("rack_failures is given, and rack is 0; rack says how many nodes stand in a rack")
         if self.warm_start_s > self.start_s:
@@ -251,10 +255,10 @@ MOST: Mapping[str, float] = {
     "store_outages": 1e6,
     "shape": 100.0,
     "append_ms": 1e6,
-    "nodes": 1_000_000,
-    "spares": 1_000_000,
 }
 """The greatest values. Beyond them a typing mistake is likely, or a run would never end."""
+MOST_NODES = 12_000
+"""Each node reads what all nodes have said. A store cannot hand that out in time to many more nodes."""
 
 _WORDS = {int: "a whole number", float: "a number", bool: "true or false", str: "a text"}
 _KINDS = {"int": int, "float": float, "bool": bool, "str": str}
