@@ -747,7 +747,7 @@ class Fleet:
                 assert_never(call)
 
     def _fail(self, crew: Crew, call: Call) -> None:
-        self._put(crew, self.speed.fails_s, CallFailed(LANES[type(call)], "the store cannot be reached"))
+        self._put(crew, self.speed.fails_s, CallFailed(LANES[type(call)], "it does not answer"))
 
     def _hang_up(self, crew: Crew) -> None:
         """The connection on which a read waits is gone."""

@@ -254,7 +254,8 @@ def play(cluster: SimulatedCluster, seed: int, *watchers: Onlooker) -> Simulated
     outcome = fleet.job.outcome
     why = "" if outcome is None else reason_text(outcome.why)
     if not why and fleet.is_over and not job.returning:
-        why = "no agent was left"
+        last = next(reversed(fleet.results.values()), None)
+        why = "no agent was left" + ("" if last is None else f" ({reason_text(last.why)})")
     accounts.close(end, over_at=fleet.emptied_at if fleet.is_over and outcome is None else None, is_over=bool(why))
     return SimulatedRun(
         seed,
