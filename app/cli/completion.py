@@ -7,11 +7,10 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from importlib import import_module
 
-from reknit.app.report import write
 from reknit.app.version import __version__
 
 from .arguments import Parsed, Table
-from .looking import HELP, main, words_of
+from .looking import HELP, main, put, words_of
 from .options import Option, UsageError
 
 TABLE = Table(
@@ -36,7 +35,7 @@ def _completion(parsed: Parsed) -> int:
     words = words_of(parsed)
     if len(words) != 1 or words[0] not in makers:
         raise UsageError("reknit completion needs one of bash, zsh, fish, man")
-    write(1, "".join(f"{line}\n" for line in makers[words[0]](tables())))
+    put("".join(f"{line}\n" for line in makers[words[0]](tables())))
     return 0
 
 

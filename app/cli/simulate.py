@@ -211,9 +211,9 @@ def _swept_data(sweep: Sweep, place: int, name: str) -> dict[str, object]:
     }
 
 
-def _ends(mean: float, half: float) -> list[float] | None:
-    """The ends of an interval of confidence. None: one run has none."""
-    return None if half == float("inf") else [mean - half, mean + half]
+def _ends(mean: float, half: float, least: float = -1.0, most: float = 1.0) -> list[float] | None:
+    """The ends of an interval of confidence, as far as they can be. None: one run has none."""
+    return None if half == float("inf") else [max(least, mean - half), min(most, mean + half)]
 
 
 def _with_progress(runs: Iterable[SimulatedRun], total: int) -> Iterable[SimulatedRun]:
@@ -231,7 +231,7 @@ def _data(name: str, answer: Simulation) -> dict[str, object]:
     return {
         "name": name,
         "effective": mean,
-        "effective_95": _ends(mean, half),
+        "effective_95": _ends(mean, half, 0.0, 1.0),
         "causes": answer.causes,
         "recovery_p50_s": answer.recovery_s(0.5),
         "recovery_p99_s": answer.recovery_s(0.99),

@@ -14,7 +14,7 @@ from reknit.core.text.telling import head_lines
 from reknit.core.text.timeline_data import page_data, perfetto
 
 from .arguments import Parsed, Table
-from .looking import HELP, UNREADABLE, WORDS, clock_of, fail, main, runs, words_of
+from .looking import HELP, UNREADABLE, WORDS, clock_of, fail, main, put, runs, words_of
 from .options import Option, UsageError
 
 _DATA = "/*DATA*/"
@@ -75,7 +75,7 @@ def _timeline(parsed: Parsed) -> int:
             file.write(text)
     except OSError as error:
         return fail(f"--output={path}: {error.strerror}", _CANNOT_WRITE)
-    write(1, f"{path}\n")
+    put(f"{path}\n")
     return 0
 
 

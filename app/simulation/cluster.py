@@ -208,7 +208,7 @@ def read_value(key: str, text: str, where: str) -> object:
             return {"true": True, "false": False}[text.lower()]
         return kind(text)
     except (ValueError, KeyError):
-        raise BadCluster(f"{where}: {key} is {text}; {_WORDS[kind]} is expected") from None
+        raise BadCluster(f"{where}: {key} is {text or 'empty'}; {_WORDS[kind]} is expected") from None
 
 
 def of_file(cluster: SimulatedCluster, path: str) -> SimulatedCluster:
