@@ -110,7 +110,9 @@ def served(kind: str, path: Path) -> Iterator[str]:
         yield str(path)
     elif kind == "c10d":
         from reknit.adapters.journals.tcpstore.host import host_store
+        from tests.support.stores import needs_torch
 
+        needs_torch()
         with socket.create_server(("127.0.0.1", 0)) as free:
             port = free.getsockname()[1]
         host = host_store("127.0.0.1", port)

@@ -21,7 +21,7 @@ from reknit.core.job.entries import Entry, Joined, Left, Lost, Succeeded
 from tests.support import traces
 from tests.support.command import Run
 from tests.support.etcd import Etcd, EtcdCluster
-from tests.support.stores import free_port
+from tests.support.stores import free_port, needs_torch
 from tests.support.waiting import PATIENCE_S, is_alive, until
 
 CONF = "--rdzv-conf=heartbeat=1.5,last_call_timeout=1,settle=0.2"
@@ -232,6 +232,7 @@ def at_file(path: Path) -> tuple[str, ...]:
 
 
 def at_c10d() -> tuple[str, ...]:
+    needs_torch()
     return ("--rdzv-backend=c10d", f"--rdzv-endpoint=127.0.0.1:{free_port()}", "--rdzv-id=j", CONF)
 
 

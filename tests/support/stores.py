@@ -8,10 +8,12 @@ import socket
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from importlib.util import find_spec
 from itertools import count
 from typing import Any, Self, TypeVar
 from unittest.mock import patch
 
+import pytest
 from attrs import evolve
 
 from reknit.adapters.journals.envelope import Envelope
@@ -51,9 +53,16 @@ def free_port() -> int:
             continue  # somebody listens there
 
 
+def needs_torch() -> None:
+    """Skip the test where torch is not installed: the server of a c10d store is torch's."""
+    if find_spec("torch") is None:
+        pytest.skip("the server of a c10d store is torch's, which is not installed")
+
+
 @contextmanager
 def hosted() -> Iterator[tuple[StoreHost, int]]:
     """A new store. Gives its port."""
+    needs_torch()
     port = free_port()
     host = host_store(HOST, port)
     assert host is not None
