@@ -15,7 +15,7 @@ from reknit.core.agent.states import WorkerState
 from reknit.runtime import Session, start
 from reknit.testing import Owed
 from tests.support.etcd import Etcd
-from tests.support.stores import free_port
+from tests.support.stores import free_port, needs_torch
 from tests.support.waiting import PATIENCE_S, is_alive, until
 
 SCRIPT = """
@@ -59,6 +59,7 @@ def meeting(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Meeting]
         case "file":
             yield Meeting("file", folder=str(tmp_path / "journal"))
         case "c10d":
+            needs_torch()
             yield Meeting("c10d", endpoints=(("127.0.0.1", free_port()),))
         case _:
             server: Etcd = request.getfixturevalue("server")

@@ -24,7 +24,7 @@ from reknit.core.job.job import Job
 from tests.support.alone import run_alone
 from tests.support.journals import SHARED, entry, opened, served
 from tests.support.leaks import nothing_left
-from tests.support.stores import HOST, free_port
+from tests.support.stores import HOST, free_port, needs_torch
 from tests.support.waiting import PATIENCE_S, is_alive, until
 
 ME = Node(NodeId("me"))
@@ -132,6 +132,7 @@ def test_a_journal_whose_store_is_gone_leaves_nothing(place: tuple[str, str]) ->
 
 def test_a_store_that_is_closed_leaves_nothing() -> None:
     """Its port, its process and the line to it."""
+    needs_torch()
     port = free_port()
     with nothing_left():
         for _ in range(2):

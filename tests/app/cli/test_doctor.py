@@ -13,7 +13,7 @@ import pytest
 from reknit.adapters.host.checkup import Finding, Level
 from reknit.app.cli import doctor as verb
 from tests.support.command import REKNIT
-from tests.support.stores import free_port
+from tests.support.stores import free_port, needs_torch
 from tests.support.waiting import PATIENCE_S
 
 
@@ -97,6 +97,7 @@ def test_a_wrong_option_is_one_line() -> None:
 
 def test_nodes_try_to_reach_each_other(tmp_path: Path) -> None:
     """Two nodes meet as those of a job do. Each tells of the other."""
+    needs_torch()
     meeting = (f"--rdzv-endpoint=127.0.0.1:{free_port()}", "--nnodes=2", "--json")
     both = [start(*meeting, TMPDIR=str(tmp_path)) for _ in range(2)]
     told = [findings(out) for _, out, _ in map(ended, both)]

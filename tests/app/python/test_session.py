@@ -33,7 +33,7 @@ from reknit.runtime import Session, run, run_async, start
 from tests.support.alone import run_alone
 from tests.support.interrupts import interrupted, interrupted_after, is_interrupted_at
 from tests.support.leaks import children, nothing_left
-from tests.support.stores import free_port
+from tests.support.stores import free_port, needs_torch
 from tests.support.waiting import PATIENCE_S, read_pids
 
 TRUE = Settings(command=("true",))
@@ -337,6 +337,7 @@ def test_a_cancellation_that_is_repeated_is_one(tmp_path: Path) -> None:
 
 def test_a_cancelled_host_does_not_stay_for_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever cancels a task wants it to end. `reknit run` would serve the other node for as long as that runs."""
+    needs_torch()
     monkeypatch.setattr(session, "_GOODBYE_S", 0.5)
     meeting = Meeting("c10d", endpoints=(("127.0.0.1", free_port()),))
     terms = Terms(1, 2, last_call_s=1.0)

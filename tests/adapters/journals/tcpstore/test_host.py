@@ -17,7 +17,7 @@ from reknit.adapters.journals.tcpstore.host import host_store
 from reknit.adapters.runtime.ports import Refused
 from reknit.core.job.reasons import Refusal
 from tests.support.alone import ENV, ROOT, command, run_alone
-from tests.support.stores import HOST, free_port, hosted
+from tests.support.stores import HOST, free_port, hosted, needs_torch
 from tests.support.waiting import PATIENCE_S, is_alive, until
 
 
@@ -105,6 +105,7 @@ def test_a_host_that_stood_still_while_it_found_out_tries_again(monkeypatch: pyt
 
 def test_is_host_decides_without_a_proof() -> None:
     """`--rdzv-conf is_host=…`, as with torchrun: who says it knows the network better."""
+    needs_torch()
     port = free_port()
     assert host_store(HOST, port, must=False) is None
     host = host_store("x" * 64 + ".invalid", port, must=True)
@@ -141,6 +142,7 @@ def test_closing_ends_it_and_frees_the_port() -> None:
 
 def test_it_outlives_all_that_is_swept() -> None:
     """Whatever else is a child of the agent was left behind by workers, and is killed; not the store of all agents."""
+    needs_torch()
     script = """
         from reknit.adapters.host.children import become_subreaper, children, sweep
         from reknit.adapters.journals.tcpstore.client import StoreClient
@@ -164,6 +166,7 @@ def test_it_outlives_all_that_is_swept() -> None:
 
 def test_a_dead_store_is_reported_by_its_host_and_not_reaped_by_others() -> None:
     """Who looks for strays must not take its exit status away."""
+    needs_torch()
     script = """
         from reknit.adapters.host.children import become_subreaper, sweep
         from tests.support.stores import hosted
@@ -183,6 +186,7 @@ def test_a_dead_store_is_reported_by_its_host_and_not_reaped_by_others() -> None
 
 def test_a_fork_of_the_agent_does_not_keep_the_store_alive(tmp_path: Path) -> None:
     """A data loader of a killed program may live for long. The next agent must find the endpoint free."""
+    needs_torch()
     script = """
         import sys
         from tests.support.stores import hosted
