@@ -113,7 +113,7 @@ BUGS = (
         "newcomer-before-an-old-seat",
         1,
         "job.sealing.sealed",
-        ", j.node.id not in job.seats",
+        ", j.node.id not in seats_before",
         "",
         "S1",
         "setup max=2\ntwin c",
