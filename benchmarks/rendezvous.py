@@ -320,8 +320,6 @@ def table(sizes: list[int], repeats: int, which: list[str], journal: str) -> Non
 
 def stores(repeats: int) -> None:
     """How fast each store takes entries, from one node and from many."""
-    if set(sys.argv[1:]) & {"--nodes", "--only", "--journal"}:
-        raise SystemExit("--store takes --repeats only")
     print(f"{'store':>6} " + " ".join(f"{f'{total} nodes':>10}" for total in WRITERS) + "  entries in a second")
     for journal in ("c10d", "etcd", "file"):
         rates = []
@@ -359,6 +357,8 @@ def main() -> None:
     parser.add_argument("--journal", choices=("c10d", "file", "etcd"), default="c10d", help="torch knows only c10d")
     parser.add_argument("--store", action="store_true", help="measure the stores themselves")
     options = parser.parse_args()
+    if options.store and (options.nodes or options.only or options.journal != "c10d"):
+        parser.error("--store measures all stores, and takes --repeats only")
     print(f"{os.cpu_count()} cores, Python {sys.version.split()[0]}")
     if options.store:
         stores(options.repeats)

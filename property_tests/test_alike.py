@@ -85,8 +85,8 @@ def test_most_steps_of_a_calm_job_are_renamed() -> None:
 
 
 def groups(journal: list[Entry]) -> tuple[set[frozenset[Node]], set[frozenset[Node]]]:
-    """All nodes of a journal by how they stand at its end: asked together, and one by one. Only the first of these few
-    nodes is one that would go first."""
+    """All nodes of a journal by how they stand at its end: asked together, and one by one. These journals have five
+    nodes. `by_standing` asks for the first `STAGGERED` one by one, so that is 1 here."""
     job = fold_all(Job(), journal)
     nodes = {joined.node for joined in job.live.values()}
     nodes |= {node for entry in journal if isinstance(node := getattr(entry, "node", None), Node)}
@@ -106,7 +106,7 @@ def test_nodes_that_are_asked_together_stand_as_they_do_alone(journal: list[Entr
 
 
 GROUPING = tuple(
-    Bug(f"groups-ignore-{what}", 0, "agent.alike.by_standing", old, new, "", "")
+    Bug(f"groups-ignore-{what}", 0, "agent.alike.by_standing", old, new)
     for what, old, new in (
         ("who-leaves", "job.succeeded | job.leaving", "job.succeeded"),
         ("who-has-succeeded", "job.succeeded | job.leaving", "job.leaving"),

@@ -281,7 +281,7 @@ def test_a_crew_does_what_its_agents_would_do_one_by_one(seed: int) -> None:
 
 
 def _bug(name: str, where: str, old: str, new: str) -> Bug:
-    return Bug(name, 0, where, old, new, "", "")
+    return Bug(name, 0, where, old, new)
 
 
 FLEET, CREW = "adapters.simulated.fleet.Fleet", "adapters.simulated.crew"

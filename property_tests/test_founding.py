@@ -218,23 +218,19 @@ BUGS = (
         "job.founding.choice",
         "common(held.origin, found) >= held.position and ",
         "",
-        "",
-        "",
     ),
-    Bug("goes-on-where-it-was-left-behind", 16, "job.founding.overruled", "Choice.END if", "Choice.ENTER if", "", ""),
-    Bug("begins-anew-with-workers", 16, "job.founding.overruled", "has_sealed(held.job) or ", "", "", ""),
-    Bug("founds-while-it-reads", 16, "job.founding.choice", "if held.has_unfolded:", "if False:", "", ""),
-    Bug("old-ports", 16, "job.founding.moved", "isinstance(phase, Gathering)", "False", "", ""),
+    Bug("goes-on-where-it-was-left-behind", 16, "job.founding.overruled", "Choice.END if", "Choice.ENTER if"),
+    Bug("begins-anew-with-workers", 16, "job.founding.overruled", "has_sealed(held.job) or ", ""),
+    Bug("founds-while-it-reads", 16, "job.founding.choice", "if held.has_unfolded:", "if False:"),
+    Bug("old-ports", 16, "job.founding.moved", "isinstance(phase, Gathering)", "False"),
     Bug(
         "nobody-objects",
         16,
         "job.founding.choice",
         "return Choice.OBJECT if has_sealed(held.job) else overruled(held)",
         "return Choice.ANEW",
-        "",
-        "",
     ),
-    Bug("a-sealed-journal-makes-way", 16, "job.founding.has_sealed", "bool(job.members or job.epoch)", "False", "", ""),
+    Bug("a-sealed-journal-makes-way", 16, "job.founding.has_sealed", "bool(job.members or job.epoch)", "False"),
 )
 """Bugs in the code that founds journals again. The law finds each of them in few histories."""
 

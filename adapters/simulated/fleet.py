@@ -53,6 +53,7 @@ from reknit.adapters.runtime.ports import Batch
 from reknit.core.agent.agent import Agent, Heard, Silence, Spec
 from reknit.core.agent.alike import (
     Own,
+    apart,
     are_alike,
     as_other,
     by_standing,
@@ -400,8 +401,8 @@ class Fleet:
         return other
 
     def _split(self, crew: Crew, groups: Sequence[Sequence[NodeId]]) -> list[Crew]:
-        """A crew for each of these groups of its agents. Agents that are in no group stay together. If there are none,
-        the largest group stays."""
+        """A crew for each of these groups of its agents. The agents that are in no group stay in this crew. If each is
+        in a group, the largest group stays."""
         kept = max(groups, key=len) if sum(map(len, groups)) == len(crew.owns) else None
         return [crew, *(self._parted(crew, ids) for ids in groups if ids is not kept)]
 
@@ -513,7 +514,7 @@ class Fleet:
             return [crew]
         groups = by_standing(job, {crew.owns[node].me for node in touched})
         for kind in entries.kinds:
-            groups = [some for group in groups for some in (group & kind, group - kind) if some]
+            groups = [some for group in groups for some in apart(group, kind)]
         return self._split(crew, sorted(sorted(node.id for node in group) for group in groups))
 
     def _feed(self, crew: Crew, event: Event) -> None:

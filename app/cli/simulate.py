@@ -212,7 +212,8 @@ def _swept_data(sweep: Sweep, place: int, name: str) -> dict[str, object]:
 
 
 def _ends(mean: float, half: float, least: float = -1.0, most: float = 1.0) -> list[float] | None:
-    """The ends of an interval of confidence, as far as they can be. None: one run has none."""
+    """The ends of an interval of confidence, cut at the `least` and the `most` that is possible. None: one run has
+    none."""
     return None if half == float("inf") else [max(least, mean - half), min(most, mean + half)]
 
 

@@ -116,15 +116,15 @@ class Accounts:
         """How long ago the last step had ended at this time, or training had begun. A checkpoint is no progress."""
         if not self.step_s:
             return 0.0
-        interval_s = self._interval_s
+        interval_s = self.interval_s
         whole, trained_s = divmod(at - self._since, interval_s + self.checkpoint_cost_s)
         if trained_s >= interval_s:
             return trained_s - interval_s
         return trained_s + self.checkpoint_cost_s * (whole > 0) if trained_s < self.step_s else trained_s % self.step_s
 
     @property
-    def _interval_s(self) -> float:
-        """A checkpoint comes after a whole step."""
+    def interval_s(self) -> float:
+        """Training between two checkpoints. A checkpoint comes after a whole step."""
         # Not one step more because 2.1 / 0.3 is a little more than 7.
         return ceil(self.checkpoint_s / self.step_s - 1e-9) * self.step_s if self.step_s else self.checkpoint_s
 
@@ -180,7 +180,7 @@ class Accounts:
 
     def _trained(self, until: float, *, is_lost: bool) -> None:
         trained_s = until - self._since
-        interval_s = self._interval_s
+        interval_s = self.interval_s
         whole = int(trained_s // (interval_s + self.checkpoint_cost_s))
         rest_s = trained_s - whole * (interval_s + self.checkpoint_cost_s)
         self.causes["training"] += whole * interval_s

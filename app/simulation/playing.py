@@ -29,10 +29,10 @@ from .cluster import SCENARIOS, BadCluster, SimulatedCluster, read_trace, with_v
 DAY_S = 86400.0
 COHORTS = 4
 """Kinds of nodes with the same delays in a round. Beside them there are `STRAGGLERS`."""
-MOST_LESS = 0.005
-"""A part of the time that somebody may give for having fewer spares."""
 STRAGGLERS = 4
 """Nodes of a round that are slower than all others."""
+MOST_LESS = 0.005
+"""A number of spares is enough if the job trains less by at most this part of the time than with the best number."""
 _NORMAL = NormalDist()
 _P99 = _NORMAL.inv_cdf(0.99)
 
@@ -138,9 +138,10 @@ class Sweep:
     def least_spares(self) -> float | None:
         """The fewest spares with which the job trains as much as with the best number of them, but for `MOST_LESS`. It
         must be certain, so wide intervals speak for more spares. None: another key is swept."""
+        if self.key != "spares":
+            return None
         places = range(len(self.values))
-        enough = (place for place in places if place == self.best or _is_enough(*self.than_best(place)))
-        return self.values[next(enough)] if self.key == "spares" else None
+        return self.values[next(at for at in places if at == self.best or _is_enough(*self.than_best(at)))]
 
     def mark(self, place: int) -> str:
         """What to think of the value: `best`, `not really different` from the best, or `worse`."""
@@ -202,7 +203,7 @@ def collect_rarely() -> None:
 
 
 def _begun() -> None:
-    """In each process that plays runs: it must not outlive the one that wants them."""
+    """Prepare a process that plays runs. It must not outlive the one that wants them."""
     collect_rarely()
     parent = multiprocessing.parent_process()
     if parent is None:
@@ -437,7 +438,8 @@ class Drawn:
     clock: Callable[[], float] = lambda: 0.0
     up_since: dict[NodeId, float] = field(factory=dict)
     """When a node has come up. Missing: at time 0."""
-    _cohorts: dict[NodeId, int] = field(factory=dict)
+    _cohorts: dict[NodeId, int] = field(init=False)
+    """The cohort of each node, from 0."""
     _round: int = -1
     _starts: list[tuple[float, float]] = field(factory=list)
     """Of each cohort: on a cold node, and on a warm one."""

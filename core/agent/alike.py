@@ -112,8 +112,8 @@ def by_standing(job: Job, nodes: Set[Node]) -> list[Set[Node]]:
     if isinstance(phase, Gathering) and phase.told:
         asked |= phase.told.keys() & nodes
     found: dict[tuple[object, ...], Set[Node]] = {}
-    for some in _apart(nodes - asked, frozenset(job.members.group_ranks)):
-        for group in _apart(some, phase.expected if isinstance(phase, Gathering) else frozenset()):
+    for some in apart(nodes - asked, frozenset(job.members.group_ranks)):
+        for group in apart(some, phase.expected if isinstance(phase, Gathering) else frozenset()):
             found[standing(job, next(iter(group)))] = group
     for node in asked:
         stands = standing(job, node)
@@ -121,8 +121,8 @@ def by_standing(job: Job, nodes: Set[Node]) -> list[Set[Node]]:
     return [*found.values()]
 
 
-def _apart(nodes: Set[Node], some: frozenset[Node]) -> list[Set[Node]]:
-    """Those of `nodes` that are in `some`, and those that are not. None of the groups is empty."""
+def apart(nodes: Set[Node], some: frozenset[Node]) -> list[Set[Node]]:
+    """Those of `nodes` that are in `some`, and those that are not. A group without a node is left out."""
     return [group for group in (nodes & some, nodes - some) if group]
 
 

@@ -50,7 +50,7 @@ def comes_back(job: Job, phase: Gathering, joined: Joined) -> bool:
         and joined.nonce == known.nonce
         and joined.round == phase.round
         and joined.node in phase.expected
-        and joined.local_world_size >= 1
+        and can_join(job, joined)
     )
 
 

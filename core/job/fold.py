@@ -287,8 +287,7 @@ def _excused(job: Job, phase: Gathering, why: NodeGone) -> Gathering:
 
 def _ended(job: Job, why: RoundEnd, *, ledger: tuple[Failed, ...] = ()) -> Job:
     """The running round is over; its live members are expected back."""
-    members = job.members.group_ranks
-    expected = frozenset(members).difference([node for node in members if not job.is_live(node)])
+    expected = frozenset(m.node for m in job.members if job.is_live(m.node))
     phase = Gathering(round=job.round + 1, expected=expected, ledger=ledger)
     return evolve(job, phase=phase, why=why)
 

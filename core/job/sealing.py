@@ -19,7 +19,7 @@ from .ring import ring_of
 def sealed(job: Job) -> Job:
     """Start the gathered round: of the ready, old members come first, then old seats, then the journal's order."""
     candidates, members_before, seats_before = ready(job), job.member_nodes, job.seats
-    if members_before and len(candidates) > room(job):
+    if members_before and len(candidates) > room(job):  # otherwise all are chosen, and their seats order them
         candidates.sort(key=lambda j: (j.node not in members_before, j.node.id not in seats_before))
     chosen = candidates[: room(job)]
     seats = _seated(job.seats, chosen)

@@ -30,10 +30,11 @@ class Bug:
     """Module and function within the core, or `adapters.` and where in them. A method has its class before it."""
     old: str
     new: str
-    check: str
-    """The rule of the check that should catch it, without the help of the oracle where that is possible."""
-    hint: str
-    """Where to look first: a script, whose seed is varied."""
+    check: str = ""
+    """The rule of the check that should catch it, without the help of the oracle where that is possible. Empty: a law
+    catches it, in the file that plants it."""
+    hint: str = ""
+    """Where to look first: a script, whose seed is varied. Empty as well in that case."""
     needs_oracle: bool = False
     """Every agent draws the same wrong conclusion, which harms nobody: only the second implementation knows."""
 

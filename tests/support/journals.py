@@ -109,18 +109,10 @@ def served(kind: str, path: Path) -> Iterator[str]:
     if kind == "file":
         yield str(path)
     elif kind == "c10d":
-        from reknit.adapters.journals.tcpstore.host import host_store
-        from tests.support.stores import needs_torch
+        from tests.support.stores import hosted
 
-        needs_torch()
-        with socket.create_server(("127.0.0.1", 0)) as free:
-            port = free.getsockname()[1]
-        host = host_store("127.0.0.1", port)
-        assert host is not None
-        try:
+        with hosted() as (_, port):
             yield f"127.0.0.1:{port}"
-        finally:
-            host.close()
     else:
         from tests.support.etcd import Etcd
 

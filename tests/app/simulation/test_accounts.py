@@ -60,7 +60,7 @@ def test_progress_is_the_end_of_a_step(after_s: float, wanted_s: float) -> None:
 @pytest.mark.parametrize(("checkpoint_s", "step_s"), [(2.1, 0.3), (4.2, 0.6), (1800.0, 0.1)])
 def test_steps_that_fit_leave_the_checkpoint_where_it_is(checkpoint_s: float, step_s: float) -> None:
     """2.1 / 0.3 is a little more than 7 for a computer."""
-    assert Accounts(checkpoint_s, 0.0, step_s)._interval_s == pytest.approx(checkpoint_s)
+    assert Accounts(checkpoint_s, 0.0, step_s).interval_s == pytest.approx(checkpoint_s)
 
 
 def test_a_node_that_falls_silent_is_noticed_late() -> None:
