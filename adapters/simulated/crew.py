@@ -13,6 +13,7 @@ from reknit.core.agent.agent import Agent
 from reknit.core.agent.alike import Own, as_other, command_as_other, entry_as_other, event_as_other
 from reknit.core.agent.commands import Beat
 from reknit.core.agent.events import Event
+from reknit.core.agent.timers import next_wake
 from reknit.core.job.entries import Entry, NodeId
 
 
@@ -69,6 +70,15 @@ class Crew:
     """It will soon look for another crew that is alike."""
     is_over: bool = False
     """Its agents have ended, or are in another crew."""
+    _wakes: tuple[Agent, float | None] | None = None
+    """An agent, and when it must be woken."""
+
+    def next_wake(self) -> float | None:
+        """When its agent must be woken (`timers.next_wake`). Computed once for each agent: most of what happens to a
+        crew happens to its link."""
+        if self._wakes is None or self._wakes[0] is not self.agent:
+            self._wakes = self.agent, next_wake(self.agent)
+        return self._wakes[1]
 
     @property
     def name(self) -> NodeId:

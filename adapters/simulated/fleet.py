@@ -52,24 +52,25 @@ from reknit.adapters.link.messages import (
 from reknit.adapters.runtime.ports import Batch
 from reknit.core.agent.agent import Agent, Heard, Silence, Spec
 from reknit.core.agent.alike import (
+    PULSE,
     Own,
     apart,
     are_alike,
     as_other,
+    but_pulse,
     by_standing,
     can_share,
     command_as_other,
     entry_as_other,
     event_as_other,
     standing,
-    without_pulse,
 )
 from reknit.core.agent.commands import Append, Beat, Command, Finish, Result, StopWorkers
 from reknit.core.agent.events import EntriesRead, Event, Started, StopRequested, Woken
 from reknit.core.agent.quiet import after_beats, beats_before, quiet_until
 from reknit.core.agent.silence import EXPECTED, watched
 from reknit.core.agent.step import Step, step
-from reknit.core.agent.timers import STAGGERED, next_wake
+from reknit.core.agent.timers import STAGGERED
 from reknit.core.agent.worker_words import (
     PortReserved,
     ReservePort,
@@ -484,7 +485,7 @@ class Fleet:
             return
         self._catch_up(crew)
         for some in self._alike_after(crew, what) if len(crew.owns) > 1 and isinstance(what, EntriesRead) else [crew]:
-            self._feed(some, evolve(what, at=self.now))
+            self._feed(some, what if what.at == self.now else evolve(what, at=self.now))
 
     def _catch_up(self, crew: Crew) -> None:
         """Compute the beats before now."""
@@ -563,18 +564,18 @@ class Fleet:
 
     def _audit(self, crew: Crew, before: Agent, event: Event, made: Step, shift: int) -> None:
         """A random agent of the crew makes the step itself."""
-        names = list(crew.owns)
-        own = crew.owns[names[self._audit_luck.randrange(len(names))]]
+        members = list(crew.owns)
+        own = crew.owns[members[self._audit_luck.randrange(len(members))]]
         mine = step(as_other(before, own), event_as_other(event, before, own))
         then = evolve(own, me=Node(own.me.id, own.me.incarnation + shift))
         told = as_other(made.agent, then)
         wanted = tuple(_unwatched(command_as_other(command, made.agent, then)) for command in made.commands)
         self.audited += 1
-        mine_at_rest, told = without_pulse(mine.agent), without_pulse(told)
-        if mine_at_rest == told and tuple(map(_unwatched, mine.commands)) == wanted:
+        if but_pulse(mine.agent) == but_pulse(told) and tuple(map(_unwatched, mine.commands)) == wanted:
             return
-        differ = (f.name for f in fields(Agent) if getattr(mine_at_rest, f.name) != getattr(told, f.name))
-        differences = "\n".join(f"{n}: {getattr(mine_at_rest, n)} instead of {getattr(told, n)}" for n in differ)
+        names = (f.name for f in fields(Agent) if f.name not in PULSE)
+        differ = [name for name in names if getattr(mine.agent, name) != getattr(told, name)]
+        differences = "\n".join(f"{n}: {getattr(mine.agent, n)} instead of {getattr(told, n)}" for n in differ)
         raise Unlike(
             f"at {self.now:g}, {own.me} would not have done what {crew.name} did in its name\nevent: {event}\n"
             f"it would want {mine.commands}, and not {wanted}\n{differences}\nbefore: {as_other(before, own)}"
@@ -608,12 +609,12 @@ class Fleet:
 
     def _with_delays(self, crew: Crew, delay_s: Callable[[NodeId], float], what: Event) -> None:
         """`what` happens to each agent after a delay of its own."""
-        delays = {node: delay_s(node) for node in crew.owns}
         alike: dict[float, list[NodeId]] = {}
-        for node, delay in delays.items():
-            alike.setdefault(delay, []).append(node)
+        for node in crew.owns:
+            alike.setdefault(delay_s(node), []).append(node)
+        delays = {some[0]: delay for delay, some in alike.items()}
         for some in self._split(crew, [*alike.values()]):
-            self._put(some, max(delays[some.name], 1 / GRID), what)
+            self._put(some, max(delays[next(iter(some.owns))], 1 / GRID), what)
 
     def _report_hang(self, crew: Crew) -> None:
         """The workers of the other nodes wait for the one that hangs."""
@@ -639,7 +640,7 @@ class Fleet:
             self._catch_up(crew)
         agent = crew.agent
         crew.quiet_until = quiet_until(agent) if is_calm else None
-        at = crew.quiet_until if crew.quiet_until is not None else next_wake(agent)
+        at = crew.quiet_until if crew.quiet_until is not None else crew.next_wake()
         if crew.coming:
             at = crew.coming[-1][0] if at is None else min(at, crew.coming[-1][0])
         if at is None or at == float("inf"):
@@ -673,7 +674,7 @@ class Fleet:
             _, _, what = crew.coming.pop()
             self._come(crew, what)
         else:
-            wakes_at = next_wake(crew.agent)
+            wakes_at = crew.next_wake()
             if crew.quiet_until is not None or (wakes_at is not None and wakes_at <= self.now):
                 self._happen(crew, Woken(0.0))
             else:

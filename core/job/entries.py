@@ -284,32 +284,36 @@ class Entries(tuple[Entry, ...]):
     fold it once. None: nobody has folded the batch."""
 
     def __contains__(self, entry: object) -> bool:
-        if len(self) < FEW:
+        node: Node | None = getattr(entry, "node", None)
+        if len(self) < FEW or node is None:
             return tuple.__contains__(self, entry)
-        node = getattr(entry, "node", None)
-        return entry in self._by_node.get(node, ())
+        latest = self._latest.get(node.id)
+        return latest is not None and (latest == entry or tuple.__contains__(self, entry))
 
     @cached_property
     def names(self) -> Set[NodeId]:
         """The ids of the nodes that they name."""
-        return {node.id for node in self._by_node if node is not None}
+        return self._latest.keys()
 
     @cached_property
     def kinds(self) -> Sequence[frozenset[Node]]:
         """The nodes that they name, in groups that are named by entries of the same types."""
+        naming = [(node, type(entry)) for entry in self if (node := getattr(entry, "node", None)) is not None]
+        types = dict(naming)
+        if len(types) == len(naming) and len(set(types.values())) == 1:  # a crowd of nodes that come
+            return [frozenset(types)]
+        each: dict[Node, tuple[type, ...]] = {}
+        for node, its in naming:
+            each[node] = (*each.get(node, ()), its)
         found: dict[tuple[type, ...], list[Node]] = {}
-        for node, entries in self._by_node.items():
-            if node is not None:
-                found.setdefault(tuple(map(type, entries)), []).append(node)
+        for node, all_its in each.items():
+            found.setdefault(all_its, []).append(node)
         return [*map(frozenset, found.values())]
 
     @cached_property
-    def _by_node(self) -> Mapping[Node | None, list[Entry]]:
-        """The entries that name each node. None: those that name none."""
-        found: dict[Node | None, list[Entry]] = {}
-        for entry in self:
-            found.setdefault(getattr(entry, "node", None), []).append(entry)
-        return found
+    def _latest(self) -> Mapping[NodeId, Entry]:
+        """The last of the entries that name each node."""
+        return {node.id: entry for entry in self if (node := getattr(entry, "node", None)) is not None}
 
 
 FEW = 16

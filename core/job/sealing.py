@@ -23,7 +23,8 @@ def sealed(job: Job) -> Job:
         candidates.sort(key=lambda j: (j.node not in members_before, j.node.id not in seats_before))
     chosen = candidates[: room(job)]
     seats = _seated(job.seats, chosen)
-    members = Members(sorted(chosen, key=lambda j: seats[j.node.id]))
+    by_id = {joined.node.id: joined for joined in chosen}
+    members = Members([by_id[node_id] for node_id in seats if node_id in by_id])  # later seats stand later
     return evolve(
         job,
         phase=Running(round=job.round),

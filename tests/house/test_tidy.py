@@ -28,6 +28,7 @@ CORE_MAY_IMPORT = {
     "enum",
     "functools",
     "itertools",
+    "operator",
     "json",
     "math",
     "signal",  # the names of signals, in `describe`

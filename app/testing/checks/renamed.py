@@ -12,12 +12,12 @@ from reknit.core.agent.agent import Agent
 from reknit.core.agent.alike import (
     Own,
     as_other,
+    but_pulse,
     can_share,
     command_as_other,
     event_as_other,
     own_of,
     standing,
-    without_pulse,
 )
 from reknit.core.agent.commands import Beat, Command
 from reknit.core.agent.events import Counters, EntriesRead, Event
@@ -72,7 +72,7 @@ def _is_renamed(agent: Agent, event: Event, own: Own) -> bool:
     shift = made.agent.me.incarnation - agent.me.incarnation
     then = evolve(own, me=Node(own.me.id, own.me.incarnation + shift))
     text = f"{own.me} stands like {agent.me}, and after {event} it"
-    is_same = without_pulse(mine.agent) == without_pulse(as_other(made.agent, then))
+    is_same = but_pulse(mine.agent) == but_pulse(as_other(made.agent, then))
     demand(is_same, "alike", f"{text} is another")
     said, expected = (
         [_unwatched(c) for c in commands]

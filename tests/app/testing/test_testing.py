@@ -126,9 +126,9 @@ def mine(agent):
     return next_wake(agent)
 
 with replaced(next_wake, mine):
-    from reknit.adapters.simulated import fleet
-    print(fleet.next_wake is mine)
-print(fleet.next_wake is next_wake)
+    from reknit.adapters.simulated import crew
+    print(crew.next_wake is mine)
+print(crew.next_wake is next_wake)
 """
 
 
