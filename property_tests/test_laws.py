@@ -127,6 +127,29 @@ def test_a_batch_is_folded_like_its_entries_one_by_one(least: int, entries: list
     assert list(job.live) == list(other.live), "the order in which they came"
 
 
+MANY = st.integers(said.FEW, 3 * said.FEW)
+"""So many entries that a batch does not look through all of them."""
+CROWD = MANY.map(lambda n: [Joined(Node(NodeId(f"n{i}")), "x", 0, "host", 1) for i in range(n)])
+
+
+@given(CROWD, st.lists(st.one_of(NEWCOMERS, GOERS, ENTRIES), max_size=12), ENTRIES)
+def test_a_batch_knows_what_it_holds(crowd: list[Entry], others: list[Entry], other: Entry) -> None:
+    """A batch of many entries finds one of them, the ids that they name, and the nodes of which they say alike."""
+    plain = (*others[::2], *crowd, *others[1::2])
+    batch = said.Entries(plain)
+    for entry in (*plain, other, *(evolve(joined, round=1) for joined in crowd if isinstance(joined, Joined))):
+        assert (entry in batch) == (entry in plain), entry
+    told: dict[Node, list[type]] = {}
+    for entry in plain:
+        if hasattr(entry, "node"):
+            told.setdefault(entry.node, []).append(type(entry))
+    assert batch.names == {node.id for node in told}
+    assert sorted(map(sorted, batch.kinds)) == sorted(
+        sorted(node for node in told if told[node] == kind)
+        for kind in {tuple(its): its for its in told.values()}.values()
+    )
+
+
 @st.composite
 def crowds(draw: st.DrawFn) -> tuple[list[Entry], list[Entry]]:
     """A journal whose round runs on some nodes, and what these nodes say when it ends: mostly failures, then mostly
