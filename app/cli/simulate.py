@@ -36,7 +36,7 @@ TABLE = Table(
         Option("seed", "number of the first run (0); the others follow", "N", "0", readers.whole(0), group="Input"),
         Option("processes", "how many runs at once; 0: one for each core", "N", "0", readers.whole(0), group="Input"),
         Option("json", "the answers as JSON", group="Output"),
-        Option("trace", "the first run, as its first node saw it", "DIR", group="Output"),
+        Option("save-trace", "the first run, as its first node saw it", "DIR", group="Output"),
         Option("plot", "a picture of --sweep: .png, .svg or .pdf", "FILE", group="Output"),
         HELP,
     ),
@@ -64,8 +64,8 @@ def _simulated(parsed: Parsed) -> Iterator[str] | int:
     _check_plot(parsed)
     try:
         clusters = _clusters(parsed)
-        if parsed["trace"]:
-            _check_trace(parsed["trace"], clusters)
+        if parsed["save-trace"]:
+            _check_trace(parsed["save-trace"], clusters)
         if parsed["sweep"]:
             clusters = _by_value(parsed, clusters)
         seeds = range(parsed["seed"], parsed["seed"] + parsed["runs"])
@@ -73,7 +73,7 @@ def _simulated(parsed: Parsed) -> Iterator[str] | int:
     except BadCluster as error:
         raise UsageError(str(error)) from None
     names = [name for name, _ in clusters]
-    if parsed["trace"]:
+    if parsed["save-trace"]:
         _trace(parsed, clusters[0][1])
     if parsed["sweep"]:
         return _swept(parsed, names, found)
@@ -161,18 +161,18 @@ def _check_plot(parsed: Parsed) -> None:
 
 def _check_trace(folder: str, clusters: Sequence[object]) -> None:
     if len(clusters) > 1:
-        raise UsageError(f"--trace={folder}: one job is traced, and {len(clusters)} are asked for")
+        raise UsageError(f"--save-trace={folder}: one job is traced, and {len(clusters)} are asked for")
     if os.path.exists(folder) and (not os.path.isdir(folder) or os.listdir(folder)):
-        raise UsageError(f"--trace={folder}: a new or empty folder is expected")
+        raise UsageError(f"--save-trace={folder}: a new or empty folder is expected")
 
 
 def _trace(parsed: Parsed, cluster: SimulatedCluster) -> None:
     from reknit.app.simulation.playing import traced
 
     try:
-        traced(cluster, parsed["seed"], parsed["trace"])
+        traced(cluster, parsed["seed"], parsed["save-trace"])
     except OSError as error:
-        raise UsageError(f"--trace={parsed['trace']}: {error.strerror or error}") from None
+        raise UsageError(f"--save-trace={parsed['save-trace']}: {error.strerror or error}") from None
 
 
 def _swept(parsed: Parsed, names: Sequence[str], found: Sequence[Simulation]) -> int:
@@ -293,7 +293,7 @@ def _sweep_table(sweep: Sweep, names: Sequence[str]) -> Iterator[str]:
     yield from _ends_early(found)
     least = sweep.least_spares
     if least is not None and least != sweep.values[best]:
-        yield f"the fewest spares that cost at most {100 * MOST_LESS:g} % of the time, for certain: {least:g}"
+        yield f"spares={least:g} is enough: more would surely gain less than {100 * MOST_LESS:g} % of the time"
     order = (best, *(place for place in places if place != best))
     yield from _differences([names[place] for place in order], [found[place] for place in order])
 

@@ -79,7 +79,7 @@ class SimulatedCluster:
     store_outage_s: float = field(default=60.0, validator=seconds)
     trace: str = ""
     """A file with lines `time,remove,node` and `time,add,node`: seconds from the start, and the number of the node from
-    0, also as `n00003`. It takes the place of all drawn failures."""
+    0, also as `n00003`. It takes the place of all drawn failures. A node that is added first is not there before."""
 
     step_s: float = field(default=0.0, validator=seconds)
     """Seconds of a step of training, after which a worker has made progress. 0: too short to matter."""
@@ -276,11 +276,20 @@ def _kind(key: str, where: str) -> type:
 def read_trace(path: str, nodes: int) -> list[tuple[float, bool, int]]:
     """The lines of a trace: the time, whether the node comes, and its number. Raises `BadCluster`."""
     found: list[tuple[float, bool, int]] = []
+    here: dict[int, bool] = {}
     try:
         with open(path, encoding="utf-8-sig") as file:
             for number, line in enumerate(file, 1):
-                if line.strip() and not line.lstrip().startswith("#"):
-                    found.append(_entry(line, f"{path}, line {number}", found[-1][0] if found else 0.0, nodes))
+                if not line.strip() or line.lstrip().startswith("#"):
+                    continue
+                where = f"{path}, line {number}"
+                entry = _entry(line, where, found[-1][0] if found else 0.0, nodes)
+                _, is_there, node = entry
+                if here.get(node) is is_there:
+                    state = "there already" if is_there else "not there"
+                    raise BadCluster(f"{where}: {line.strip()!r}; node {node} is {state}")
+                here[node] = is_there
+                found.append(entry)
     except (OSError, ValueError) as error:
         if isinstance(error, BadCluster):
             raise

@@ -292,9 +292,11 @@ class _Job:
 
     def plan(self) -> None:
         cluster, count = self.cluster, self.cluster.nodes + self.cluster.spares
-        self.fleet.start([name_of(i) for i in range(count)])
+        trace = read_trace(cluster.trace, count) if cluster.trace else []
+        is_late = {node: is_there for _, is_there, node in reversed(trace)}  # by its first line
+        self.fleet.start([name_of(i) for i in range(count) if not is_late.get(i)])
         if cluster.trace:
-            for at, is_there, node in read_trace(cluster.trace, count):
+            for at, is_there, node in trace:
                 if is_there:
                     self._returns(at, node)
                 else:

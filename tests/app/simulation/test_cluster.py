@@ -53,6 +53,8 @@ def test_a_file_may_name_values_in_any_order(tmp_path: Path) -> None:
         ("5,remove,9\n", "line 1: there is no node 9; the nodes are 0 to 3"),
         ("5,gone,1\n", "line 1: '5,gone,1'; SECONDS,add,NODE or SECONDS,remove,NODE is expected"),
         ("nan,add,1\n", "line 1: 'nan' is no time"),
+        ("5,remove,1\n6,remove,2\n7,remove,1\n", "line 3: '7,remove,1'; node 1 is not there"),
+        ("5,remove,1\n6,add,1\n7,add,1\n", "line 3: '7,add,1'; node 1 is there already"),
     ],
 )
 def test_a_wrong_trace_is_named_with_its_line(text: str, message: str, tmp_path: Path) -> None:

@@ -182,6 +182,17 @@ def test_a_job_whose_nodes_are_all_out_for_a_while_goes_on(tmp_path: Path) -> No
     assert run.causes["over"] == 0
 
 
+def test_a_node_that_a_trace_adds_first_was_not_there_before(tmp_path: Path) -> None:
+    """Such traces tell of a cluster that grows. The job waits for its second node."""
+    trace = tmp_path / "trace"
+    trace.write_text("3600,add,1\n")
+    late = play(SimulatedCluster(nodes=2, days=0.25, trace=str(trace)), 0)
+    trace.write_text("3600,remove,1\n3600,add,1\n")
+    there = play(SimulatedCluster(nodes=2, days=0.25, trace=str(trace)), 0)
+    assert late.restarts == 0
+    assert late.effective < there.effective < 1
+
+
 def test_what_was_trained_counts_when_no_agent_is_left() -> None:
     """The store is out for longer than agents wait for it."""
     run = play(SimulatedCluster(nodes=2, days=30, failures=0, store_outages=3, store_outage_s=400), 0)
