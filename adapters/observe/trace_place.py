@@ -16,8 +16,8 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from reknit.adapters.host.children import stat_of
 from reknit.adapters.host.place import open_folder, this_host
+from reknit.adapters.host.record import ProcessId, is_alive
 from reknit.adapters.runtime.ports import Refused
 
 _IN_LOGS = "trace"
@@ -121,11 +121,8 @@ def is_live(about: Mapping[str, Any]) -> bool:
     agent = about.get("agent")
     if about.get("host") != this_host() or not isinstance(agent, dict):
         return False
-    try:
-        fields = stat_of(str(agent.get("pid")))
-        return int(fields[19]) == agent.get("start") and fields[0] not in (b"Z", b"X")
-    except (OSError, IndexError, ValueError):
-        return False
+    pid, start = agent.get("pid"), agent.get("start")
+    return isinstance(pid, int) and isinstance(start, int) and is_alive(ProcessId(pid, start))
 
 
 def _remove(path: str) -> None:

@@ -110,6 +110,13 @@ class LongOver:
 JobEnd = AllSucceeded | BudgetSpent | Unstable | TooFewNodes | AbortedByOperator | LongOver
 """Why no round will follow. All agents of the job compute the same one."""
 
+
+def blamed(why: RoundEnd | JobEnd | None) -> WorkerFailed | None:
+    """The failure that is blamed for this end. None: no worker is."""
+    root = why.root if isinstance(why, BudgetSpent) else why
+    return root if isinstance(root, WorkerFailed) else None
+
+
 # ---- what is wrong with a journal ------------------------------------------------------------------------------------
 
 

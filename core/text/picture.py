@@ -8,7 +8,7 @@ from typing import Any
 from reknit.core.agent.agent import Agent
 from reknit.core.job.entries import Failed, Joined, Node
 from reknit.core.job.job import Closed, Gathering, Job, Running, Unopened
-from reknit.core.job.reasons import BudgetSpent, WorkerFailed
+from reknit.core.job.reasons import blamed
 from reknit.core.job.workers import NoProgress, TimerExpired, WorkerFailure
 
 from .describe import failure_text, reason_text
@@ -117,11 +117,10 @@ def _failures(job: Job) -> list[dict[str, Any]]:
         reported = job.phase.ledger
     elif job.outcome is not None:
         reported = job.outcome.failures
-    why = job.why if job.outcome is None else job.outcome.why
-    blamed = why.root if isinstance(why, BudgetSpent) else why if isinstance(why, WorkerFailed) else None
+    root = blamed(job.why if job.outcome is None else job.outcome.why)
     found = [(entry.node, failure) for entry in reported for failure in entry.failures]
-    if not found and blamed is not None:
-        found = [(blamed.node, blamed.failure)]
+    if not found and root is not None:
+        found = [(root.node, root.failure)]
     return [
         {
             "node": str(node),
@@ -130,7 +129,7 @@ def _failures(job: Job) -> list[dict[str, Any]]:
             "cause": cause_of(failure),
             "exitcode": failure.exitcode,
             "text": failure_text(failure, node),
-            "blamed": blamed is not None and failure == blamed.failure,
+            "blamed": root is not None and failure == root.failure,
         }
         for node, failure in found
     ]

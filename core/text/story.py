@@ -24,7 +24,7 @@ from reknit.core.agent.worker_words import WorkersStopped
 from reknit.core.job.entries import Entry, Joined, Lost, Terms
 from reknit.core.job.fold import fold, fold_all
 from reknit.core.job.job import EMPTY, Closed, Gathering, Job, Outcome, Running, Unopened
-from reknit.core.job.reasons import BudgetSpent, Departure, NodeGone, RoundEnd, Unstable, WorkerFailed
+from reknit.core.job.reasons import BudgetSpent, Departure, NodeGone, RoundEnd, Unstable, blamed
 from reknit.core.job.workers import NoProgress, WorkerFailure
 
 from .describe import killed_text, signal_name
@@ -321,10 +321,10 @@ class _Teller:
 
 def _noticed_after_s(job: Job) -> float:
     """Seconds between what has ended a round and its notice."""
-    why = job.why if job.outcome is None else getattr(job.outcome.why, "root", None)
-    if isinstance(why, WorkerFailed) and isinstance(why.failure.cause, NoProgress):
-        return why.failure.cause.for_s
-    if isinstance(why, NodeGone) and why.how is Departure.LOST:
+    root = blamed(job.why if job.outcome is None else job.outcome.why)
+    if root is not None and isinstance(root.failure.cause, NoProgress):
+        return root.failure.cause.for_s
+    if isinstance(job.why, NodeGone) and job.why.how is Departure.LOST and job.outcome is None:
         return job.terms.silence_s
     return 0.0
 

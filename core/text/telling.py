@@ -211,17 +211,12 @@ def _why(round: RoundStory) -> str:
     if round.outcome is None:
         return "for a reason that was not seen" if round.why is None else reason_text(round.why)
     why = round.outcome.why
-    return reason_text(why.root if isinstance(why, reasons.BudgetSpent) else why)
-
-
-def _failed(round: RoundStory) -> reasons.WorkerFailed | None:
-    why = round.why if round.outcome is None else getattr(round.outcome.why, "root", None)
-    return why if isinstance(why, reasons.WorkerFailed) else None
+    return reason_text(reasons.blamed(why) or why)
 
 
 def _details(round: RoundStory) -> Iterator[str]:
     """More about the failure that is blamed, and the other failures."""
-    blamed = _failed(round)
+    blamed = reasons.blamed(round.why if round.outcome is None else round.outcome.why)
     if blamed is not None:
         failure = blamed.failure
         lines = list(hang_lines(blamed))
