@@ -145,7 +145,12 @@ def _terminal(wanted: Configure) -> Terminal | None:
         return None
     from reknit.adapters.keeper.common.spawn import Terminal
 
-    return Terminal.of(os.getppid())
+    terminal = Terminal.of(os.getppid())
+    if not terminal.has_shell:
+        # The kernel lets Ctrl-Z stop a group if a member has its parent in another group of the session. The worker
+        # would have, and the shell of `ssh -t HOST 'reknit run …; …'` would stop for ever.
+        os.setpgid(0, terminal.group)
+    return terminal
 
 
 class Keeper:

@@ -157,6 +157,23 @@ def test_nobody_is_stopped_where_nobody_could_continue_it(folder: Path) -> None:
     assert "was stopped by" not in typist.screen
 
 
+def test_a_command_line_of_ssh_is_not_stopped_either(folder: Path) -> None:
+    """`ssh -t HOST 'reknit run …; echo …'`: the shell that runs both is in the same process group, and leads the
+    session."""
+    typist = Typist(folder, "/bin/bash", "--norc", "-c", f"{REKNIT} run debugs.py; echo status $?")
+    typist.read("(Pdb) ")
+    typist.settled()
+    typist.type("\x1a")
+    typist.type("p x + 1\n")
+    typist.read("42")
+    shell = Path(f"/proc/{typist.pid}/stat").read_text().rpartition(")")[2].split()[0]
+    assert shell != "T", "nobody could continue it"
+    typist.type("c\n")
+    typist.read("the job succeeded")
+    typist.read("status 0")
+    assert typist.end() == 0
+
+
 def test_who_quits_the_debugger_wants_no_restart(folder: Path) -> None:
     """Another try would ask again."""
     typist = Typist(folder, REKNIT, "run", "--max-restarts=3", "debugs.py")
