@@ -7,7 +7,7 @@ Run it with the Python of an environment that has both commands. Rules:
 
 - Apart: stdout and stderr go to two files. Each worker writes the same number of lines to stdout. Both launchers start
   Python without a buffer. A line is *torn* if no worker wrote it like this. torchrun relays output with `--tee 3` only,
-  and puts a prefix before each line.
+  and puts a prefix before each line. The floor: the same workers without a launcher, each with a pipe that cat reads.
 - Order: two ranks write pairs of numbered lines to one file, one to stdout and one to stderr. A line is written whole,
   or in two pieces, as `print` does in an unbuffered interpreter. A line is *out of order* if it comes after a line that
   the same rank wrote later.
@@ -16,6 +16,7 @@ Run it with the Python of an environment that has both commands. Rules:
 from __future__ import annotations
 
 import argparse
+import os
 import statistics
 import subprocess
 import sys
@@ -57,6 +58,25 @@ def apart(launcher: list[str], workers: int, lines: int) -> tuple[float, int]:
     return workers * lines / took, len(wrote) - len(whole)
 
 
+def floor(workers: int, lines: int) -> float:
+    """Lines per second that the workers write if somebody only reads them."""
+    with tempfile.TemporaryDirectory() as folder:
+        worker = Path(folder, "w.py")
+        worker.write_text(LINES.format(lines=lines))
+        began = time.monotonic()
+        running = []
+        for rank in range(workers):
+            writer = subprocess.Popen(
+                [sys.executable, "-u", worker], env=os.environ | {"RANK": str(rank)}, stdout=subprocess.PIPE
+            )
+            running += [writer, subprocess.Popen(["cat"], stdin=writer.stdout, stdout=subprocess.DEVNULL)]
+            assert writer.stdout is not None
+            writer.stdout.close()
+        for process in running:
+            process.wait()
+    return workers * lines / (time.monotonic() - began)
+
+
 def order(command: list[str], pairs: int, pieces: int) -> tuple[int, int]:
     """The number of lines that are out of order, and the number of torn lines."""
     with tempfile.TemporaryDirectory() as folder:
@@ -85,9 +105,12 @@ def main() -> None:
     options = parser.parse_args()
     if options.only != "order":
         figures: dict[str, list[tuple[float, int]]] = {name: [] for name in LAUNCHERS}
+        floors = []
         for _ in range(options.repeats):
+            floors.append(floor(options.workers, options.lines))
             for name, launcher in LAUNCHERS.items():
                 figures[name].append(apart(launcher, options.workers, options.lines))
+        print(f"floor: {statistics.median(floors):,.0f} lines per second")
         for name, found in figures.items():
             rate, torn = (statistics.median(column) for column in zip(*found, strict=True))
             print(f"{name}: {rate:,.0f} lines per second, {torn:g} of {options.workers * options.lines:,} torn")

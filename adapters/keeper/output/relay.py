@@ -9,8 +9,8 @@ Rules:
    wait for end-of-file, because a grandchild may hold the pipe open. So one lock guards reading, remembering and
    handing over. None of these blocks. Files are written without the lock, by the relay's thread alone, because a disk
    may hang.
-3. The console gets whole lines. The beginning of a line waits for its end for `PARTIAL_S`. Then it is shown as it is:
-   it may be a prompt or a progress bar.
+3. The console gets whole lines. The beginning of a line waits for its end for `PARTIAL_S`, on a terminal for
+   `PROMPT_S`. Then it is shown as it is: it may be a prompt or a progress bar.
 4. After a read that brought little, the thread sleeps for `BATCH_S`. So a worker that flushes every line costs one read
    per `BATCH_S` and not one per line. A single line is still shown at once.
 """
@@ -28,8 +28,11 @@ from reknit.adapters.runtime.threads import Thread
 
 from .console import ConsoleWriter
 
-PARTIAL_S = 0.1
-"""Seconds that the beginning of a line waits for its end."""
+PARTIAL_S = 1.0
+"""Seconds that the beginning of a line waits for its end. An unbuffered `print` writes a line in pieces, and on a busy
+machine a worker may lose its processor between two of them."""
+PROMPT_S = 0.1
+"""Seconds that it waits on a terminal, where somebody looks."""
 BATCH_S = 0.0015
 """Seconds that the thread sleeps after a read that brought little."""
 _LITTLE = 16_384
@@ -225,7 +228,7 @@ class Relay:
         return len(data)
 
     def _show(self, tap: Tap, console: ConsoleWriter, data: bytes) -> None:
-        """Hand the complete lines to the console. Keep the beginning of the next line for `PARTIAL_S` at most."""
+        """Hand the complete lines to the console. Keep the beginning of the next line for a moment."""
         is_new = not tap.partial
         lines, tap.partial = _whole_lines(tap.partial + data, tap.prefix)
         self._write(tap, console, lines)
@@ -234,7 +237,7 @@ class Relay:
         elif not tap.partial:
             self._partial.pop(tap, None)
         elif is_new or lines:
-            tap.due = time.monotonic() + PARTIAL_S
+            tap.due = time.monotonic() + (PROMPT_S if tap.is_terminal else PARTIAL_S)
             self._partial[tap] = None
 
     def _show_partial(self, tap: Tap) -> None:
