@@ -12,6 +12,9 @@ import termios
 import threading
 from pathlib import Path
 
+import pytest
+
+from reknit.adapters.keeper.output import relay
 from reknit.adapters.keeper.output.streams import STDERR, STDOUT, Streams, StreamSettings
 from reknit.adapters.runtime.clock import SystemClock
 from reknit.core.agent.worker_words import WorkersStopped
@@ -139,6 +142,33 @@ def test_a_partial_line_is_shown_soon(err: Console) -> None:
     assert streams.close(PATIENCE_S)
     os.close(go_read)
     os.close(go_write)
+
+
+def test_a_line_in_pieces_stays_whole_in_a_pipe(err: Console, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An unbuffered `print` writes pieces, and another worker writes meanwhile. Nobody waits for a prompt there."""
+    monkeypatch.setattr(relay, "PROMPT_S", 0.0)
+    monkeypatch.setattr(relay, "PARTIAL_S", 3600.0)
+    streams = streams_to(err, err)
+    slow, quick = open_(streams), open_(streams)
+    go_read, go_write = os.pipe()
+    os.set_inheritable(go_read, True)
+    begun_read, begun_write = os.pipe()
+    os.set_inheritable(begun_write, True)
+    script = (
+        f"import os; os.write(1, b'a '); os.write({begun_write}, b'!'); os.read({go_read}, 1); os.write(1, b'b\\n')"
+    )
+    pid = spawn(slow, script)
+    assert os.read(begun_read, 1) == b"!"
+    assert finished(spawn(quick, "import os; os.write(1, b'quick\\n')")) == 0
+    assert err.read_until(b"\n") == b"quick\n"
+    os.write(go_write, b"!")
+    assert finished(pid) == 0
+    assert err.read_until(b"\n") == b"a b\n"
+    for worker in (slow, quick):
+        streams.release(worker)
+    assert streams.close(PATIENCE_S)
+    for fd in (go_read, go_write, begun_read, begun_write):
+        os.close(fd)
 
 
 def test_dev_stdout_can_be_opened(err: Console) -> None:
