@@ -163,7 +163,7 @@ def test_a_line_in_pieces_stays_whole_in_a_pipe(err: Console, monkeypatch: pytes
     assert err.read_until(b"\n") == b"quick\n"
     os.write(go_write, b"!")
     assert finished(pid) == 0
-    assert err.read_until(b"\n") == b"a b\n"
+    assert err.read_until(b"b\n") == b"quick\na b\n"
     for worker in (slow, quick):
         streams.release(worker)
     assert streams.close(PATIENCE_S)
