@@ -347,12 +347,21 @@ def merged(nodes: Sequence[NodeStory]) -> Story:
         for key, round in node.rounds.items():
             rounds[key] = _both(rounds[key], round) if key in rounds else round
     latest = max(nodes, key=lambda node: (node.job.epoch, node.job.round, node.ended))
-    known = [rounds[key] for key in sorted(rounds) if rounds[key] != RoundStory(key)]
+    known = [rounds[key] for key in sorted(rounds) if rounds[key] != RoundStory(key) and not _is_ahead(rounds, key)]
     stopped_by = _stopped_by(nodes, latest.job)
     why = known[-1].why if known else None
     if stopped_by and isinstance(why, NodeGone) and why.how in (Departure.LEAVING, Departure.LEFT):
         known[-1] = evolve(known[-1], stopped_by=stopped_by)
     return Story(tuple(nodes), tuple(known), latest.job.terms, skews, stopped_by)
+
+
+def _is_ahead(rounds: Mapping[Key, RoundStory], key: Key) -> bool:
+    """Standbys have joined this round, and the round before has never ended, as far as was seen."""
+    epoch, number = key
+    before = rounds.get((epoch, number - 1))
+    if rounds[key].members or before is None or not before.members:
+        return False
+    return before.ended_at is None and before.why is None and before.outcome is None
 
 
 def _stopped_by(nodes: Sequence[NodeStory], job: Job) -> tuple[int, ...]:

@@ -86,7 +86,7 @@ def head_lines(story: Story, name: str, when: When, live: Collection[str]) -> It
     for one in story.nodes:
         if not one.has_ended:
             runs = one.node in live and latest[one.node] == one.began
-            gone = f"ended without a word after {when(one.ended)}: it was killed, or its host died"
+            gone = f"ended without a word some time after {when(one.ended)}: it was killed, or its host died"
             now = (
                 f"runs: now {one.last.doing.value}, round {round_name((one.last.epoch, one.last.round))}"
                 if runs
@@ -169,7 +169,9 @@ def _waits(round: RoundStory, sealed_at: float, before: RoundStory | None, terms
     ended_at = None if before is None else before.ended_at
     if ended_at is not None and sealed_at - ended_at > _NOTEWORTHY_S:
         yield f"{sealed_at - ended_at:.1f} s passed since the round before had ended"
-    by_time = sorted((at, node) for node, at in round.joined.items() if node in round.members)
+    # A standby has joined while the round before ran. Nobody waited then.
+    since = ended_at or 0.0
+    by_time = sorted((max(at, since), node) for node, at in round.joined.items() if node in round.members)
     if len(by_time) > 1:
         (first, _), (last, node) = by_time[0], by_time[-1]
         if last - first > _NOTEWORTHY_S:

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
+from attrs import evolve
 
 from reknit.adapters.observe.trace_reader import Resumed, replay, skim
 from reknit.adapters.simulated import workers as staff
@@ -192,6 +193,26 @@ def test_a_job_that_one_node_has_left_goes_on(tmp_path: Path) -> None:
     lines = list(tell(story, "j", str, live=(), shows_all=True))
     assert lines[0] == 'job "j": succeeded'
     assert any("The others go on without a node that leaves (rule 11)." in line for line in lines)
+
+
+@pytest.mark.parametrize("is_needed", [False, True])
+def test_nobody_waits_for_a_standby(tmp_path: Path, is_needed: bool) -> None:
+    """It has joined long before the round in which it takes part. Nobody waited in that time. While the round before
+    runs, the one for which it is there is none."""
+
+    def play(world: World) -> None:
+        world.run_for(300.0)
+        if is_needed:
+            world.ask_to_leave(world.procs[1], 2)
+            world.run_for(60.0)
+        for proc in world.procs:
+            if proc.up:
+                world.kill(proc)
+
+    story = merged(told(simulated(tmp_path / "t", evolve(TERMS, max_nodes=2), 3, play)))
+    assert [len(round.members) for round in story.rounds] == [2] * (1 + is_needed)
+    if is_needed:
+        assert "came last" not in " ".join(round_lines(story.rounds[1], story.rounds[0], TERMS, str))
 
 
 def test_a_trace_without_its_beginning(eventful: Watching) -> None:

@@ -164,6 +164,6 @@ def test_what_several_nodes_have_seen_is_told_once() -> None:
         "from 3.0 to 20.0 (17 s), as seen by 2 nodes (n0, n1)",
         "the clock of node n1 is 40.0 s behind the others; its times are corrected here",
         "the agent of node n0 runs: now running, round 0",
-        "the agent of node n1 ended without a word after 20.0: it was killed, or its host died",
+        "the agent of node n1 ended without a word some time after 20.0: it was killed, or its host died",
     ]
     assert "  5.0  2 nodes (n0, n1): the store could not be used: refused" in lines(story)
