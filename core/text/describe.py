@@ -16,7 +16,7 @@ from reknit.core.agent.workers import QUICK_S, asks_somebody, failures, why_fail
 from reknit.core.job import reasons
 from reknit.core.job.hanging import Certainty, Hang
 from reknit.core.job.job import Closed, Gathering, Job, Running, has_enough
-from reknit.core.job.restart import backoff_s
+from reknit.core.job.restart import backoff_s, is_echo
 from reknit.core.job.workers import UNSEEN, Activity, NoProgress, Stance, TimerExpired, WorkerFailure
 
 
@@ -79,9 +79,9 @@ def _blame_text(why: reasons.WorkerFailed, hang: Hang) -> str:
     named = f"rank {why.failure.rank} on node {why.node}"
     ranks = hang.spots[0].ranks
     if hang.certainty is Certainty.UNKNOWN:
-        return f"it cannot be told which worker holds up the others; {named} is named by its step and its time"
+        return f"it cannot be told which worker holds up the others; {named} is the furthest behind"
     if len(hang.spots) == 1:
-        return f"all of them stand there; {named} is named by its step and its time"
+        return f"all of them stand there; {named} is the furthest behind"
     probably = "probably " if hang.certainty is Certainty.PROBABLE else ""
     if len(ranks) == 1:
         return f"{probably}{named} holds up the others"
@@ -223,12 +223,31 @@ def decisions(before: Agent, after: Agent, commands: Sequence[Command]) -> Itera
                 else:
                     kill = f", SIGKILL after {grace_s:g} s" if grace_s else ""
                     yield f"{reason_text(why)}; stopping this node's workers ({signal_name(signal)}{kill})"
+                yield from _early_ends(before.workers, why)
     if causes.unable is None:
         yield from _job_news(before, after)
         yield from _rank_news(before, after)
         yield from _pause_news(before, after)
 
 
+def _early_ends(workers: NodeWorkers, why: Reason) -> Iterator[str]:
+    """Workers that had ended without a failure before another one failed because it lost its peer. `workers`: as they
+    were before that. Nobody else tells of them."""
+    if not isinstance(why, reasons.WorkerFailed) or not is_echo(why.failure) or workers.assignment is None:
+        return
+    ended = [workers.assignment.workers[i].rank for i, exit in sorted(workers.exits.items()) if exit.failure is None]
+    if ended:
+        yield f"{ranks_text(ended)} had ended before that with exit code 0: the others may have needed {_them(ended)}"
+
+
+def _them(ranks: Sequence[int]) -> str:
+    return "it" if len(ranks) == 1 else "them"
+
+
+_NO_CALL = (
+    "no worker of this node has called reknit.progress() since its start: does the script call it?"
+    " A slow start needs --start-timeout"
+)
 _MOST_STACKS = 4
 """Number of workers of this node whose stacks are shown when they hang."""
 
@@ -240,6 +259,8 @@ def _hang_news(before: Agent, after: Agent) -> Iterator[str]:
     hung = _hung(new) if new.exits is not old.exits else []  # in most steps no worker ends
     if hung and new.round == old.round and len(hung) > len(_hung(old)):
         why = why_failed(new)
+        if all(isinstance(failure.cause, NoProgress) and failure.cause.since_start for failure in hung):
+            yield _NO_CALL
         if lines := list(hang_lines(why)):
             yield f"{_count(len(hung), 'worker')} of this node hung:"
             yield from lines

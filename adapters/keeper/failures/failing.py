@@ -72,7 +72,7 @@ def killed(failure: WorkerFailure, kills_before: int | None) -> WorkerFailure:
         return failure
     kills = memory_kills.count()
     if kills is None or kills == kills_before:
-        return evolve(failure, message="the kernel has counted no kill for lack of memory")
+        return evolve(failure, message="but not by the kernel for lack of memory")
     used = memory_kills.usage_text()
     return evolve(failure, message=f"probably by the kernel for lack of memory{f' ({used})' if used else ''}")
 

@@ -55,7 +55,7 @@ def test_a_worker_that_something_else_kills(tmp_path: Path) -> None:
     """Nobody should look for a leak then."""
     status, job = run(tmp_path, "w.py", script="import os; os.kill(os.getpid(), 9)")
     assert status == 137
-    assert job.said[-2].endswith("killed by SIGKILL, the kernel has counted no kill for lack of memory")
+    assert job.said[-2].endswith("killed by SIGKILL, but not by the kernel for lack of memory")
 
 
 def test_the_files_of_cgroup_v2(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -60,7 +60,7 @@ def test_a_job_that_is_knit_together_again(tmp_path: Path) -> None:
     ]
 
 
-NOT_FOR_MEMORY = "the kernel has counted no kill for lack of memory"
+NOT_FOR_MEMORY = "but not by the kernel for lack of memory"
 
 
 @pytest.mark.parametrize(

@@ -478,6 +478,25 @@ def test_why_a_job_has_failed() -> None:
     assert spent_text(reasons.BudgetSpent(1, FAILED)) == "rank 5 failed, and the only restart is spent"
 
 
+def test_workers_that_never_called_progress() -> None:
+    """The limit may not fit the script. Nobody else would say so."""
+    hung = evolve(failure(0, -6), cause=NoProgress(30, since_start=True))
+    asked = "does the script call it? A slow start needs --start-timeout"
+    lines = told(agent(), *ALONE, exits(hung))
+    assert lines[1] == f"no worker of this node has called reknit.progress() since its start: {asked}"
+    assert asked not in " ".join(told(agent(), *ALONE, exits(evolve(hung, cause=NoProgress(30, step=3)))))
+
+
+def test_a_worker_that_ended_too_early_is_named() -> None:
+    """With exit code 0. Its peers fail of it, and blame the network."""
+    two = Agent(Spec(NodeId("n0"), "n0", Terms(), local_world_size=2, shares_journal=False))
+    lost = failure(0, 1, message="RuntimeError: Connection closed by peer [127.0.0.1]:1")
+    early = "rank 1 had ended before that with exit code 0: the others may have needed it"
+    assert told(two, *ALONE, exits(1), exits(lost))[-1] == early
+    own = failure(0, 1, message="ValueError: its own")
+    assert early not in told(two, *ALONE, exits(1), exits(own))
+
+
 def test_where_a_hung_worker_stood() -> None:
     """In the line about its failure. That a signal had stopped it is told even if nobody knows where it stood."""
     stood = {
@@ -574,7 +593,7 @@ def hang(*activities: Activity) -> reasons.WorkerFailed:
 
 
 UNSURE = "it cannot be told which worker holds up the others"
-NAMED = "rank 0 on node n1 is named by its step and its time"
+NAMED = "rank 0 on node n1 is the furthest behind"
 
 
 @pytest.mark.parametrize(

@@ -275,7 +275,7 @@ def test_a_worker_killed_by_a_signal_is_not_blamed_for_an_old_exception(make: Ma
     workers = make(script=script)
     start(workers)
     (failure,) = failures(drive(workers, clock, WorkersExited))
-    assert (failure.exitcode, failure.message) == (-9, "the kernel has counted no kill for lack of memory")
+    assert (failure.exitcode, failure.message) == (-9, "but not by the kernel for lack of memory")
     assert "ZeroDivisionError: division by zero" in failure.stderr
 
 
