@@ -356,12 +356,10 @@ def merged(nodes: Sequence[NodeStory]) -> Story:
 
 
 def _is_ahead(rounds: Mapping[Key, RoundStory], key: Key) -> bool:
-    """Standbys have joined this round, and the round before has never ended, as far as was seen."""
+    """Standbys have joined this round, and the job has not gone on after the round before, as far as was seen."""
     epoch, number = key
     before = rounds.get((epoch, number - 1))
-    if rounds[key].members or before is None or not before.members:
-        return False
-    return before.ended_at is None and before.why is None and before.outcome is None
+    return before is not None and bool(before.members) and before.why is None and not rounds[key].members
 
 
 def _stopped_by(nodes: Sequence[NodeStory], job: Job) -> tuple[int, ...]:

@@ -195,6 +195,19 @@ def test_a_job_that_one_node_has_left_goes_on(tmp_path: Path) -> None:
     assert any("The others go on without a node that leaves (rule 11)." in line for line in lines)
 
 
+def test_a_standby_is_there_when_the_job_succeeds(tmp_path: Path) -> None:
+    """The round for which it was there is none."""
+
+    def play(world: World) -> None:
+        world.run_for(60.0)
+        ended(world)
+
+    story = merged(told(simulated(tmp_path / "t", evolve(TERMS, max_nodes=2), 3, play)))
+    assert len(story.rounds) == 1
+    assert story.outcome is not None
+    assert story.outcome.verdict is Verdict.SUCCEEDED
+
+
 @pytest.mark.parametrize("is_needed", [False, True])
 def test_nobody_waits_for_a_standby(tmp_path: Path, is_needed: bool) -> None:
     """It has joined long before the round in which it takes part. Nobody waited in that time. While the round before
