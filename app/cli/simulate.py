@@ -219,7 +219,7 @@ def _ends(mean: float, half: float, least: float = -1.0, most: float = 1.0) -> l
 
 def _with_progress(runs: Iterable[SimulatedRun], total: int) -> Iterable[SimulatedRun]:
     """A bar on a terminal."""
-    if not sys.stderr.isatty():
+    if sys.stderr is None or not sys.stderr.isatty():
         return runs
     from rich.console import Console
     from rich.progress import track

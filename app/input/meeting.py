@@ -159,7 +159,12 @@ def _folder(parsed: Parsed) -> str:
     if "/" not in folder and folder.partition(":")[2].isdigit():
         name = parsed.spelled("rdzv-endpoint")
         raise UsageError(f"{name}: with --rdzv-backend=file, a folder is expected; write ./{folder} for this one")
-    return os.path.abspath(str(folder))
+    try:
+        return os.path.abspath(str(folder))
+    except FileNotFoundError:
+        raise UsageError(
+            f"{parsed.spelled('rdzv-endpoint')}={folder}: this folder cannot be told: the working folder was removed"
+        ) from None
 
 
 def _endpoints(parsed: Parsed, backend: str) -> tuple[tuple[str, int], ...]:

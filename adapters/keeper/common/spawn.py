@@ -101,8 +101,11 @@ def spawn(
 
 def _defaults(given_back: Collection[signal.Signals], terminal: Terminal | None) -> set[signal.Signals]:
     """The signals that get their default. Python ignores SIGPIPE and SIGXFSZ."""
-    ignored = {signal.SIGTSTP} if terminal is not None and not terminal.has_shell else set()
-    return {signal.SIGPIPE, signal.SIGXFSZ, *given_back} - ignored
+    defaults = {signal.SIGPIPE, signal.SIGXFSZ, *given_back}
+    if terminal is None:
+        return defaults
+    # After `bg`, a debugger stops until `fg`: it is not to change the modes of a terminal that the shell uses.
+    return defaults | {signal.SIGTTOU} if terminal.has_shell else defaults - {signal.SIGTSTP}
 
 
 @contextmanager

@@ -102,7 +102,7 @@ class ConsoleWriter:
         said yes and would now say no, and when `has_reader` has become False."""
         self.fd = fd
         self.style = style
-        self._is_terminal = os.isatty(fd)
+        self.is_terminal = os.isatty(fd)
         self._has_room = has_room
         self._changed = threading.Condition()
         self._queue: OrderedDict[int, bytes] = OrderedDict()
@@ -219,7 +219,7 @@ class ConsoleWriter:
         self._thread = thread
 
     def _lined(self, line: str) -> bytes:
-        return f"{self.style.written(line, to_terminal=self._is_terminal)}\n".encode(errors="backslashreplace")
+        return f"{self.style.written(line, to_terminal=self.is_terminal)}\n".encode(errors="backslashreplace")
 
     def _put(self, data: bytes) -> int:
         self._number += 1

@@ -237,7 +237,7 @@ class Relay:
         elif not tap.partial:
             self._partial.pop(tap, None)
         elif is_new or lines:
-            tap.due = time.monotonic() + (PROMPT_S if tap.is_terminal else PARTIAL_S)
+            tap.due = time.monotonic() + (PROMPT_S if console.is_terminal else PARTIAL_S)
             self._partial[tap] = None
 
     def _show_partial(self, tap: Tap) -> None:

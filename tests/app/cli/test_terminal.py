@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.command import REKNIT, run
+from tests.support.command import REKNIT, Run, run
 from tests.support.waiting import PATIENCE_S, until
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the ways of terminals differ")
@@ -226,6 +226,32 @@ def test_a_shell_stops_and_continues_both(shell: Typist) -> None:
     shell.read("the job succeeded")
     shell.type("echo status $?\n")
     shell.read("status 0")
+
+
+def test_a_worker_in_the_background_changes_no_modes(shell: Typist, folder: Path) -> None:
+    """After `bg`, a debugger would set the modes of the terminal that the shell uses. SIGTTOU stops it until `fg`. The other
+    workers are always in the background, and `stty tostop` must not stop them."""
+    says = "import os, signal\nprint(os.environ['RANK'], signal.getsignal(signal.SIGTTOU).name, flush=True)\n"
+    (folder / "says.py").write_text(says)
+    shell.type(f"{REKNIT} run --stdin=0 --nproc-per-node=2 says.py\n")
+    shell.read("the job succeeded")
+    assert "0 SIG_DFL" in shell.screen
+    assert "1 SIG_IGN" in shell.screen
+
+
+def test_who_kills_the_group_leaves_a_keeper(tmp_path: Path) -> None:
+    """Without a terminal, the keeper is in no group of the agent. It ends what a worker has put into a session of its
+    own."""
+    script = """
+        import subprocess, time
+        subprocess.Popen(["sleep", "1000"], start_new_session=True)
+        open("begun", "w").close()
+        time.sleep(1000)
+    """
+    with Run(tmp_path, "--stdin=0", "w.py", script=script, start_new_session=True) as job:
+        until((tmp_path / "begun").exists, "the worker")
+        os.killpg(job.pid, signal.SIGKILL)
+        until(lambda: not job.left_over(), "the keeper to end all")
 
 
 def test_a_script_may_be_between_them(shell: Typist, folder: Path) -> None:
