@@ -158,6 +158,10 @@ def write_document(path: str, document: dict[str, Any]) -> bool:
 
     beside = f"{path}.{os.getpid()}"
     try:
+        if os.path.exists(path) and not os.path.isfile(path):  # a device or a pipe is not to be replaced by a file
+            with open(os.open(path, os.O_WRONLY | os.O_NONBLOCK), "w", encoding="utf-8") as special:
+                json.dump(document, special)
+            return True
         fd = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666)
         with open(fd, "w", encoding="utf-8") as file:
             json.dump(document, file)

@@ -28,6 +28,20 @@ def stderr_of(script: str, *, name: str = "worker.py", tmp_path: Path) -> list[s
 # ---- the error file ----
 
 
+def test_what_is_no_file_is_not_replaced_by_one(tmp_path: Path) -> None:
+    """The variable may name a pipe or a device. Root could replace both."""
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    assert not errors.write(str(pipe), FAILURE, 3), "nobody reads it, and nobody waits for that"
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    assert errors.write(str(pipe), FAILURE, 3)
+    assert json.loads(os.read(reader, 1 << 16))["message"]["errorCode"] == 3
+    os.close(reader)
+    assert pipe.is_fifo()
+    assert not errors.write(str(tmp_path), FAILURE, 3)
+    assert [*tmp_path.iterdir()] == [pipe]
+
+
 @pytest.mark.beside_torch
 def test_what_torchelastic_writes_is_read(tmp_path: Path) -> None:
     """docs/torchelastic.md#error-file: workers that use torch's own `@record` are understood."""
