@@ -44,6 +44,8 @@ CONF = {"heartbeat": 30.0, "last_call_timeout": 0.1, "settle": 0.0}
 """No node is lost here because this machine was busy for a second."""
 LOSES = {"heartbeat": 3.0}
 """For tests in which a node is lost."""
+ALL = {"last_call_timeout": 60.0}
+"""The first round waits for all nodes. On a busy machine one of them may join a second after the other."""
 
 
 class TorchrunNode:
@@ -199,7 +201,7 @@ def test_nodes_meet_in_a_shared_folder(tmp_path: Path) -> None:
 
 def test_a_node_that_ends_without_success_ends_the_job() -> None:
     """With torch the others find out when their own workers fail. Here their next look tells them."""
-    with nodes(2, 1, 2) as two:
+    with nodes(2, 1, 2, **ALL) as two:
         first, second = meet(*two)
         ended = second.shutdown()
         until(first.waits)
@@ -228,7 +230,7 @@ def test_nodes_that_have_succeeded_end_in_peace() -> None:
 
 def test_a_node_that_has_succeeded_does_not_hold_up_the_others() -> None:
     """It is in its exit barrier, and asks for no other round. The others form it without it."""
-    with nodes(2, 1, 2) as two:
+    with nodes(2, 1, 2, **ALL) as two:
         first, second = meet(*two)
         barred = first.thread.submit(first.info.store.add, "torchelastic/agent/terminal_state/num_members", 1)
         barred.result(PATIENCE_S)
@@ -240,7 +242,7 @@ def test_a_node_that_has_succeeded_does_not_hold_up_the_others() -> None:
 
 def test_a_node_that_has_succeeded_can_leave_before_the_others() -> None:
     """torchrun's exit barrier has a timeout. The others work on."""
-    with nodes(2, 1, 2) as two:
+    with nodes(2, 1, 2, **ALL) as two:
         server, guest = two
         asked = server.ask()
         until(lambda: job_at(server.endpoint).live)
@@ -356,7 +358,7 @@ def test_fences_are_refused() -> None:
 
 def test_a_node_whose_torchrun_calls_no_more_is_lost_and_may_come_back() -> None:
     """After a signal torchrun ends its workers and calls nothing. Beats of a thread would keep the node alive."""
-    with nodes(2, 1, 2, **LOSES) as two:
+    with nodes(2, 1, 2, **ALL, **LOSES) as two:
         first, second = meet(*two)
         second.member._patience_s = 0.0
         until(first.waits)
@@ -373,7 +375,7 @@ def test_a_node_whose_torchrun_calls_no_more_is_lost_and_may_come_back() -> None
 
 def test_a_torchrun_that_is_slow_to_stop_its_workers_is_not_taken_for_hung() -> None:
     """It looks every 35 s, and its workers use their grace of 30 s."""
-    with nodes(2, 1, 2) as two:
+    with nodes(2, 1, 2, **ALL) as two:
         first, second = meet(*two)
         asked = second.ask()
         until(first.waits)
@@ -395,7 +397,7 @@ def test_a_forked_child_says_no_goodbye(monkeypatch: pytest.MonkeyPatch) -> None
         return register(goodbye)
 
     monkeypatch.setattr(atexit, "register", noting)
-    with nodes(2, 1, 2, **LOSES) as two:
+    with nodes(2, 1, 2, **ALL, **LOSES) as two:
         first, second = meet(*two)
         pid = os.fork()
         if pid == 0:
