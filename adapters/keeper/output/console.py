@@ -97,13 +97,21 @@ PLAIN = LineStyle(has_times=False)
 class ConsoleWriter:
     """Writes to one descriptor. The caller closes the descriptor. All methods may be called from any thread."""
 
-    def __init__(self, fd: int, *, has_room: Callable[[], None] | None = None, style: LineStyle = PLAIN) -> None:
+    def __init__(
+        self,
+        fd: int,
+        *,
+        has_room: Callable[[], None] | None = None,
+        fails: Callable[[str], None] | None = None,
+        style: LineStyle = PLAIN,
+    ) -> None:
         """`style`: how lines of reknit's own are written. `has_room`: called by the writing thread when `is_full` had
-        said yes and would now say no, and when `has_reader` has become False."""
+        said yes and would now say no, and when `has_reader` has become False. `fails`: called by this thread with the
+        reason, once, when output is lost for another reason, for example because the disk is full."""
         self.fd = fd
         self.style = style
         self.is_terminal = os.isatty(fd)
-        self._has_room = has_room
+        self._has_room, self._fails = has_room, fails
         self._changed = threading.Condition()
         self._queue: OrderedDict[int, bytes] = OrderedDict()
         """What waits to be written, by a number that only grows."""
@@ -320,6 +328,9 @@ class ConsoleWriter:
                     self.has_reader = self.has_reader and not has_left
                 if has_left and self._has_room is not None:
                     self._has_room()
+                if error.errno != EPIPE and self._fails is not None:
+                    self._fails(error.strerror or str(error))
+                    self._fails = None
                 at = end
 
 

@@ -99,9 +99,12 @@ class Streams:
         self._is_one = is_same(stdout, stderr)
         """Stdout and stderr are the same console. Then all output to it goes through the relay, in whole lines."""
         self._consoles = {
-            STDOUT: err if self._is_one else ConsoleWriter(stdout, has_room=self._relay.wake),
+            STDOUT: err if self._is_one else ConsoleWriter(stdout, has_room=self._relay.wake, fails=self._lost),
             STDERR: err,
         }
+
+    def _lost(self, why: str) -> None:
+        self.say(f"reknit: stdout cannot be written: {why}. Output of the workers is missing there")
 
     @property
     def has_files(self) -> bool:

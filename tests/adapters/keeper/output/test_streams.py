@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from reknit.adapters.keeper.output.console import PLAIN
 from reknit.adapters.keeper.output.streams import STDERR, STDOUT, Streams, StreamSettings, last_lines
 from tests.support.streams import Console, finished, open_, spawn, streams_to
 from tests.support.waiting import PATIENCE_S, descriptors, until
@@ -138,6 +139,21 @@ def test_a_console_that_is_gone_does_not_stop_the_workers(out: Console, err: Con
     assert streams.tail(worker, 1) == ("0019999",)
     streams.release(worker)
     assert streams.flush(PATIENCE_S)
+
+
+def test_a_full_disk_is_told_on_stderr(err: Console) -> None:
+    """Once. The workers go on, and nobody would know that a part of their output is missing."""
+    full = os.open("/dev/full", os.O_WRONLY)
+    streams = Streams(StreamSettings(lines=PLAIN), stdout=full, stderr=err.fd)
+    worker = open_(streams)
+    assert finished(spawn(worker, "import os\nfor i in range(3000): os.write(1, b'%0100d\\n' % i)")) == 0
+    streams.release(worker)
+    assert streams.flush(PATIENCE_S)
+    streams.say("END")
+    why = b"reknit: stdout cannot be written: No space left on device. Output of the workers is missing there\n"
+    assert err.read_until(b"END\n") == why + b"END\n"
+    assert streams.close(PATIENCE_S)
+    os.close(full)
 
 
 def test_a_non_blocking_console_loses_nothing(out: Console, err: Console) -> None:
