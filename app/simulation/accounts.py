@@ -27,7 +27,7 @@ from reknit.core.agent.commands import Command
 from reknit.core.agent.events import Event
 from reknit.core.agent.worker_words import WorkersStarted, WorkersStopped
 from reknit.core.job.entries import Entry
-from reknit.core.job.job import Closed, Gathering, Job, Running, has_enough
+from reknit.core.job.job import Closed, Gathering, Job, Running, Unopened, has_enough
 
 CAUSES = (
     "training",
@@ -86,6 +86,8 @@ class Accounts:
     """Up to here the time has a cause."""
     _round: int = -1
     """The round that starts or trains. -1: none does."""
+    _sealed_last: tuple[int, int] = (-1, -1)
+    """Epoch and number of the last round that was sealed."""
     _up: int = 0
     """Nodes whose workers run."""
     _members: int = 0
@@ -95,7 +97,8 @@ class Accounts:
     _waits_since: float | None = None
     """When the last break in training was. None: there was none."""
     _stopped_at: float = 0.0
-    _short_since: float | None = None
+    _short_since: float | None = 0.0
+    """Since when there are too few nodes. None: there are enough."""
     _short_s: float = 0.0
 
     def break_down(self, at: float) -> None:
@@ -132,12 +135,12 @@ class Accounts:
         phase = job.phase
         if self._round >= 0 and not (isinstance(phase, Running) and phase.round == self._round):
             self._ended(at)
-        is_short = isinstance(phase, Gathering) and not has_enough(job)
+        is_short = isinstance(phase, Unopened) or (isinstance(phase, Gathering) and not has_enough(job))
         if is_short and self._short_since is None:
             self._short_since = at
         elif not is_short and self._short_since is not None:
             self._short_s, self._short_since = self._short_s + at - self._short_since, None
-        if isinstance(phase, Running) and self._round < 0:
+        if isinstance(phase, Running) and self._round < 0 and (job.epoch, job.round) != self._sealed_last:
             self._sealed(at, job)
         elif isinstance(phase, Closed):
             self._round = -1
@@ -163,6 +166,7 @@ class Accounts:
         self._spend("waiting for nodes", self._since + waited_s)
         self._spend("meeting", at)
         self._round, self._up, self._members = job.round, 0, len(job.members)
+        self._sealed_last = job.epoch, job.round
         self.rounds += 1
 
     def _ended(self, at: float) -> None:
@@ -188,13 +192,19 @@ class Accounts:
         self.causes["lost steps" if is_lost else "training"] += rest_s
         self._since = until
 
+    def emptied(self, at: float) -> None:
+        """No agent is left. Some may come later."""
+        self.break_down(at)
+        if self._round >= 0:
+            self._ended(at)
+        if self._short_since is None:
+            self._short_since = at
+
     def close(self, at: float, *, over_at: float | None = None, is_over: bool = False) -> None:
         """The simulation ends. `over_at`: when the last agent had ended. None: there are some, or the journal tells how
         the job has ended. `is_over`: the job has ended before its time."""
         if over_at is not None:
-            self.break_down(over_at)
-            if self._round >= 0:
-                self._ended(over_at)
+            self.emptied(over_at)
         if is_over:
             self._spend("over", at)
         elif self._trains_from is not None:

@@ -249,6 +249,7 @@ def _check(key: str, value: object, where: str) -> None:
 MOST: Mapping[str, float] = {
     **{each.name: LONGEST_S for each in fields(SimulatedCluster) if each.name.endswith("_s")},
     **dict.fromkeys(("worker", "node", "hang", "leave", "network"), 1.0),
+    "nproc_per_node": 1000.0,
     "days": 10_000.0,
     "failures": 1e6,
     "rack_failures": 1e6,

@@ -295,6 +295,8 @@ class _Job:
         trace = read_trace(cluster.trace, count) if cluster.trace else []
         is_late = {node: is_there for _, is_there, node in reversed(trace)}  # by its first line
         self.fleet.start([name_of(i) for i in range(count) if not is_late.get(i)])
+        for node in (node for node in is_late if is_late[node]):
+            self._count(node)
         if cluster.trace:
             for at, is_there, node in trace:
                 if is_there:
@@ -397,6 +399,8 @@ class _Job:
             self.accounts.break_down(self.fleet.now)
         self.fleet.kill(name_of(node))
         self._count(node)
+        if self.fleet.is_over:
+            self.accounts.emptied(self.fleet.now)
 
     def _count(self, node: int) -> None:
         self._out.add(node)

@@ -182,6 +182,25 @@ def test_a_job_whose_nodes_are_all_out_for_a_while_goes_on(tmp_path: Path) -> No
     assert run.causes["over"] == 0
 
 
+@pytest.mark.parametrize(
+    ("lines", "waits_s"),
+    [
+        ("3600,add,0\n3600,add,1\n", 3600),
+        ("7000,remove,0\n7200,remove,1\n9000,add,0\n9000,add,1\n", 1800),
+        ("7000,remove,0\n9000,add,0\n9010,remove,0\n", 2000),  # after that it is over
+    ],
+)
+def test_the_time_without_nodes_is_spent_waiting_for_them(lines: str, waits_s: float, tmp_path: Path) -> None:
+    """Also if there is no agent at all, which could say so."""
+    trace = tmp_path / "trace"
+    trace.write_text(lines)
+    nodes = 2 if "1" in {line.split(",")[2] for line in lines.splitlines()} else 1
+    run = play(SimulatedCluster(nodes=nodes, min_nodes=1, days=0.5, trace=str(trace)), 0)
+    assert run.causes["waiting for nodes"] == pytest.approx(waits_s, abs=5)
+    assert sum(run.causes.values()) == pytest.approx(43200)
+    assert run.most_out == nodes
+
+
 def test_a_node_that_a_trace_adds_first_was_not_there_before(tmp_path: Path) -> None:
     """Such traces tell of a cluster that grows. The job waits for its second node."""
     trace = tmp_path / "trace"
