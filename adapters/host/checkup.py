@@ -142,7 +142,7 @@ def _name() -> Finding:
         if is_loopback(own):
             return _ok("host name", f"{name}; there is no network")
         text = f"{name} is {', '.join(found)}, where no other host can reach it; its address is {own}"
-        advice = "let the name lead there, or set GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME"
+        advice = "let the name lead to that address (/etc/hosts, DNS), or set GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME"
         return Finding("host name", Level.WARNING, text, advice, only_for_several=True)
     return _ok("host name", f"{name} is {', '.join(found)}")
 

@@ -60,7 +60,9 @@ def _job(settings: Settings, *, is_named: bool) -> Iterator[str]:
     yield f"nodes: {least if least == most else f'{least} to {most}'}"
     yield f"workers of this node: {settings.local_world_size}"
     yield f"store: {'none, because the job has one node' if meeting is None else meeting.place}"
-    yield f"restarts: {terms.restarts.max_restarts}"
+    policy = terms.restarts
+    renewal = f", given back by a round that has run for {policy.steady_s:g} s" if policy.renews else ""
+    yield f"restarts: {policy.max_restarts}{renewal}"
     yield f"files: {settings.log_dir or '(the folder for temporary files)'}"
 
 

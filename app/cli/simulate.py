@@ -48,7 +48,8 @@ TABLE = Table(
     mixes=True,
 )
 
-SWEPT = ("training", "lost steps", "checkpoints", "waiting for nodes", "recovery, median", "restarts spent")
+_EARLY = "ended before its time"
+SWEPT = ("training", "lost steps", "checkpoints", "waiting for nodes", "recovery, median", "restarts spent", _EARLY)
 """What the table of `--sweep` shows of all that is told."""
 
 
@@ -249,6 +250,7 @@ def _table(names: Sequence[str], found: Sequence[Simulation]) -> Iterator[str]:
     from reknit.app.simulation.playing import title
 
     yield title(found)
+    yield _assumed(found)
     rows = [("", list(names)), *_rows(found)]
     widths = [max(len(cells[i]) for _, cells in rows) for i in range(len(found))]
     wide = max(len(label) for label, _ in rows)
@@ -256,6 +258,15 @@ def _table(names: Sequence[str], found: Sequence[Simulation]) -> Iterator[str]:
         yield "  ".join((f"{label:{wide}}", *(f"{c:>{w}}" for c, w in zip(cells, widths, strict=True)))).rstrip()
     yield from _ends_early(found)
     yield from _differences(names, found)
+
+
+def _assumed(found: Sequence[Simulation]) -> str:
+    """What the answers rest on most, as far as it is the same for all of them."""
+    clusters = [answer.cluster for answer in found]
+    failing = () if any(cluster.trace for cluster in clusters) else ("failures", "repair_s", "repair_p99_s")
+    each = {key: {getattr(cluster, key) for cluster in clusters} for key in (*failing, "checkpoint_s", "start_s")}
+    told = (f"{key}={value:g}" for key, values in each.items() if len(values) == 1 for value in values)
+    return f"assumed: {' '.join(told)} (docs/simulation.md#keys)"
 
 
 def _rows(found: Sequence[Simulation]) -> list[tuple[str, list[str]]]:
@@ -269,7 +280,7 @@ def _rows(found: Sequence[Simulation]) -> list[tuple[str, list[str]]]:
     rows.append(("restarts spent", [f"{answer.restarts:.1f}" for answer in found]))
     rows.append(("nodes out at once, at most", [str(answer.most_out) for answer in found]))
     if any(answer.ended_early for answer in found):
-        rows.append(("ended before its time", [f"{100 * answer.ended_early:.0f} % of the runs" for answer in found]))
+        rows.append((_EARLY, [f"{100 * answer.ended_early:.0f} % of the runs" for answer in found]))
     return rows
 
 
@@ -284,6 +295,7 @@ def _sweep_table(sweep: Sweep, names: Sequence[str]) -> Iterator[str]:
 
     found, best, places = sweep.answers, sweep.best, range(len(names))
     yield title(found)
+    yield _assumed(found)
     columns = [(sweep.key, [name.partition("=")[2] for name in names])]
     columns += (row for row in _rows(found) if row[0] in SWEPT)
     columns.append(("", [sweep.mark(place) for place in places]))

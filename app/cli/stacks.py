@@ -121,4 +121,6 @@ def _lines(now: Now, looked: Sequence[_Looked], *, shows_all: bool) -> Iterator[
                 yield from (f"  {line}" for line in thread.lines())
     if not any(one.threads for one in looked):
         yield ""
-        yield "no stacks: is py-spy installed, and may it look into the workers (kernel.yama.ptrace_scope)?"
+        is_there = any(py_spy_for(one.pid) for one in looked)
+        why = "it may not look into the workers (kernel.yama.ptrace_scope)" if is_there else "it is not installed"
+        yield f"no stacks: they are py-spy's, and {why}"

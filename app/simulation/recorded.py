@@ -29,7 +29,7 @@ class Recorded:
     def values(self) -> dict[str, object]:
         """The same as values of a `SimulatedCluster`. `ValueError`: too little was recorded."""
         if self.node_days < 0.01:
-            raise ValueError("no round is recorded that lasted")
+            raise ValueError("no recorded round has lasted long enough to count its failures")
         count = sum(self.kinds.values())
         weights = {kind: self.kinds[kind] / max(1, count) for kind in ("worker", "hang", "node", "leave")}
         found: dict[str, object] = {"nodes": self.nodes, "nproc_per_node": self.nproc_per_node}

@@ -391,14 +391,14 @@ def _was_waiting(old: Job, new: Job) -> bool:
 
 
 def _waiting_text(agent: Agent) -> str:
-    """`waiting for nodes: 1 of 2 to 4 joined, for at most 600 s`"""
+    """`waiting for nodes: 1 joined, 2 to 4 wanted, for at most 600 s`"""
     job, terms = agent.job, agent.job.terms
     most = f" to {terms.max_nodes}" if terms.max_nodes > terms.min_nodes else ""
     timer, for_s = (Timer.LAST_CALL, terms.last_call_s) if has_enough(job) else (Timer.GIVE_UP, terms.join_timeout_s)
     left_s = max(0.0, for_s - _runs_for_s(agent, timer, job.round))
     left = f"{left_s:g} s" if left_s == for_s else f"{left_s:.0f} s"
     until = f"{left} more" if has_enough(job) else f"at most {left}"
-    return f"waiting for nodes: {len(job.live)} of {terms.min_nodes}{most} joined, for {until}"
+    return f"waiting for nodes: {len(job.live)} joined, {terms.min_nodes}{most} wanted, for {until}"
 
 
 def _runs_for_s(agent: Agent, timer: Timer, round: int) -> float:

@@ -206,7 +206,7 @@ def test_a_port_that_somebody_else_has(tmp_path: Path) -> None:
 def test_told_to_end_while_waiting_for_others(tmp_path: Path, c10d: tuple[str, ...]) -> None:
     """The usual end of a job that never got its nodes. Nothing is left, the store's server neither."""
     with open(tmp_path / "err", "wb") as err, agent(tmp_path, "--nnodes=2", *c10d, script="pass", stderr=err) as job:
-        until(lambda: b"1 of 2 joined" in (tmp_path / "err").read_bytes())
+        until(lambda: b"1 joined, 2 wanted" in (tmp_path / "err").read_bytes())
         job.signal(signal.SIGTERM)
         assert job.end() == 128 + signal.SIGTERM
 

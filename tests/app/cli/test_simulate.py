@@ -19,7 +19,7 @@ def test_a_job_is_played(capfd: pytest.CaptureFixture[str]) -> None:
     """Which part of the time is training, with its interval, and where the rest goes."""
     assert simulate(SMALL, {}) == 0
     said, errors = capfd.readouterr()
-    assert said.startswith("2 days of 6 nodes, played 3 times\ntraining")
+    assert said.startswith("2 days of 6 nodes, played 3 times\nassumed: failures=")
     assert " ± " in said
     assert "recovery, median" in said
     assert not errors
@@ -29,7 +29,7 @@ def test_values_are_compared_on_the_same_failures(capfd: pytest.CaptureFixture[s
     """One column each, and which of the differences are real."""
     assert simulate((*SMALL, "--compare", "spares=0,2", "heartbeat_s=2,5"), {}) == 0
     said, _ = capfd.readouterr()
-    header = said.splitlines()[1].split("  ")
+    header = said.splitlines()[2].split("  ")
     assert [word.strip() for word in header if word.strip()] == [
         "heartbeat_s=2 spares=0",
         "heartbeat_s=2 spares=2",
@@ -64,14 +64,16 @@ def test_a_key_is_swept(capfd: pytest.CaptureFixture[str]) -> None:
     )
     said = capfd.readouterr().out.splitlines()
     assert said[0] == "2 days of 6 nodes, played 3 times"
-    assert said[1].startswith("checkpoint_s        training  lost steps  checkpoints")
-    assert [(line.split()[0], line.split()[-1]) for line in said[2:5]] == [
+    assert said[1].startswith("assumed: failures="), "and not the key that is swept"
+    assert " checkpoint_s=" not in said[1]
+    assert said[2].startswith("checkpoint_s        training  lost steps  checkpoints")
+    assert [(line.split()[0], line.split()[-1]) for line in said[3:6]] == [
         ("10.0", "worse"),
         ("1200", "best"),
         ("20000", "worse"),
     ]
-    assert [line.split()[0] for line in said[5:]] == ["checkpoint_s=10.0", "checkpoint_s=20000"]
-    assert all(line.endswith("% less than checkpoint_s=1200") for line in said[5:])
+    assert [line.split()[0] for line in said[6:]] == ["checkpoint_s=10.0", "checkpoint_s=20000"]
+    assert all(line.endswith("% less than checkpoint_s=1200") for line in said[6:])
 
 
 @pytest.mark.slow
@@ -162,7 +164,7 @@ def test_the_least_value_that_is_good_enough(capfd: pytest.CaptureFixture[str]) 
     words = ("nodes=16", "days=10", "failures=20", "--sweep=spares=0,2", "--runs=3", "--processes=1")
     assert simulate(words, {}) == 0
     said = capfd.readouterr().out.splitlines()
-    assert said[3].endswith("best")
+    assert said[4].endswith("best")
     assert not any("is enough" in line for line in said), "three runs leave open what one of them brings"
     assert simulate((*words[:3], "--sweep=spares=1,2,4", *words[4:]), {}) == 0
     assert "spares=1 is enough: more would surely gain less than 0.5 % of the time" in capfd.readouterr().out

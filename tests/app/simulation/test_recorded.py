@@ -62,4 +62,4 @@ def test_too_little(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     errors = capfd.readouterr().err.splitlines()
     assert len(errors) == 2
     assert "holds no trace" in errors[0]
-    assert "no round is recorded that lasted" in errors[1]
+    assert "no recorded round has lasted long enough to count its failures" in errors[1]

@@ -105,7 +105,7 @@ ALONE = (start(), read(), echo(), echo(), up())
 WITH_N1 = (start(), read(), echo(), ack(), echo(), ack(), echo(joined("n1")), ack(), up())
 FIRST_ALONE = "round 0: 1 node, 1 worker, master n0:29500"
 FIRST_WITH_N1 = "round 0: 2 nodes, 2 workers, master n0:29500"
-WAITING = "waiting for nodes: 1 of 2 joined, for at most 600 s"
+WAITING = "waiting for nodes: 1 joined, 2 wanted, for at most 600 s"
 STOPPING = "stopping this node's workers (SIGTERM, SIGKILL after 30 s)"
 
 
@@ -174,7 +174,7 @@ def test_a_run_that_loses_a_node() -> None:
     """Which node, how, who says so."""
     gone = (echo(Lost(node("n1"), node("n0"))), stopped(), echo(), ack(), after(31), echo(), ack(), up())
     assert told(agent(1, 2), *WITH_N1, *gone) == [
-        "waiting for nodes: 1 of 1 to 2 joined, for 30 s more",
+        "waiting for nodes: 1 joined, 1 to 2 wanted, for 30 s more",
         FIRST_WITH_N1,
         f"node n1 fell silent, noticed by node n0; {STOPPING}",
         "round 1 (node n1 fell silent, noticed by node n0): 1 node, 1 worker, master n0:29501",
@@ -188,7 +188,7 @@ def test_a_run_that_waits_for_a_node() -> None:
         WAITING,
         FIRST_WITH_N1,
         f"node n1 is leaving; {STOPPING}",
-        "waiting for nodes: 1 of 2 joined, for at most 600 s",
+        "waiting for nodes: 1 joined, 2 wanted, for at most 600 s",
     ]
 
 
@@ -196,9 +196,9 @@ def test_a_run_that_gathers() -> None:
     """Each node that comes is counted, and the time that is left."""
     come = (after(1), echo(joined("n1")), after(2), echo(joined("n2")), echo())
     assert told(agent(4, 4), start(), read(), echo(), echo(), ack(), *come) == [
-        "waiting for nodes: 1 of 4 joined, for at most 600 s",
-        "waiting for nodes: 2 of 4 joined, for at most 599 s",
-        "waiting for nodes: 3 of 4 joined, for at most 597 s",
+        "waiting for nodes: 1 joined, 4 wanted, for at most 600 s",
+        "waiting for nodes: 2 joined, 4 wanted, for at most 599 s",
+        "waiting for nodes: 3 joined, 4 wanted, for at most 597 s",
     ]
 
 
@@ -246,7 +246,8 @@ def test_a_wait_that_is_no_whole_number_of_seconds() -> None:
     """It is told as it was asked for, and not rounded."""
     terms = Terms(min_nodes=1, max_nodes=2, last_call_s=7.5)
     waits = Agent(Spec(NodeId("n0"), "n0", terms))
-    assert told(waits, start(), read(), echo(), echo()) == ["waiting for nodes: 1 of 1 to 2 joined, for 7.5 s more"]
+    lines = told(waits, start(), read(), echo(), echo())
+    assert lines == ["waiting for nodes: 1 joined, 1 to 2 wanted, for 7.5 s more"]
 
 
 def test_a_round_that_ends_and_begins_in_one_read() -> None:
