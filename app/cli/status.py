@@ -65,6 +65,7 @@ _PAUSE_S = 1.0
 _LOOKS = 2
 """A job that has begun, and was not seen in so many looks in a row, has ended."""
 _NONE = 1
+_STORED = "  this is what the agents have written; if all of them were killed, the store does not show it"
 
 
 def status(argv: list[str], environ: Mapping[str, str] = os.environ) -> int:
@@ -197,7 +198,10 @@ def _look(parsed: Parsed, environ: Mapping[str, str]) -> _Look:
     named = evolve(parsed, values={**parsed.values, "rdzv-backend": parsed["rdzv-backend"] or "c10d"})
     job = read_job(kept(named, environ, "reknit status", ("c10d", "etcd", "file")), job_id)
     data = json.dumps({"job": {"run_id": job_id, **job_picture(job)}})
-    return _Look((data,) if parsed["json"] else tuple(_job_lines(job_id, job, None)), job.outcome is not None)
+    if parsed["json"]:
+        return _Look((data,), job.outcome is not None)
+    rest = () if job.outcome is not None else (_STORED,)
+    return _Look((*_job_lines(job_id, job, None), *rest), job.outcome is not None)
 
 
 def _lines(parsed: Parsed) -> Iterator[str]:
