@@ -222,7 +222,7 @@ class Session:
         for part in (self._recording, self._wired):
             try:
                 if part is not None:
-                    sheltered(part.close)  # an interrupt in the middle of it would leave descriptors open
+                    part.close()
             except Exception as raised:
                 error = error or raised
         self._close_own()
