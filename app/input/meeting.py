@@ -162,8 +162,9 @@ def _folder(parsed: Parsed) -> str:
     try:
         return os.path.abspath(str(folder))
     except FileNotFoundError:
+        spelled = parsed.spelled("rdzv-endpoint")
         raise UsageError(
-            f"{parsed.spelled('rdzv-endpoint')}={folder}: this folder cannot be told: the working folder was removed"
+            f"{spelled}: write the full path of the folder, because the working folder was removed"
         ) from None
 
 

@@ -293,9 +293,10 @@ class _Job:
     def plan(self) -> None:
         cluster, count = self.cluster, self.cluster.nodes + self.cluster.spares
         trace = read_trace(cluster.trace, count) if cluster.trace else []
-        is_late = {node: is_there for _, is_there, node in reversed(trace)}  # by its first line
-        self.fleet.start([name_of(i) for i in range(count) if not is_late.get(i)])
-        for node in (node for node in is_late if is_late[node]):
+        begins = {node: is_added for _, is_added, node in reversed(trace)}  # what the first line of each node says
+        late = {node for node, is_added in begins.items() if is_added}
+        self.fleet.start([name_of(i) for i in range(count) if i not in late])
+        for node in late:
             self._count(node)
         if cluster.trace:
             for at, is_there, node in trace:

@@ -84,8 +84,8 @@ def are_alike(a: Agent, b: Agent) -> bool:
 
 
 but_pulse = attrgetter(*(f.name for f in fields(Agent) if f.name not in PULSE))
-"""A tuple of all fields of an agent but those of `PULSE`. Two tuples are compared without a look into what both hold,
-such as the job of a thousand nodes."""
+"""All fields of an agent but those of `PULSE`, as a tuple. Python compares two tuples faster than two agents: it skips
+an object that stands in both, such as the job of a thousand nodes."""
 
 
 def standing(job: Job, node: Node) -> tuple[object, ...]:

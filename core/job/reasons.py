@@ -111,8 +111,8 @@ JobEnd = AllSucceeded | BudgetSpent | Unstable | TooFewNodes | AbortedByOperator
 """Why no round will follow. All agents of the job compute the same one."""
 
 
-def blamed(why: RoundEnd | JobEnd | None) -> WorkerFailed | None:
-    """The failure that is blamed for this end. None: no worker is."""
+def blamed_failure(why: RoundEnd | JobEnd | None) -> WorkerFailed | None:
+    """The failure that is blamed for this end. None: no worker is blamed."""
     root = why.root if isinstance(why, BudgetSpent) else why
     return root if isinstance(root, WorkerFailed) else None
 

@@ -237,11 +237,8 @@ def _early_ends(workers: NodeWorkers, why: Reason) -> Iterator[str]:
         return
     ended = [workers.assignment.workers[i].rank for i, exit in sorted(workers.exits.items()) if exit.failure is None]
     if ended:
-        yield f"{ranks_text(ended)} had ended before that with exit code 0: the others may have needed {_them(ended)}"
-
-
-def _them(ranks: Sequence[int]) -> str:
-    return "it" if len(ranks) == 1 else "them"
+        them = "it" if len(ended) == 1 else "them"
+        yield f"{ranks_text(ended)} had ended before that with exit code 0: the others may have needed {them}"
 
 
 _NO_CALL = (

@@ -8,7 +8,7 @@ from typing import Any
 from reknit.core.agent.agent import Agent
 from reknit.core.job.entries import Failed, Joined, Node
 from reknit.core.job.job import Closed, Gathering, Job, Running, Unopened
-from reknit.core.job.reasons import blamed
+from reknit.core.job.reasons import blamed_failure
 from reknit.core.job.workers import NoProgress, TimerExpired, WorkerFailure
 
 from .describe import failure_text, reason_text
@@ -117,7 +117,7 @@ def _failures(job: Job) -> list[dict[str, Any]]:
         reported = job.phase.ledger
     elif job.outcome is not None:
         reported = job.outcome.failures
-    root = blamed(job.why if job.outcome is None else job.outcome.why)
+    root = blamed_failure(job.why if job.outcome is None else job.outcome.why)
     found = [(entry.node, failure) for entry in reported for failure in entry.failures]
     if not found and root is not None:
         found = [(root.node, root.failure)]

@@ -24,7 +24,7 @@ from reknit.core.agent.worker_words import WorkersStopped
 from reknit.core.job.entries import Entry, Joined, Lost, Terms
 from reknit.core.job.fold import fold, fold_all
 from reknit.core.job.job import EMPTY, Closed, Gathering, Job, Outcome, Running, Unopened
-from reknit.core.job.reasons import BudgetSpent, Departure, NodeGone, RoundEnd, Unstable, blamed
+from reknit.core.job.reasons import BudgetSpent, Departure, NodeGone, RoundEnd, Unstable, blamed_failure
 from reknit.core.job.workers import NoProgress, WorkerFailure
 
 from .describe import killed_text, signal_name
@@ -321,7 +321,7 @@ class _Teller:
 
 def _noticed_after_s(job: Job) -> float:
     """Seconds between what has ended a round and its notice."""
-    root = blamed(job.why if job.outcome is None else job.outcome.why)
+    root = blamed_failure(job.why if job.outcome is None else job.outcome.why)
     if root is not None and isinstance(root.failure.cause, NoProgress):
         return root.failure.cause.for_s
     if isinstance(job.why, NodeGone) and job.why.how is Departure.LOST and job.outcome is None:
@@ -356,7 +356,8 @@ def merged(nodes: Sequence[NodeStory]) -> Story:
 
 
 def _is_ahead(rounds: Mapping[Key, RoundStory], key: Key) -> bool:
-    """Standbys have joined this round, and the job has not gone on after the round before, as far as was seen."""
+    """This round was never gathered, as far as was seen: the job has not gone on after the round before. Only standbys
+    have joined it, ahead of time."""
     epoch, number = key
     before = rounds.get((epoch, number - 1))
     return before is not None and bool(before.members) and before.why is None and not rounds[key].members

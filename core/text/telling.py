@@ -213,12 +213,12 @@ def _why(round: RoundStory) -> str:
     if round.outcome is None:
         return "for a reason that was not seen" if round.why is None else reason_text(round.why)
     why = round.outcome.why
-    return reason_text(reasons.blamed(why) or why)
+    return reason_text(reasons.blamed_failure(why) or why)
 
 
 def _details(round: RoundStory) -> Iterator[str]:
     """More about the failure that is blamed, and the other failures."""
-    blamed = reasons.blamed(round.why if round.outcome is None else round.outcome.why)
+    blamed = reasons.blamed_failure(round.why if round.outcome is None else round.outcome.why)
     if blamed is not None:
         failure = blamed.failure
         lines = list(hang_lines(blamed))

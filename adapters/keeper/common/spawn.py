@@ -104,7 +104,7 @@ def _defaults(given_back: Collection[signal.Signals], terminal: Terminal | None)
     defaults = {signal.SIGPIPE, signal.SIGXFSZ, *given_back}
     if terminal is None:
         return defaults
-    # After `bg`, a debugger stops until `fg`: it is not to change the modes of a terminal that the shell uses.
+    # After `bg`, a debugger would set the modes of the terminal that the shell uses. SIGTTOU stops it until `fg`.
     return defaults | {signal.SIGTTOU} if terminal.has_shell else defaults - {signal.SIGTSTP}
 
 

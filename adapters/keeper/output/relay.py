@@ -228,7 +228,8 @@ class Relay:
         return len(data)
 
     def _show(self, tap: Tap, console: ConsoleWriter, data: bytes) -> None:
-        """Hand the complete lines to the console. Keep the beginning of the next line for a moment."""
+        """Hand the complete lines to the console. Keep the beginning of the next line until its end comes, or
+        its time is over (rule 3)."""
         is_new = not tap.partial
         lines, tap.partial = _whole_lines(tap.partial + data, tap.prefix)
         self._write(tap, console, lines)

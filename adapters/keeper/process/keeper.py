@@ -9,7 +9,7 @@
    the end of the stream (`guard.continue_on_news`). If a forked child of the agent's program holds the stream open,
    another rule of the kernel helps: a stopped process group gets SIGHUP and SIGCONT when its last parent outside the
    group dies. For that, the keeper has a process group of its own in the agent's session, and ignores SIGHUP.
-   `_terminal` has the exception: a program that forks gives no worker its terminal.
+   There is one exception (`_terminal`): for a worker that has the terminal, it may join the group of the agent.
 5. The keeper ignores signals that a scheduler or a terminal sends to every process of a job. The agent decides when the
    workers end.
 """
@@ -148,8 +148,9 @@ def _terminal(wanted: Configure) -> Terminal | None:
 
     terminal = Terminal.of(os.getppid())
     if not terminal.has_shell and os.isatty(0):
-        # The kernel lets Ctrl-Z stop a group if a member has its parent in another group of the session. The worker
-        # would have, and the shell of `ssh -t HOST 'reknit run …; …'` would stop for ever.
+        # The worker joins the agent's group. If this process, its parent, were in another group of the session, the
+        # kernel would let Ctrl-Z stop the agent's group. The shell of `ssh -t HOST 'reknit run …; …'` is in this group,
+        # and would stop for ever, because nobody could continue it.
         os.setpgid(0, terminal.group)
     return terminal
 
