@@ -105,6 +105,8 @@ class KeeperClient:
         self._on_death = on_death
         self._owner = os.getpid()
         self._keeper: NoKeeper | StartingKeeper | ReadyKeeper = NoKeeper("there was none")
+        self._ending: KeeperConnection | None = None
+        """The keeper that is being ended. An interrupt, for example Ctrl-C, leaves it here for the next `close`."""
         self._failures = 0  # number of keepers that have failed in a row
         self._has_started = False  # the loop was told `Started`: the first keeper was ready
         self._pending: list[Event] = []  # what the loop is told next
@@ -161,6 +163,7 @@ class KeeperClient:
         """Start a keeper that has the functions of the round, in the place of the last one."""
         if (line := self._let_go("the keeper of the last round was ended")) is not None:
             line.shut_down(CLOSE_S)
+            self._ending = None
         self._has_said(LAST_WORDS_S)  # otherwise the line about this start could come after the workers' output
         try:
             self._begin(start)
@@ -419,25 +422,31 @@ class KeeperClient:
         return self._keeper is keeper  # if not, this keeper has died, and what it had not written is lost
 
     def close(self) -> None:
-        """End workers and keeper, and close all descriptors. Bounded in time. May be repeated."""
+        """End workers and keeper, and close all descriptors. Bounded in time. May be repeated, also when it was
+        interrupted."""
         if os.getpid() != self._owner:
             return
         self._calling.close()
         if self._consoles:
             self.flush(LAST_WORDS_S)  # output that is still on the wire would be lost with the keeper
-        line = self._let_go("it was closed")
-        if line is not None and not line.shut_down(CLOSE_S) and self._configure.mark:
+        if (line := self._let_go("it was closed")) is None:
+            return
+        if not line.shut_down(CLOSE_S) and self._configure.mark:
             from reknit.adapters.host.orphans import end_marked  # slow to import, and rarely needed
 
             end_marked(self._configure.mark, _SWEEP_S, self.told.processes)
+        self._ending = None
 
     def abandon(self) -> None:
         """In a forked child: close the copies of the descriptors. Otherwise the keeper would not see the end of the
         stream when the agent dies."""
         if (line := self._let_go("it is the parent's")) is not None:
             line.abandon()
+            self._ending = None
 
     def _let_go(self, why: str) -> KeeperConnection | None:
-        """Have no keeper from now on. Returns the line to the one there was."""
-        keeper, self._keeper = self._keeper, NoKeeper(why)
-        return None if isinstance(keeper, NoKeeper) else keeper.line
+        """Have no keeper from now on. Returns the line to the one there was, which its caller ends."""
+        if not isinstance(self._keeper, NoKeeper):
+            self._ending = self._keeper.line
+        self._keeper = NoKeeper(why)
+        return self._ending

@@ -76,13 +76,15 @@ class KeeperConnection:
 
     def shut_down(self, deadline_s: float) -> bool:
         """Tell the keeper to end its workers and itself, and wait for that. False if the keeper was killed before it
-        could do so, or if how it has ended is not known."""
-        self._stream.send(Shutdown())
-        # A stopped keeper (SIGSTOP) is continued by the kernel only if it had the time to ask for that.
-        signal_process(self.pid, signal.SIGCONT)
+        could do so, or if how it has ended is not known. May be repeated if a signal's handler has raised an error in
+        it."""
         try:
-            self._await_end(time.monotonic() + deadline_s)
-        finally:  # a signal's handler may raise an error in this wait
+            if not self._stream.is_closed:
+                self._stream.send(Shutdown())
+                # A stopped keeper (SIGSTOP) is continued by the kernel only if it had the time to ask for that.
+                signal_process(self.pid, signal.SIGCONT)
+                self._await_end(time.monotonic() + deadline_s)
+        finally:
             how = self.end()
         return bool(how) and not how.startswith("killed")
 
@@ -102,7 +104,7 @@ class KeeperConnection:
 
     def end(self) -> str:
         """Kill the keeper if it lives, and close everything. Returns how the keeper had ended by itself. Empty: it was
-        alive, or how it ended is not known."""
+        alive, or how it ended is not known. May be repeated."""
         self._stream.wants_to_write = _nothing
         for fd in (self._stream.source, self._stream.sink, self._fd, self._sender.fd):
             if fd >= 0:
@@ -118,18 +120,19 @@ class KeeperConnection:
             except ProcessLookupError:
                 pass  # other code of this process has waited for it
             reap([self.pid], _KILL_S)
-        if self._fd >= 0:
-            os.close(self._fd)
-            self._fd = -1
+        self._close_fd()
         return how or ""
 
     def abandon(self) -> None:
         """In a forked child: close its copies of the descriptors. The keeper goes on."""
         self._stream.close()
         self._sender.close()
-        if self._fd >= 0:
-            os.close(self._fd)
-            self._fd = -1
+        self._close_fd()
+
+    def _close_fd(self) -> None:
+        fd, self._fd = self._fd, -1  # first: an interrupt can come after a call, and a number is never closed twice
+        if fd >= 0:
+            os.close(fd)
 
     def _watch_sink(self, is_wanted: bool) -> None:
         if is_wanted:

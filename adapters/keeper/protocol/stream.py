@@ -70,6 +70,10 @@ class Stream:
             self.wants_to_write(True)
 
     @property
+    def is_closed(self) -> bool:
+        return self.source < 0
+
+    @property
     def unsent(self) -> int:
         """Bytes that the other side has not taken yet."""
         return len(self._unsent)
@@ -153,10 +157,13 @@ class Stream:
             raise Broken(f"{line[:60]!r} is no message: {error}") from None
 
     def close(self) -> None:
-        """May be repeated."""
-        for fd in {self.source, self.sink} - {-1}:
-            os.close(fd)
-        self.source = self.sink = -1
+        """May be repeated, also when it was interrupted: a number is forgotten before it is closed."""
+        sink, self.sink = self.sink, -1
+        if sink not in (-1, self.source):
+            os.close(sink)
+        source, self.source = self.source, -1
+        if source >= 0:
+            os.close(source)
 
 
 _STAMPED = frozenset(cls.__name__ for cls in get_args(Happened))

@@ -12,14 +12,18 @@ import psutil
 import pytest
 
 from reknit.adapters.keeper.client import keeper_client as client
+from reknit.adapters.keeper.client import keeper_connection as connection
 from reknit.adapters.keeper.client import keeper_states as standing
 from reknit.adapters.keeper.client.start import Keeping
 from reknit.adapters.keeper.process import keeper as process
+from reknit.adapters.keeper.protocol.files import Sender
+from reknit.adapters.keeper.protocol.stream import Stream
 from reknit.adapters.runtime.ports import CannotStart
 from reknit.core.agent.events import Started
 from reknit.core.agent.worker_words import PortReserved, WorkersExited, WorkersStarted, WorkersStopped
 from tests.support.alone import STUBBORN as STUBBORN_PROGRAM
 from tests.support.alone import run_alone
+from tests.support.interrupts import interrupted_after
 from tests.support.keepers import SLEEP, STUBBORN, Kept, in_turn, killed_at_once, wait_gone, ways, worker_pids
 from tests.support.processes import FOR_EVER, failures, start, stop, stopped
 from tests.support.waiting import descriptors, is_alive, read_pids, until
@@ -363,6 +367,36 @@ def test_close_leaves_nothing_whatever_the_state(
     kept.close()
     assert not psutil.pid_exists(keeper), "reaped"
     wait_gone(pids, kept.mark)
+    assert descriptors() <= before
+
+
+@pytest.mark.parametrize(
+    ("owner", "method"),
+    [
+        (connection, "signal_process"),
+        (connection, "is_readable"),
+        (connection, "_reaped"),
+        (connection.KeeperConnection, "_await_end"),
+        (connection.KeeperConnection, "_close_fd"),
+        (connection.KeeperConnection, "end"),
+        (Stream, "close"),
+        (Stream, "receive"),
+        (Sender, "close"),
+        (client.KeeperClient, "_let_go"),
+    ],
+)
+def test_an_interrupted_close_can_be_repeated(keep: Keep, tmp_path: Path, owner: object, method: str) -> None:
+    """Ctrl-C may come after any call that it makes. The pidfd was lost if it came while the keeper was being ended."""
+    before = descriptors()
+    kept = keep("sh", "-c", SLEEP, str(tmp_path / "pids"))
+    kept.ready()
+    kept.run(2)
+    pids, keeper = worker_pids(tmp_path / "pids", 2), kept.pid
+    interrupted_after(owner, method, kept.keeper.close)
+    kept.keeper.close()
+    assert not psutil.pid_exists(keeper), "reaped"
+    wait_gone(pids, kept.mark)
+    kept.close()
     assert descriptors() <= before
 
 
