@@ -12,7 +12,7 @@ import pytest
 from reknit.core.job.entries import Lost, Succeeded
 from tests.support.etcd import Etcd
 from tests.support.nodes import BAD, BOTH, GOOD, UP, Nodes, at_c10d, at_etcd, at_file, ended
-from tests.support.stores import free_port
+from tests.support.stores import free_port, needs_torch
 
 
 def place(tmp_path: Path, backend: str) -> tuple[str, ...]:
@@ -24,6 +24,8 @@ def place(tmp_path: Path, backend: str) -> tuple[str, ...]:
 )
 def test_all_restart_together(tmp_path: Path, backend: str) -> None:
     """One failure costs one restart of the job's budget, on all nodes; then all end with the same verdict."""
+    if backend == "static":
+        needs_torch()
     with Nodes(tmp_path, "--nnodes=2", "--max-restarts=1") as nodes:
         each: list[tuple[str, ...]] = [(), ()]
         if backend == "static":

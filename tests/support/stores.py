@@ -54,9 +54,9 @@ def free_port() -> int:
 
 
 def needs_torch() -> None:
-    """Skip the test where torch is not installed: the server of a c10d store is torch's."""
+    """Skip the test where torch is not installed. The server of a c10d store is torch's."""
     if find_spec("torch") is None:
-        pytest.skip("the server of a c10d store is torch's, which is not installed")
+        pytest.skip("torch is not installed")
 
 
 @contextmanager

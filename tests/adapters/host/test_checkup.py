@@ -13,7 +13,7 @@ import pytest
 
 from reknit.adapters.host import checkup
 from reknit.adapters.host.checkup import Finding, Level, endpoint, local, shared_folder
-from tests.support.stores import free_port
+from tests.support.stores import free_port, needs_torch
 
 
 def found(monkeypatch: pytest.MonkeyPatch) -> dict[str, Finding]:
@@ -34,6 +34,7 @@ def test_each_thing_is_looked_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.slow
 def test_a_real_torch_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its version and backends are shown: gloo is in every build."""
+    needs_torch()
     monkeypatch.delenv("PYTHON_EXEC", raising=False)
     (told,) = [finding for finding in local() if finding.what == "torch"]
     assert told.level is Level.OK

@@ -17,6 +17,7 @@ from tests.support import called
 from tests.support.command import REKNIT, Run, run
 from tests.support.leaks import nothing_left
 from tests.support.nodes import Nodes, at_file, ended
+from tests.support.stores import needs_torch
 from tests.support.waiting import PATIENCE_S
 
 ON = {"TORCHELASTIC_ENABLE_FILE_TIMER": "1"}
@@ -66,6 +67,7 @@ def test_an_expired_timer_is_a_failure_like_another(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_torchs_client_sets_timers_as_well(tmp_path: Path) -> None:
     """Scripts use it."""
+    needs_torch()
     status, job = run(tmp_path, "w.py", script=script(HANGS, TORCHS, rank="0"), env=ON)
     assert status == HUNG
     assert failed(0, "the timer 'step 20' ran out (killed by SIG", job.err)

@@ -38,6 +38,7 @@ from tests.support import called
 from tests.support.alone import ENV, ROOT, run_alone
 from tests.support.leaks import children, nothing_left
 from tests.support.meeting import meet
+from tests.support.stores import needs_torch
 from tests.support.waiting import PATIENCE_S, read_pids, until
 from tests.support.warming import needs_linux
 
@@ -83,6 +84,7 @@ def test_workers_meet(start_method: str) -> None:
 @pytest.mark.slow
 def test_workers_form_a_process_group() -> None:
     """The same with the real torch."""
+    needs_torch()
     assert launch(called.sum_of_ranks, nproc=2, say=quiet) == {0: 1.0, 1: 1.0}
 
 
@@ -170,6 +172,8 @@ def test_a_script_runs_under_this_python(tmp_path: Path) -> None:
 @pytest.mark.parametrize("warm", [True, ("decimal",)])
 def test_a_script_may_be_warm(warm: bool | tuple[str, ...], tmp_path: Path) -> None:
     """With what most scripts import, or with modules by name."""
+    if warm is True:
+        needs_torch()
     script = tmp_path / "script.py"
     script.write_text("import sys; print(*sys.modules, file=open(sys.argv[1], 'w'))")
     cache = {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "cache")}  # torch._dynamo makes this folder
@@ -526,6 +530,7 @@ def test_a_lazy_module_is_not_loaded_to_see_what_a_function_needs(tmp_path: Path
 @pytest.mark.slow
 def test_the_example() -> None:
     """As its first lines say. It survives the failure of a worker."""
+    needs_torch()
     done = subprocess.run(
         [sys.executable, str(ROOT / "examples" / "launch_function.py")], capture_output=True, text=True, env=ENV
     )

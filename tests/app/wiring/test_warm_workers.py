@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.command import Run, refusal, run
+from tests.support.stores import needs_torch
 from tests.support.warming import PACKAGES, install, needs_linux
 
 SCRIPT = """
@@ -28,6 +29,7 @@ def packages(tmp_path: Path) -> dict[str, str]:
 @needs_linux
 def test_without_names_it_is_torch_that_is_imported(tmp_path: Path) -> None:
     """With what the first optimizer imports. From the first round on."""
+    needs_torch()
     script = "import sys; print('torch._dynamo' in sys.modules, 'torch.nn.parallel' in sys.modules)"
     status, done = run(tmp_path, "--warm", "w.py", script=script)
     assert (status, done.out) == (0, "True True\n"), done.err

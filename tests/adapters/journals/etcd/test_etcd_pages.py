@@ -21,7 +21,7 @@ from reknit.adapters.journals.etcd.gateway import Cluster, Gateway, put
 from tests.support.command import REKNIT, Run
 from tests.support.etcd import patiently
 from tests.support.etcd_hosts import LOOPBACK, SCRIPT
-from tests.support.stores import free_port
+from tests.support.stores import free_port, needs_torch
 from tests.support.waiting import PATIENCE_S
 
 ROOT = Path(__file__).parents[4]
@@ -89,6 +89,8 @@ def fit(script: str) -> str:
 @pytest.mark.parametrize("form", ["c10d", "etcd"])
 def test_the_batch_script_runs_a_job_and_leaves_nothing(tmp_path: Path, form: str) -> None:
     """People copy it."""
+    if form == "c10d":
+        needs_torch()
     if form == "etcd" and shutil.which("etcd") is None:
         pytest.skip("etcd is not installed")
     programs = tmp_path / "bin"

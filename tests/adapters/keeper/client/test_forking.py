@@ -83,7 +83,8 @@ def test_a_forked_worker_has_nothing_of_the_keeper(kept: Kept) -> None:
     ours = {signal.SIGPIPE, signal.SIGXFSZ}  # what Python itself ignores
     assert set(ignored) <= ours | {signal.SIGTTOU}
     assert handled == [signal.SIGINT]
-    assert (group, collects, freeze_count) == (0, gc.isenabled(), frozen)
+    assert (group, collects) == (0, gc.isenabled())
+    assert freeze_count <= frozen, "Python 3.12 begins with some"
     new = {path.split(":[")[0] for fd, path in found.items() if fd > 2 and path not in before}
     assert new <= {"/memfd:reknit (deleted)", "pipe", "/dev/null", "anon_inode"}, found
     sockets = {path for path in found.values() if path.startswith("socket")} - before
