@@ -292,11 +292,11 @@ BUGS = (
     _bug("parts-before-it-has-caught-up", f"{FLEET}._alone", "self._catch_up(crew)", "pass"),
     _bug("parts-and-has-heard-nothing", f"{FLEET}._parted", "other.agent = self._hearing(other.agent, pulse)", "pass"),
     # It comes back.
-    _bug("merges-who-is-not-alike", f"{FLEET}._seek", " or not are_alike(other.agent, agent)", ""),
+    _bug("merges-who-is-not-alike", f"{FLEET}._seek", " or not are_alike(other.agent, agent, self.now)", ""),
     _bug("merges-to-the-lower-count", f"{FLEET}._seek", "count = max(", "count = min("),
     _bug("merges-and-is-not-found", f"{FLEET}._seek", "self.of.update(dict.fromkeys(few.owns, many))", "pass"),
     # Two things happen at one time.
-    _bug("ties-by-turn", f"{FLEET}._take", "key=lambda pair: pair[0]", "key=lambda pair: 0"),
+    _bug("ties-by-turn", f"{FLEET}._take", "key=itemgetter(0)", "key=lambda pair: 0"),
     _bug("times-off-the-grid", f"{FLEET}._plan", "_on_grid(at)", "at"),
     _bug("counts-beats-that-are-to-come", f"{FLEET}._counter", "beat_at is not None and beat_at > at", "False"),
     # What audits find: something of an agent's own is not renamed, or decides and was not thought of.

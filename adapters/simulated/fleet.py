@@ -25,10 +25,11 @@ from __future__ import annotations
 
 import heapq
 from bisect import insort
-from collections.abc import Callable, Iterable, Sequence, Set
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from functools import partial
 from itertools import islice
 from math import ceil
+from operator import itemgetter
 from random import Random
 from typing import Protocol, assert_never
 
@@ -61,7 +62,7 @@ from reknit.core.agent.alike import (
     by_standing,
     can_share,
     command_as_other,
-    entry_as_other,
+    entry_as_others,
     event_as_other,
     standing,
 )
@@ -126,13 +127,15 @@ class StoreSpeed:
 
 
 class Delays(Protocol):
-    """How long the workers of a node take. Nodes with the same delay stay in one crew: so use few different ones."""
+    """How long the workers of nodes take. Nodes with the same delay stay in one crew: so use few different ones.
 
-    def start_s(self, round: int, node: NodeId) -> float:
+    Each method says which of these nodes have which delay in seconds. It keeps their order."""
+
+    def starts(self, round: int, nodes: Iterable[NodeId]) -> Mapping[float, Sequence[NodeId]]:
         """From the start of the workers until all of them run."""
         ...
 
-    def stop_s(self, round: int, node: NodeId, grace_s: float) -> float:
+    def stops(self, round: int, nodes: Iterable[NodeId], grace_s: float) -> Mapping[float, Sequence[NodeId]]:
         """From the signal until the last worker is gone, at most `grace_s` and a moment."""
         ...
 
@@ -144,11 +147,11 @@ class Constant:
     start: float = 0.1
     stop: float = 0.1
 
-    def start_s(self, round: int, node: NodeId) -> float:
-        return self.start
+    def starts(self, round: int, nodes: Iterable[NodeId]) -> Mapping[float, Sequence[NodeId]]:
+        return {self.start: [*nodes]}
 
-    def stop_s(self, round: int, node: NodeId, grace_s: float) -> float:
-        return min(self.stop, grace_s + 0.05)
+    def stops(self, round: int, nodes: Iterable[NodeId], grace_s: float) -> Mapping[float, Sequence[NodeId]]:
+        return {min(self.stop, grace_s + 0.05): [*nodes]}
 
 
 class Onlooker(Protocol):
@@ -588,15 +591,13 @@ class Fleet:
             case Append() | Beat():
                 self._tell_link(crew, command)
             case StartWorkers(round):
-                self._with_delays(crew, lambda node: self.delays.start_s(round, node), WorkersStarted(0.0, round))
+                self._with_delays(crew, self.delays.starts(round, crew.owns), WorkersStarted(0.0, round))
             case StopWorkers(round):
                 if command.hangs:
                     self._report_hang(crew)
-                grace_s = command.grace_s
                 crew.coming = [c for c in crew.coming if not isinstance(c[2], WorkersStopped)]
-                self._with_delays(
-                    crew, lambda node: self.delays.stop_s(round, node, grace_s), WorkersStopped(0.0, round, PORT)
-                )
+                stops = self.delays.stops(round, crew.owns, command.grace_s)
+                self._with_delays(crew, stops, WorkersStopped(0.0, round, PORT))
             case ReservePort():
                 self._put(crew, 0.01, PortReserved(0.0, PORT))
             case Finish(result):
@@ -607,14 +608,11 @@ class Fleet:
             case _:
                 assert_never(command)
 
-    def _with_delays(self, crew: Crew, delay_s: Callable[[NodeId], float], what: Event) -> None:
-        """`what` happens to each agent after a delay of its own."""
-        alike: dict[float, list[NodeId]] = {}
-        for node in crew.owns:
-            alike.setdefault(delay_s(node), []).append(node)
-        delays = {some[0]: delay for delay, some in alike.items()}
-        for some in self._split(crew, [*alike.values()]):
-            self._put(some, max(delays[next(iter(some.owns))], 1 / GRID), what)
+    def _with_delays(self, crew: Crew, delays: Mapping[float, Sequence[NodeId]], what: Event) -> None:
+        """`what` happens to these agents of the crew after their delays, in seconds."""
+        firsts = {nodes[0]: delay_s for delay_s, nodes in delays.items()}
+        for some in self._split(crew, [*delays.values()]):
+            self._put(some, max(firsts[next(iter(some.owns))], 1 / GRID), what)
 
     def _report_hang(self, crew: Crew) -> None:
         """The workers of the other nodes wait for the one that hangs."""
@@ -722,8 +720,7 @@ class Fleet:
         elif isinstance(call, SendEntry):
             if not self._arriving:
                 self._plan(self.now, LAST, self._take)
-            said = [(node, entry_as_other(call.entry, crew.agent, own)) for node, own in crew.owns.items()]
-            self._arriving.append((crew, call, said))
+            self._arriving.append((crew, call, entry_as_others(call.entry, crew.agent, crew.owns)))
         elif isinstance(call, SendBeat):
             self._put(crew, self.speed.way_s, Reply(call))
         else:
@@ -786,7 +783,7 @@ class Fleet:
     def _take(self) -> None:
         """Take in what has arrived now, in the order of the nodes. It lands as fast as the store can."""
         arriving, self._arriving = self._arriving, []
-        said = sorted((pair for _, _, some in arriving for pair in some), key=lambda pair: pair[0])
+        said = sorted((pair for _, _, some in arriving for pair in some), key=itemgetter(0))
         at, each = max(self.now, self._free_at), 1.0 / self.speed.appends_per_s
         most, landed = max(1, int(STUFF_S * self.speed.appends_per_s)), dict[NodeId, float]()
         for first in range(0, len(said), most):
@@ -843,7 +840,7 @@ class Fleet:
         for other in self.crews:
             if other is crew or other.coming or other.quiet_until is None or _key(other) != key:
                 continue
-            if not are_links_alike(crew.link, other.link) or not are_alike(other.agent, agent):
+            if not are_links_alike(crew.link, other.link) or not are_alike(other.agent, agent, self.now):
                 continue
             few, many = (crew, other) if len(crew.owns) <= len(other.owns) else (other, crew)
             self._catch_up(few)
@@ -861,7 +858,7 @@ class Fleet:
 def _key(crew: Crew) -> tuple[object, ...]:
     """Equal for crews that may be alike. Quick to compare."""
     agent = crew.agent
-    return id(agent.job), agent.workers.up_at, crew.link.reading.position, agent.stage, agent.quick
+    return id(agent.job), agent.workers.up_at is None, crew.link.reading.position, agent.stage, agent.quick
 
 
 def _are_same(a: Members, b: Members) -> bool:

@@ -29,8 +29,9 @@ from .cluster import SCENARIOS, BadCluster, SimulatedCluster, read_trace, with_v
 DAY_S = 86400.0
 COHORTS = 4
 """Kinds of nodes with the same delays in a round. Beside them there are `STRAGGLERS`."""
-STRAGGLERS = 4
-"""Nodes of a round that are slower than all others."""
+STRAGGLERS = 2
+"""Nodes of a round that are slower than all others. A round waits for the slowest one. If that one fails, the next
+round waits for the second."""
 MOST_LESS = 0.005
 """A number of spares is enough if the job trains less by at most this part of the time than with the best number."""
 _NORMAL = NormalDist()
@@ -449,27 +450,36 @@ class Drawn:
     """The cohort of each node, from 0."""
     _round: int = -1
     _starts: list[tuple[float, float]] = field(factory=list)
-    """Of each cohort: on a cold node, and on a warm one."""
+    """Of each cohort: on a cold node, and on a warm one. The same if no time is known for warm ones."""
     _stops: list[float] = field(factory=list)
-    _slow: dict[NodeId, tuple[tuple[float, float], float]] = field(factory=dict)
-    """The starts and the stop of the slowest nodes."""
+    _slow_starts: dict[NodeId, tuple[float, float]] = field(factory=dict)
+    """Of the slowest nodes."""
+    _slow_stops: dict[NodeId, float] = field(factory=dict)
 
     def __attrs_post_init__(self) -> None:
         self._cohorts = {name_of(i): i % COHORTS for i in range(self.cluster.nodes + self.cluster.spares)}
 
-    def start_s(self, round: int, node: NodeId) -> float:
+    def starts(self, round: int, nodes: Iterable[NodeId]) -> Mapping[float, Sequence[NodeId]]:
         """Implements `Delays`."""
         self._draw(round)
-        slow, cluster = self._slow.get(node), self.cluster
-        cold_s, warm_s = self._starts[self._cohorts[node]] if slow is None else slow[0]
-        is_warm = cluster.warm_start_s and self.clock() - self.up_since.get(node, 0.0) >= cluster.start_s
-        return warm_s if is_warm else cold_s
+        cold_until, now = self.cluster.start_s, self.clock()
+        came_late = {node for node, since in self.up_since.items() if now - since < cold_until}
+        found: dict[float, list[NodeId]] = {}
+        for node in nodes:
+            starts = self._slow_starts.get(node) or self._starts[self._cohorts[node]]
+            found.setdefault(starts[now >= cold_until and node not in came_late], []).append(node)
+        return found
 
-    def stop_s(self, round: int, node: NodeId, grace_s: float) -> float:
+    def stops(self, round: int, nodes: Iterable[NodeId], grace_s: float) -> Mapping[float, Sequence[NodeId]]:
         """Implements `Delays`."""
         self._draw(round)
-        slow = self._slow.get(node)
-        return min(grace_s + 0.05, self._stops[self._cohorts[node]] if slow is None else slow[1])
+        most_s = grace_s + 0.05
+        shared = [min(most_s, stop_s) for stop_s in self._stops]
+        slow = {node: min(most_s, stop_s) for node, stop_s in self._slow_stops.items()}
+        found: dict[float, list[NodeId]] = {}
+        for node in nodes:
+            found.setdefault(slow[node] if node in slow else shared[self._cohorts[node]], []).append(node)
+        return found
 
     def _draw(self, round: int) -> None:
         if round == self._round:
@@ -479,10 +489,11 @@ class Drawn:
         few = min(STRAGGLERS, count // COHORTS)
         self._starts = [self._start(part) for part in self._shared(luck, few / count)]
         self._stops = [self._stop(part) for part in self._shared(luck, few / count)]
-        self._slow = {}
+        self._slow_starts, self._slow_stops = {}, {}
         for place, number in enumerate(luck.sample(range(count), few)):
             start, stop = (1 - (place + luck.random()) / count for _ in range(2))
-            self._slow[name_of(number)] = self._start(start), self._stop(stop)
+            self._slow_starts[name_of(number)] = self._start(start)
+            self._slow_stops[name_of(number)] = self._stop(stop)
 
     def _shared(self, luck: Random, slow: float) -> list[float]:
         order = luck.sample(range(COHORTS), COHORTS)
@@ -491,7 +502,8 @@ class Drawn:
     def _start(self, part: float) -> tuple[float, float]:
         cluster = self.cluster
         cold_s = lognormal(cluster.start_s, cluster.start_p99_s, part)
-        return cold_s, lognormal(cluster.warm_start_s, cluster.warm_start_p99_s, part)
+        warm_s = lognormal(cluster.warm_start_s, cluster.warm_start_p99_s, part)
+        return cold_s, warm_s if cluster.warm_start_s else cold_s
 
     def _stop(self, part: float) -> float:
         return lognormal(self.cluster.stop_s, self.cluster.stop_p99_s, part)

@@ -10,20 +10,23 @@ those of `OWN` and `PULSE`. What one of them decides, the others decide as well,
 2. An agent may be in a state that cannot be renamed, and then it is like no other (`can_share`).
 3. The pulse is the moment of the last beat, and what was heard then. Who lets one agent step for others forgets the
    differences between their pulses. So this holds only for agents that are quiet (`quiet`).
+4. Some of what an agent has noted decides nothing any more (`without_past`). Alike agents may differ in it. Otherwise
+   there would be one more kind of agents with each failure.
 
 A simulator needs this: a job of a thousand nodes has a dozen kinds of agents (docs/design.md).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Set
+from collections.abc import Callable, Mapping, Set
 from itertools import islice
+from math import inf
 from operator import attrgetter
 
 from attrs import evolve, fields, frozen
 
-from reknit.core.job.entries import Entry, Failed, Joined, Leaving, Left, Lost, Node, Opened, Succeeded
-from reknit.core.job.job import EMPTY, Gathering, Job
+from reknit.core.job.entries import Entry, Failed, Joined, Leaving, Left, Lost, Node, NodeId, Opened, Succeeded
+from reknit.core.job.job import EMPTY, Closed, Gathering, Job, Running
 from reknit.core.job.ranks import assign
 from reknit.core.job.reasons import WorkerFailed
 from reknit.core.job.workers import Assignment, WorkerFailure
@@ -33,7 +36,7 @@ from .commands import Append, Beat, Command, Finish, Result, StopWorkers
 from .events import Counters, Event, Started
 from .timers import STAGGERED
 from .worker_words import PortReserved, StartWorkers, WorkerExit, WorkersExited, WorkersStopped
-from .workers import why_failed
+from .workers import have_lasted, why_failed
 
 OWN = frozenset({"spec", "nonce", "me", "port", "offered", "workers", "lifecycle", "said", "unread"})
 """The fields of `Agent` that hold something of its own. `as_other` renames it."""
@@ -71,8 +74,8 @@ def can_share(agent: Agent) -> bool:
     return (workers.node, workers.epoch, workers.round) == (agent.me, job.epoch, last) and agent.me in job.member_nodes
 
 
-def are_alike(a: Agent, b: Agent) -> bool:
-    """Whether one of the two can step for the other, apart from their pulses."""
+def are_alike(a: Agent, b: Agent, now: float) -> bool:
+    """Whether one of the two can step for the other from now on, apart from their pulses."""
     if a.job is not b.job and a.job != b.job:
         return False
     if not (can_share(a) and can_share(b)) or standing(a.job, a.me) != standing(b.job, b.me):
@@ -80,7 +83,21 @@ def are_alike(a: Agent, b: Agent) -> bool:
     mine, other = a.spec, b.spec
     if evolve(mine, node_id=other.node_id, address=other.address, rank_hint=other.rank_hint) != other:
         return False
-    return (a.port is None) == (b.port is None) and but_pulse(as_other(a, own_of(b))) == but_pulse(b)
+    if (a.port is None) != (b.port is None):
+        return False
+    return but_pulse(without_past(as_other(a, own_of(b)), now)) == but_pulse(without_past(b, now))
+
+
+def without_past(agent: Agent, now: float) -> Agent:
+    """The agent without two things that decide nothing any more: when its workers came up, if they have lasted since
+    then, and for which round it has offered its port, if that cannot be joined any more."""
+    offered, workers, job = agent.offered, agent.workers, agent.job
+    can_join = agent.epoch == job.epoch and not isinstance(job.phase, Closed)
+    if offered is not None and not (can_join and offered[1] >= job.round + isinstance(job.phase, Running)):
+        agent = evolve(agent, offered=(offered[0], -1))
+    if have_lasted(workers, now):
+        agent = evolve(agent, workers=evolve(workers, up_at=-inf))
+    return agent
 
 
 but_pulse = attrgetter(*(f.name for f in fields(Agent) if f.name not in PULSE))
@@ -101,18 +118,21 @@ def standing(job: Job, node: Node) -> tuple[object, ...]:
 
 
 def by_standing(job: Job, nodes: Set[Node]) -> list[Set[Node]]:
-    """These nodes in groups that stand alike (`standing`). Thousands of nodes differ in two sets only, the members and
-    the expected. Only the few of which the fold says more are asked for one by one."""
+    """These nodes in groups that stand alike (`standing`). Thousands of nodes differ only in whether they are members,
+    whether they are expected, and how many failures they have told. The few others are asked for one by one."""
     phase, live = job.phase, job.live
     asked = {node for node in nodes if (joined := live.get(node.id)) is None or joined.node is not node}
     asked.update(joined.node for joined in islice(live.values(), STAGGERED) if joined.node in nodes)
     asked |= (job.succeeded | job.leaving) & nodes
-    if isinstance(phase, Gathering) and phase.told:
-        asked |= phase.told.keys() & nodes
+    expected, told = (phase.expected, phase.told) if isinstance(phase, Gathering) else (frozenset[Node](), {})
+    by_count: dict[int, set[Node]] = {0: {*nodes} - asked - told.keys()}
+    for node in (nodes & told.keys()) - asked:
+        by_count.setdefault(len(told[node].failures), set()).add(node)
     found: dict[tuple[object, ...], Set[Node]] = {}
-    for some in apart(nodes - asked, frozenset(job.members.group_ranks)):
-        for group in apart(some, phase.expected if isinstance(phase, Gathering) else frozenset()):
-            found[standing(job, next(iter(group)))] = group
+    for some in by_count.values():
+        for members in apart(some, frozenset(job.members.group_ranks)):
+            for group in apart(members, expected):
+                found[standing(job, next(iter(group)))] = group
     for node in asked:
         stands = standing(job, node)
         found[stands] = found.get(stands, frozenset()) | {node}
@@ -163,12 +183,7 @@ def entry_as_other(entry: Entry, agent: Agent, own: Own) -> Entry:
     """What the other alike agent says where `agent` says this entry."""
     match entry:
         case Joined() if entry.node == agent.me:
-            spec = own.spec
-            port = entry.port if own.port is None else own.port
-            speaker = f"{own.nonce}.{agent.births}" if agent.births else own.nonce
-            width, hint = entry.local_world_size, spec.rank_hint
-            seen = _seen(entry.seen, agent, own)
-            return Joined(own.me, speaker, entry.round, spec.address, port, entry.role, width, hint, seen)
+            return _joined_as(entry, agent)(own)
         case Failed() if entry.node == agent.me:
             first = _first_rank(agent, own)
             return Failed(own.me, entry.round, tuple(_failure(failure, first) for failure in entry.failures))
@@ -180,6 +195,28 @@ def entry_as_other(entry: Entry, agent: Agent, own: Own) -> Entry:
             return evolve(entry, journal=f"{own.nonce}.{agent.births}" if agent.births else own.nonce)
         case _:
             return entry
+
+
+def entry_as_others(entry: Entry, agent: Agent, owns: Mapping[NodeId, Own]) -> list[tuple[NodeId, Entry]]:
+    """What each of these alike agents says where `agent` says this entry."""
+    if isinstance(entry, Joined) and entry.node == agent.me:  # thousands of nodes join together
+        joined = _joined_as(entry, agent)
+        return [(node_id, joined(own)) for node_id, own in owns.items()]
+    return [(node_id, entry_as_other(entry, agent, own)) for node_id, own in owns.items()]
+
+
+def _joined_as(entry: Joined, agent: Agent) -> Callable[[Own], Joined]:
+    round, role, width, port, seen = entry.round, entry.role, entry.local_world_size, entry.port, entry.seen
+    life = f".{agent.births}" if agent.births else ""
+    before = seen - agent.me.incarnation
+
+    def joined(own: Own) -> Joined:
+        spec, me = own.spec, own.me
+        own_port = port if own.port is None else own.port
+        own_seen = seen if seen < 0 else me.incarnation + before
+        return Joined(me, own.nonce + life, round, spec.address, own_port, role, width, spec.rank_hint, own_seen)
+
+    return joined
 
 
 def event_as_other(event: Event, agent: Agent, own: Own) -> Event:

@@ -55,7 +55,7 @@ def exited(agent: Agent, event: WorkersExited) -> Agent:
     if any(e.failure for e in exits.values()):
         state = WorkerState.FAILED
         if workers.state is not WorkerState.FAILED:
-            quick = 0 if _have_lasted(agent) else quick + 1
+            quick = 0 if have_lasted(workers, agent.at) else quick + 1
     elif len(exits) == agent.spec.local_world_size:
         state = WorkerState.SUCCEEDED
     else:
@@ -86,7 +86,7 @@ def stopped(agent: Agent, event: WorkersStopped) -> Agent:
         state = WorkerState.UNHEALTHY
     elif state not in (WorkerState.FAILED, WorkerState.SUCCEEDED):
         state = WorkerState.STOPPED
-    quick = 0 if state is not WorkerState.FAILED and _have_lasted(agent) else agent.quick
+    quick = 0 if state is not WorkerState.FAILED and have_lasted(workers, agent.at) else agent.quick
     workers = evolve(workers, alive=False, stopping=None, kill_at=None, state=state)
     agent = evolve(agent, workers=workers, port=event.port, offered=None, quick=quick)
     return caused(agent, evolve(agent.causes, stuck=event.stuck)) if event.stuck else agent
@@ -98,10 +98,9 @@ def reserved(agent: Agent, event: PortReserved) -> Agent:
     return evolve(agent, port=event.port, offered=None)
 
 
-def _have_lasted(agent: Agent) -> bool:
+def have_lasted(workers: NodeWorkers, now: float) -> bool:
     """The workers have run for `QUICK_S`. They have not if some could not be started."""
-    up_at = agent.workers.up_at
-    return up_at is not None and agent.at - up_at >= QUICK_S
+    return workers.up_at is not None and now - workers.up_at >= QUICK_S
 
 
 def failures(workers: NodeWorkers) -> tuple[WorkerFailure, ...]:

@@ -115,11 +115,12 @@ def test_a_node_that_has_been_up_is_warm() -> None:
     cluster = with_values(SMALL, {"start_s": 30, "start_p99_s": 30, "warm_start_s": 4}, "here")
     now = [29.0]
     drawn = Drawn(cluster, 0, lambda: now[0])
-    assert drawn.start_s(0, name_of(1)) == 30.0
+    first, second = name_of(1), name_of(2)
+    assert drawn.starts(0, [first, second]) == {30.0: [first, second]}
     now[0] = 100.0
-    drawn.up_since[name_of(2)] = 80.0
-    assert [drawn.start_s(1, name_of(node)) for node in (1, 2)] == [4.0, 30.0]
-    assert Drawn(SMALL, 0, lambda: 100.0).start_s(0, name_of(1)) > 4.0
+    drawn.up_since[second] = 80.0
+    assert drawn.starts(1, [first, second]) == {4.0: [first], 30.0: [second]}
+    assert min(Drawn(SMALL, 0, lambda: 100.0).starts(0, [first])) > 4.0
 
 
 def test_warm_nodes_start_faster_after_a_failure() -> None:
