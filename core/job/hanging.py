@@ -7,7 +7,8 @@ apart:
    are more than half of all, or stand at different places, they are only likely to blame. Of several places it is then
    the one with the fewest workers.
 2. If no worker stands in work of its own, a place where at most half of the workers stand is the likely one. It must
-   have fewer workers than any other place. Places of which nothing is known go before places in a collective.
+   have fewer workers than any other place. Places of which nothing is known go before places in a collective. If
+   torch's flight recorder tells, workers at one line that are in different collectives stand at different places.
 3. Otherwise nobody can tell. Then the worker that is furthest behind is named, by its step and its time.
 
 Of several workers at the place that is blamed, the one furthest behind is named, and `Hang` names all of them. A worker
@@ -21,16 +22,16 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from enum import Enum
 
-from attrs import frozen
+from attrs import evolve, frozen
 
-from .workers import UNSEEN, Activity, NoProgress, Stance, WorkerFailure
+from .workers import UNSEEN, Activity, Collective, NoProgress, Stance, WorkerFailure
 
 _MOST_SPOTS = 6
 """Number of places that a `Hang` lists. A job of many nodes whose workers all stand elsewhere would make it long."""
 
 
-_Place = tuple[str, str, bool]
-"""`Activity.op` and `Activity.site`, and whether the worker is stopped."""
+_Place = tuple[str, str, bool, Collective | None]
+"""`Activity.op` and `Activity.site`, whether the worker is stopped, and the collective in which it is."""
 
 
 class Certainty(Enum):
@@ -135,12 +136,22 @@ def _places(hung: Iterable[WorkerFailure]) -> dict[_Place, list[WorkerFailure]]:
 
 def _place(failure: WorkerFailure) -> _Place:
     activity = activity_of(failure)
-    return activity.op, activity.site, activity.stance is Stance.STOPPED
+    return activity.op, activity.site, activity.stance is Stance.STOPPED, _compared(activity)
+
+
+def _compared(activity: Activity) -> Collective | None:
+    """The collective in which workers that wait at one line may differ. The numbers of other groups than the default
+    one say nothing: two groups of the same kind may have entered different numbers of collectives."""
+    collective = activity.collective
+    is_busy = activity.stance in (Stance.OWN, Stance.STOPPED)
+    return None if is_busy or collective is None or collective.group else collective
 
 
 def _spot(members: Sequence[WorkerFailure]) -> Spot:
-    ranks = tuple(sorted(f.rank for f in members))
-    return Spot(ranks, activity_of(members[0]))
+    ranks, activity = tuple(sorted(f.rank for f in members)), activity_of(members[0])
+    if len({activity_of(member).collective for member in members}) > 1:
+        activity = evolve(activity, collective=None)
+    return Spot(ranks, activity)
 
 
 def _cause(failure: WorkerFailure) -> NoProgress:

@@ -62,6 +62,20 @@ class Stance(Enum):
 
 
 @frozen
+class Collective:
+    """A collective of torch, for example an all-reduce, as one worker has seen it."""
+
+    name: str
+    """`all_reduce`"""
+    number: int
+    """Which one of the worker's collectives in this group it is, from 1. It is the same on all workers of the group if
+    they enter the same collectives."""
+    group: str = ""
+    """The description of its process group. Empty: the default group."""
+    is_over: bool = False
+
+
+@frozen
 class Activity:
     """What a worker did when it was found to hang."""
 
@@ -70,6 +84,8 @@ class Activity:
     """The collective, or the function, that the worker was in. Empty: this is not known."""
     site: str = ""
     """`train.py:88`: the line of the user's code from which `op` was called. Empty: this is not known."""
+    collective: Collective | None = None
+    """The last one that the worker has entered, as torch's flight recorder says. None: this is not known."""
 
 
 UNSEEN = Activity(Stance.UNKNOWN)

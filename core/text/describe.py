@@ -17,7 +17,7 @@ from reknit.core.job import reasons
 from reknit.core.job.hanging import Certainty, Hang
 from reknit.core.job.job import Closed, Gathering, Job, Running, has_enough
 from reknit.core.job.restart import backoff_s, is_echo
-from reknit.core.job.workers import UNSEEN, Activity, NoProgress, Stance, TimerExpired, WorkerFailure
+from reknit.core.job.workers import UNSEEN, Activity, Collective, NoProgress, Stance, TimerExpired, WorkerFailure
 
 
 def signal_name(number: int) -> str:
@@ -56,10 +56,18 @@ def cause_text(cause: TimerExpired | NoProgress) -> str:
 
 
 def activity_text(activity: Activity) -> str:
-    """`all_reduce (train.py:88)`, or `load (data.py:41), not in a collective`"""
+    """`all_reduce (train.py:88), in collective 4`, or `load (data.py:41), not in a collective`"""
     place = " ".join([activity.op, f"({activity.site})" if activity.site else ""]).strip()
-    remark = _STANCE[activity.stance]
-    return ", ".join(filter(None, [place or "at an unknown place" * (not remark), remark]))
+    remark, last = _STANCE[activity.stance], activity.collective
+    recorded = "" if last is None else collective_text(last, known_as=activity.op)
+    return ", ".join(filter(None, [place or "at an unknown place" * (not remark), remark, recorded]))
+
+
+def collective_text(collective: Collective, *, known_as: str = "") -> str:
+    """`in collective 4`, or `after collective 3 (all_reduce) of group 'tp'`. `known_as`: the name that is shown."""
+    name = f" ({collective.name})" if collective.name != known_as else ""
+    group = f" of group {collective.group!r}" if collective.group else ""
+    return f"{'after' if collective.is_over else 'in'} collective {collective.number}{name}{group}"
 
 
 def hang_lines(why: reasons.WorkerFailed) -> Iterator[str]:

@@ -16,12 +16,12 @@ from reknit.core.job import job, reasons
 from reknit.core.job.entries import Entry, Node, RestartPolicy, Terms
 from reknit.core.job.hanging import Hang, Spot
 from reknit.core.job.job import Job
-from reknit.core.job.workers import Activity, NoProgress, TimerExpired, WorkerFailure
+from reknit.core.job.workers import Activity, Collective, NoProgress, TimerExpired, WorkerFailure
 from reknit.core.text.codec import dumps, encode, loads
 from tests.support.alone import ROOT
 
 PAGE = ROOT / "docs" / "protocol.md"
-PARTS = (Node, Terms, RestartPolicy, WorkerFailure, TimerExpired, NoProgress, Activity)
+PARTS = (Node, Terms, RestartPolicy, WorkerFailure, TimerExpired, NoProgress, Activity, Collective)
 FOLD = (Job, *get_args(job.Phase), job.Outcome, *get_args(reasons.RoundEnd), *get_args(reasons.JobEnd), Hang, Spot)
 PLAIN = {str: "text", int: "integer", float: "number", bool: "boolean", NoneType: "null"}
 COLUMNS = ("live", "gone", "members", "ring", "seats")

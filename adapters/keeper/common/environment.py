@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from reknit.adapters.host.orphans import MARK
+from reknit.adapters.keeper.common.run_folder import is_scratch
 from reknit.core.job.workers import Assignment, WorkerRanks
 
 if TYPE_CHECKING:
@@ -13,6 +14,8 @@ if TYPE_CHECKING:
 
 TIMER_FILE = "TORCHELASTIC_TIMER_FILE"
 """The variable that tells workers the path of the pipe for timers (`timerpipe.py`)."""
+SOCKET = "TORCH_WORKER_SERVER_SOCKET"
+"""The variable that tells a worker the path at which it serves its flight recorder (`flight_recorder.py`)."""
 
 TELLING = frozenset(
     {
@@ -47,13 +50,15 @@ def handed_down(
 
     `own`: those of the keeper. `timer_file`: the path of the keeper's pipe for timers. Empty: it has none. If then no
     other process reads the pipe that the variable names (`is_read`), it is left out: a client would find nobody, and
-    fail.
+    fail. So is the socket that an outer keeper has given to its worker: only one process can make it.
     """
     env = {name: value for name, value in own.items() if name not in wanted.withheld}
     if timer_file:
         env[TIMER_FILE] = timer_file
     elif TIMER_FILE in env and not is_read(env[TIMER_FILE]):
         del env[TIMER_FILE]
+    if is_scratch(env.get(SOCKET, "")):
+        del env[SOCKET]
     return {**env, **dict(wanted.env), **({MARK: wanted.mark} if wanted.mark else {})}
 
 

@@ -129,6 +129,11 @@ def worker_folder(log_dir: str, round_: int, local_rank: int, *, must: bool) -> 
     return folder
 
 
+def is_scratch(path: str) -> bool:
+    """The file at this path is in a scratch folder."""
+    return os.path.basename(os.path.dirname(path)).startswith(_SCRATCH)
+
+
 def remove_abandoned() -> int:
     """Remove the scratch folders of this user whose keeper was killed. Returns how many there were."""
     base, removed = temporary_base(), 0

@@ -90,7 +90,7 @@ def _of_hung(
     survives = "it survives SIGKILL" if hung.leader.exitcode is None else ""
     cause, remark = hung.cause, kernel.remark
     if isinstance(cause, NoProgress):
-        cause = evolve(cause, activity=activity_of(threads, kernel))
+        cause = evolve(cause, activity=evolve(activity_of(threads, kernel), collective=hung.collective))
         remark = "" if kernel.is_stopped else remark  # the activity says it
     message = ", ".join(text for text in (survives, remark) if text) or message
     stacks = shorten_stacks(stacks_text(threads) or kernel.description)

@@ -140,7 +140,7 @@ class Launcher:
             env = whole(self._env, given, process.error_file)
             env |= self._progress(process.local_rank, env)
             if self._watchdog is not None:
-                env |= self._watchdog.variables(env)
+                env |= self._watchdog.variables(process.local_rank, env)
             ends = {**streams.ends, **_files(process, descriptors)}
             if process.argv:
                 if self._warming is not None:

@@ -23,7 +23,7 @@ from reknit.core.agent.worker_words import (
 )
 from reknit.core.job.workers import Assignment, WorkerRanks
 
-VERSION = 7
+VERSION = 8
 """The version of the messages. Both sides must have the same."""
 
 

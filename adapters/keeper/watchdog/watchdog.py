@@ -21,7 +21,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from reknit.adapters.host.children import signal_process
-from reknit.core.job.workers import NoProgress, TimerExpired
+from reknit.core.job.workers import Collective, NoProgress, TimerExpired
 
 from .hangs import Hangs, Limits
 
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from reknit.adapters.runtime.ports import Clock
 
     from .activity import Kernel, ThreadStack
+    from .flight_recorder import RecorderAnswer, RecorderSockets
     from .page import Page
     from .thread_stacks import Dump
     from .timerpipe import TimerPipe
@@ -54,7 +55,10 @@ class Hung:
         """What the worker did when it was found hung, as py-spy has seen it. Empty: this is not known."""
         self.kernel: Kernel | None = None
         """What the kernel said of it at that time. None: nobody has looked yet."""
+        self.collective: Collective | None = None
+        """The last one that it has entered, as torch's flight recorder says. None: this is not known."""
         self.dumps: list[Dump] = []
+        self.answers: list[RecorderAnswer] = []
         self.look_until: float | None = None
         """Until when py-spy may take. None: the worker was not looked at yet."""
         self.signalled_at: float | None = None
@@ -71,6 +75,10 @@ class Hung:
         return self.leader.exitcode is not None or self.has_survived
 
     @property
+    def is_looked_at(self) -> bool:
+        return bool(self.dumps or self.answers)
+
+    @property
     def has_ended_itself(self) -> bool:
         """The worker was ending when the signal came: nobody exits with such a status because of these signals. For
         example, a time limit of torch has ended it at the same moment."""
@@ -84,7 +92,7 @@ class Hung:
         if self.signalled_at is None:
             if self.look_until is None:
                 return _AT_ONCE
-            return self.look_until if self.dumps else None  # without dumps it waits for those of others
+            return self.look_until if self.is_looked_at else None  # otherwise it waits for what others show
         return self.signalled_at + KILL_AFTER_S if self.killed_at is None else self.killed_at + GIVE_UP_AFTER_S
 
     def press(self, now: float) -> None:
@@ -140,6 +148,11 @@ class Watchdog:
         """Shows a line on the console, and never waits. The owner of this watchdog sets it."""
         limits = Limits(hang_after_s, start_timeout_s)
         self._hangs = Hangs(limits) if limits.are_watched else None
+        self._sockets: RecorderSockets | None = None
+        if self._hangs is not None:
+            from .flight_recorder import RecorderSockets
+
+            self._sockets = RecorderSockets()
         self._timers: TimerPipe | None = None
         if timer_file is not None:
             from .timerpipe import TimerPipe
@@ -153,9 +166,10 @@ class Watchdog:
 
     # ---- the workers of a round ----
 
-    def variables(self, env: Mapping[str, str]) -> dict[str, str]:
+    def variables(self, local_rank: int, env: Mapping[str, str]) -> dict[str, str]:
         """What a worker gets in its environment besides `env`."""
-        return {} if "PYTHONFAULTHANDLER" in env else {"PYTHONFAULTHANDLER": "1"}
+        own = {} if "PYTHONFAULTHANDLER" in env else {"PYTHONFAULTHANDLER": "1"}
+        return own if self._sockets is None else own | self._sockets.variables(local_rank, env)
 
     def watch(self, leader: Leader, page: Page) -> None:
         """This worker was started. `page`: where it writes its progress."""
@@ -225,7 +239,7 @@ class Watchdog:
         looked_at = [hung for hung in self._hung.values() if hung.signalled_at is None]
         for hung in looked_at:
             self._look_into(hung, now)
-        is_seen = not any(hung.dumps for hung in looked_at)
+        is_seen = not any(hung.is_looked_at for hung in looked_at)
         if is_seen:
             self._announce([hung for hung in looked_at if hung.signum == signal.SIGABRT and not hung.threads])
         for hung in self._hung.values():
@@ -233,18 +247,22 @@ class Watchdog:
                 hung.press(now)
 
     def _look_into(self, hung: Hung, now: float) -> None:
-        """Take the stacks of a worker, step by step. `hung.dumps` is empty when that is done."""
+        """Take the stacks of a worker and its flight recorder, step by step. It is not looked at any more when that is
+        done."""
         from . import thread_stacks as stacks
 
         if hung.look_until is None:
             hung.look_until = now + stacks.DUMP_S
             pids = stacks.pythons_of(hung.leader.pid)
             hung.kernel = stacks.kernel_of(pids[0] if pids else hung.leader.pid)
-            hung.dumps = self._dumps_of(pids)
+            hung.dumps, hung.answers = self._dumps_of(pids), self._answers_of(hung.leader)
             return
-        are_over = [dump.is_over() for dump in hung.dumps]  # all are read: a full pipe would wake the clock for ever
-        if hung.dumps and (all(are_over) or now >= hung.look_until):
+        # All are read: a full pipe would wake the clock for ever.
+        are_over = [dump.is_over() for dump in hung.dumps] + [answer.is_over() for answer in hung.answers]
+        if hung.is_looked_at and (all(are_over) or now >= hung.look_until):
             hung.threads = tuple(thread for dump in hung.dumps for thread in dump.threads)
+            known = (answer.collective for answer in hung.answers)
+            hung.collective = next((collective for collective in known if collective is not None), None)
             _end_dumps(hung)
 
     def _announce(self, hung: Sequence[Hung]) -> None:
@@ -269,6 +287,9 @@ class Watchdog:
         except (OSError, ValueError):
             pass  # no descriptor is free, for example: the worker is ended without this look
         return made
+
+    def _answers_of(self, leader: Leader) -> list[RecorderAnswer]:
+        return [] if self._sockets is None else self._sockets.ask(leader.local_rank, self._clock)
 
     # ---- what is reported ----
 
@@ -314,6 +335,8 @@ class Watchdog:
             _end_dumps(hung)
         self._hung.clear()
         self._reported.clear()
+        if self._sockets is not None:
+            self._sockets.forget()
         if self._hangs is not None:
             self._hangs.forget()
         if self._guard is not None:
@@ -321,7 +344,9 @@ class Watchdog:
             self._guard = None
 
     def close(self) -> None:
-        """Remove the pipe for timers. May be repeated."""
+        """Remove the pipe for timers and the sockets. May be repeated."""
+        if self._sockets is not None:
+            self._sockets.close()
         if self._timers is not None:
             self._timers.close()
 
@@ -329,7 +354,9 @@ class Watchdog:
 def _end_dumps(hung: Hung) -> None:
     for dump in hung.dumps:
         dump.close()
-    hung.dumps = []
+    for answer in hung.answers:
+        answer.close()
+    hung.dumps, hung.answers = [], []
 
 
 def _forbid_core(pid: int) -> None:

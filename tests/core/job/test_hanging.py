@@ -5,9 +5,10 @@ from __future__ import annotations
 import itertools
 
 import pytest
+from attrs import evolve
 
 from reknit.core.job.hanging import Certainty, Spot, blamed
-from reknit.core.job.workers import Activity, NoProgress, Stance, WorkerFailure
+from reknit.core.job.workers import Activity, Collective, NoProgress, Stance, WorkerFailure
 
 WAITS = Activity(Stance.COLLECTIVE, "all_reduce", "train.py:9")
 BARRIER = Activity(Stance.COLLECTIVE, "barrier", "train.py:12")
@@ -17,6 +18,11 @@ SAVES = Activity(Stance.OWN, "save", "train.py:20")
 STOPPED = Activity(Stance.STOPPED, "load", "data.py:41")
 LINE = Activity(Stance.UNKNOWN, "step", "train.py:7")
 OTHER_LINE = Activity(Stance.UNKNOWN, "step", "train.py:5")
+
+
+def recorded(activity: Activity, number: int, group: str = "") -> Activity:
+    """The same, with what torch's flight recorder says."""
+    return evolve(activity, collective=Collective("all_reduce", number, group, activity.stance is Stance.OWN))
 
 
 def hung(*activities: Activity | None, step: int | None = 3) -> list[WorkerFailure]:
@@ -42,6 +48,10 @@ def hung(*activities: Activity | None, step: int | None = 3) -> list[WorkerFailu
         ([LINE, WAITS, LINE], (1,), Certainty.PROBABLE),
         ([WAITS, BARRIER, WAITS], (1,), Certainty.PROBABLE),
         ([WAITS, BACKWARD, WAITS, WAITS], (1,), Certainty.PROBABLE),
+        ([recorded(WAITS, 4), recorded(WAITS, 3), recorded(WAITS, 4)], (1,), Certainty.PROBABLE),
+        ([recorded(LINE, 4), recorded(LINE, 3), recorded(LINE, 4)], (1,), Certainty.PROBABLE),
+        ([recorded(WAITS, 4), recorded(LOADS, 3), recorded(WAITS, 4)], (1,), Certainty.CERTAIN),
+        ([recorded(LOADS, 4), recorded(LOADS, 3), *[recorded(WAITS, 4)] * 2], (0, 1), Certainty.CERTAIN),
         ([LOADS], (0,), Certainty.CERTAIN),
         ([None], (0,), Certainty.CERTAIN),
     ],
@@ -64,6 +74,7 @@ def test_who_is_blamed(activities: list[Activity | None], ranks: tuple[int, ...]
         [None, None, None],
         [LINE, OTHER_LINE],
         [LOADS, SAVES],
+        [recorded(WAITS, 4, "tp"), recorded(WAITS, 3, "tp"), recorded(WAITS, 4, "tp")],
     ],
 )
 def test_nothing_is_claimed_that_cannot_be_told(activities: list[Activity | None]) -> None:
@@ -101,3 +112,9 @@ def test_a_worker_that_has_made_progress_is_never_blamed() -> None:
     """It has failed in its own way."""
     crashed = WorkerFailure(5, 5, 1, message="ValueError: x")
     assert blamed([crashed, *hung(WAITS, LOADS)])[0].rank == 1
+
+
+def test_what_the_workers_of_a_place_do_not_share_is_not_shown() -> None:
+    """The line of a place speaks of all of its workers."""
+    _, hang = blamed(hung(recorded(LOADS, 4), recorded(LOADS, 3), recorded(WAITS, 4), recorded(WAITS, 4)))
+    assert [spot.activity for spot in hang.spots] == [LOADS, recorded(WAITS, 4)]

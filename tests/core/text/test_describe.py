@@ -39,6 +39,7 @@ from reknit.core.job.workers import (
     UNSEEN,
     Activity,
     Assignment,
+    Collective,
     NoProgress,
     Stance,
     TimerExpired,
@@ -588,6 +589,11 @@ LOADS = Activity(Stance.OWN, "load", "data.py:41")
 WAITS = Activity(Stance.COLLECTIVE, "all_reduce", "train.py:88")
 
 
+def recorded(activity: Activity, number: int, group: str = "", *, is_over: bool = False) -> Activity:
+    """The same, with what torch's flight recorder says."""
+    return evolve(activity, collective=Collective("all_reduce", number, group, is_over))
+
+
 def hang(*activities: Activity) -> reasons.WorkerFailed:
     hung = [WorkerFailure(i, i, -9, cause=NoProgress(30.0, 4, activity=each)) for i, each in enumerate(activities)]
     return blaming(node("n1"), root_cause_of(hung), hung)
@@ -622,6 +628,15 @@ NAMED = "rank 0 on node n1 is the furthest behind"
                 "rank 1: at an unknown place",
                 "ranks 0,2: all_reduce (train.py:88)",
                 "probably rank 1 on node n1 holds up the others",
+            ),
+        ),
+        (
+            hang(recorded(WAITS, 4), recorded(LOADS, 3, is_over=True), recorded(UNSEEN, 4, "tp")),
+            (
+                "rank 1: load (data.py:41), not in a collective, after collective 3 (all_reduce)",
+                "rank 0: all_reduce (train.py:88), in collective 4",
+                "rank 2: at an unknown place, in collective 4 (all_reduce) of group 'tp'",
+                "rank 1 on node n1 holds up the others",
             ),
         ),
         (hang(WAITS, WAITS), ("ranks 0-1: all_reduce (train.py:88)", f"{UNSURE}; {NAMED}")),

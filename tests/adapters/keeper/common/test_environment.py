@@ -168,6 +168,13 @@ def test_the_path_of_the_pipe_for_timers_is_that_of_the_keeper(tmp_path: Path) -
     assert handed_down(own, wanted, "/p", is_read) == {**rest, "TORCHELASTIC_TIMER_FILE": "/p"}
 
 
+def test_a_socket_that_an_outer_keeper_has_given_is_not_handed_down() -> None:
+    """Of the workers of an agent inside a worker, only one could make it, and the others would fail."""
+    outer = {"TORCH_WORKER_SERVER_SOCKET": "/tmp/reknit_scratch_torch_0123abcd/0.0"}
+    users = {"TORCH_WORKER_SERVER_SOCKET": "/tmp/mine"}
+    assert [handed_down(own, Configure((), "job"), "", is_read) for own in (outer, users)] == [{}, users]
+
+
 def test_what_tells_workers_apart_is_what_they_are_given() -> None:
     """A module that reads such a variable must not be imported once for all of them."""
     given = given_by({}, assignment(2), WorkerRanks(0, 2, 2), run_id="job", virtual_local_rank=False)

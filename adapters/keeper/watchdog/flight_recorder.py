@@ -1,0 +1,147 @@
+"""What torch's flight recorder says of a hung worker: the last collective that it has entered.
+
+1. torch keeps this record inside the worker. A thread of torch hands it out at a socket, also while the worker's own
+   code hangs. Python has no part in that.
+2. The socket is there if the script asks for it (`torch.distributed.elastic.control_plane.worker_main`). torch makes it
+   at the path that the variable `SOCKET` names. The keeper gives each worker a path of its own, if the recorder is on.
+3. The record of gloo and that of NCCL are asked for apart. The answer that knows of a collective counts.
+
+The form of the answers was found with torch 2.13 and gloo.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import socket
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from reknit.adapters.keeper.common.environment import SOCKET
+from reknit.adapters.keeper.common.run_folder import LogFolder
+from reknit.core.job.workers import Collective
+
+if TYPE_CHECKING:
+    from reknit.adapters.runtime.ports import Clock
+
+SIZES = ("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE")
+"""torch's names for the number of collectives that the recorder holds, the older one last. The recorder is on if one of
+them is set, and not 0."""
+HANDLERS = ("fr_trace_json", "dump_nccl_trace_json")
+"""torch's names for the record of gloo, and for that of NCCL. The second one exists where torch has NCCL."""
+_DEFAULT_GROUP = "default_pg"
+"""torch's name for the group that `init_process_group` has made."""
+_LONGEST_PATH = 107
+"""Bytes that the kernel allows (unix(7))."""
+_MOST_BYTES = 16 << 20
+
+
+class RecorderSockets:
+    """A path for the socket of each worker of a keeper, and what is asked there. Nothing here waits."""
+
+    def __init__(self) -> None:
+        # Not in the folder of the run, which the user chooses: its path may be too long, or be that of a shared disk.
+        self._folder = LogFolder("", "torch", keeps=False)
+        self._round = 0
+        self._paths: dict[int, str] = {}
+        """By local rank."""
+
+    def variables(self, local_rank: int, env: Mapping[str, str]) -> dict[str, str]:
+        """What this worker gets in its environment besides `env`. Nothing if the recorder is off, if `env` names a
+        socket, or if there can be none."""
+        is_on = any(env.get(name, "0") not in ("", "0") for name in SIZES)
+        path = os.path.join(self._folder.path, f"{self._round}.{local_rank}")
+        if not is_on or SOCKET in env or not self._folder.path or len(os.fsencode(path)) > _LONGEST_PATH:
+            return {}
+        self._paths[local_rank] = path
+        return {SOCKET: path}
+
+    def ask(self, local_rank: int, clock: Clock) -> list[RecorderAnswer]:
+        """Ask this worker for its records. Nothing if it serves none, which is the rule, or if no descriptor is
+        free."""
+        made: list[RecorderAnswer] = []
+        try:
+            if local_rank in self._paths:
+                made.extend(RecorderAnswer(self._paths[local_rank], handler, clock) for handler in HANDLERS)
+        except OSError:
+            for answer in made:
+                answer.close()
+            return []
+        return made
+
+    def forget(self) -> None:
+        """The round is over. A worker that was killed has left its socket. May be repeated."""
+        for path in self._paths.values():
+            with contextlib.suppress(OSError):
+                os.unlink(path)
+        self._paths = {}
+        self._round += 1
+
+    def close(self) -> None:
+        """May be repeated."""
+        self._folder.close()
+
+
+class RecorderAnswer:
+    """The answer of a worker that is asked for one of its records. Nothing here waits."""
+
+    def __init__(self, path: str, handler: str, clock: Clock) -> None:
+        """Raises `OSError` if nobody serves at this path."""
+        self._clock = clock
+        self._answer = b""
+        self._sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
+        try:
+            self._sock.connect(path)
+            head = f"POST /handler/{handler} HTTP/1.1", "Host: worker", "Content-Length: 0", "Connection: close"
+            self._sock.send("\r\n".join([*head, "", ""]).encode())
+        except OSError:
+            self._sock.close()
+            raise
+        clock.watch(self._sock.fileno())
+
+    def is_over(self) -> bool:
+        """Read what is there. True if nothing more will come."""
+        while self._sock.fileno() >= 0:
+            try:
+                data = self._sock.recv(1 << 16)
+            except BlockingIOError:
+                return False
+            except OSError:
+                data = b""  # the worker has ended
+            self._answer += data
+            if not data or len(self._answer) > _MOST_BYTES:
+                self.close()
+        return True
+
+    def close(self) -> None:
+        """Read no more. May be repeated."""
+        if self._sock.fileno() >= 0:
+            self._clock.unwatch(self._sock.fileno())
+            self._sock.close()
+
+    @property
+    def collective(self) -> Collective | None:
+        """The last collective in the record. None: there is none, or the answer is not whole."""
+        head, _, body = self._answer.partition(b"\r\n\r\n")
+        return last_collective(body) if b" 200 " in head.partition(b"\r\n")[0] else None
+
+
+def last_collective(record: bytes) -> Collective | None:
+    """The collective that the worker has entered last, of those that are not over if there is one. None: there is none,
+    or this is no record."""
+    try:
+        entries = [entry for entry in json.loads(record)["entries"] if not entry["is_p2p"]]
+        if not entries:
+            return None
+        last = max(entries, key=lambda entry: (not _is_over(entry), entry["time_created_ns"]))
+        group = str(last["process_group"][1])
+        name = str(last["profiling_name"]).rpartition(":")[2]
+        number = int(last["collective_seq_id"])
+    except (KeyError, IndexError, TypeError, ValueError):
+        return None
+    return Collective(name, number, "" if group == _DEFAULT_GROUP else group, _is_over(last))
+
+
+def _is_over(entry: Any) -> bool:
+    return bool(entry["retired"]) or entry["state"] == "completed"
