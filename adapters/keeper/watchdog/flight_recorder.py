@@ -34,6 +34,7 @@ _DEFAULT_GROUP = "default_pg"
 """torch's name for the group that `init_process_group` has made."""
 _LONGEST_PATH = 107
 """Bytes that the kernel allows (unix(7))."""
+_LONGEST_NAME = 100
 _MOST_BYTES = 16 << 20
 
 
@@ -135,11 +136,13 @@ def last_collective(record: bytes) -> Collective | None:
         if not entries:
             return None
         last = max(entries, key=lambda entry: (not _is_over(entry), entry["time_created_ns"]))
-        group = str(last["process_group"][1])
-        name = str(last["profiling_name"]).rpartition(":")[2]
+        group = str(last["process_group"][1])[:_LONGEST_NAME]
+        name = str(last["profiling_name"]).rpartition(":")[2][:_LONGEST_NAME]
         number = int(last["collective_seq_id"])
-    except (KeyError, IndexError, TypeError, ValueError):
+    except (KeyError, IndexError, TypeError, ValueError, OverflowError, RecursionError):
         return None
+    if not name.isidentifier() or not 0 <= number < 2**63:
+        return None  # the worker can write anything, and all nodes read what is said of it
     return Collective(name, number, "" if group == _DEFAULT_GROUP else group, _is_over(last))
 
 

@@ -81,6 +81,11 @@ def entry(number: int, **other: object) -> dict[str, object]:
         ([entry(1, profiling_name="nccl:all_gather")], Collective("all_gather", 1)),
         ([{"collective_seq_id": 1}], None),
         ([entry(1, process_group=[])], None),
+        ([entry(1, profiling_name="a\nb")], None),
+        ([entry(-1)], None),
+        ([entry(1 << 63)], None),
+        ([entry(1, collective_seq_id=float("inf"))], None),
+        ([entry(1, process_group=["1", "g" * 1000])], Collective("all_reduce", 1, "g" * 100)),
     ],
 )
 def test_the_last_collective(entries: list[object], found: Collective | None) -> None:
@@ -88,7 +93,7 @@ def test_the_last_collective(entries: list[object], found: Collective | None) ->
     assert last_collective(json.dumps({"entries": entries}).encode()) == found
 
 
-@pytest.mark.parametrize("record", [b"", b"[]", b"{}", b'{"entries": 3}', b'{"entries": [3]}', b"\xff"])
+@pytest.mark.parametrize("record", [b"", b"[]", b"{}", b'{"entries": 3}', b'{"entries": [3]}', b"\xff", b"[" * 100_000])
 def test_what_is_no_record_tells_nothing(record: bytes) -> None:
     """The worker can write anything."""
     assert last_collective(record) is None
