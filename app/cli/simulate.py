@@ -49,6 +49,8 @@ TABLE = Table(
 )
 
 _EARLY = "ended before its time"
+_EQUAL = 5e-5
+"""Differences of less than this part of the time are shown as 0.00 %."""
 SWEPT = ("training", "lost steps", "checkpoints", "waiting for nodes", "recovery, median", "restarts spent", _EARLY)
 """What the table of `--sweep` shows of all that is told."""
 
@@ -101,13 +103,15 @@ def _clusters(parsed: Parsed) -> list[tuple[str, SimulatedCluster]]:
     for word in words:
         key, is_given, text = word.partition("=")
         if not is_given:
-            raise UsageError(f"{word} is no KEY=VALUE")
+            raise UsageError(f"{word} is no KEY=VALUE, for example spares=2")
         if key in (*fixed, *(known for known, _ in several)):
             raise UsageError(f"{word}: {key} is given twice")
         if "," in text:
             several.append((key, text.split(",")))
         else:
             fixed[key] = read_value(key, text, word)
+    if "trace" in fixed and "failures" in (*fixed, *(key for key, _ in several)):
+        raise UsageError("failures has no effect beside trace, which says when each node fails")
     found = []
     for chosen in product(*(values for _, values in several)):
         pairs = [(key, text) for (key, _), text in zip(several, chosen, strict=True)]
@@ -264,7 +268,8 @@ def _assumed(found: Sequence[Simulation]) -> str:
     """What the answers rest on most, as far as it is the same for all of them."""
     clusters = [answer.cluster for answer in found]
     failing = () if any(cluster.trace for cluster in clusters) else ("failures", "repair_s", "repair_p99_s")
-    each = {key: {getattr(cluster, key) for cluster in clusters} for key in (*failing, "checkpoint_s", "start_s")}
+    keys = (*failing, "checkpoint_s", "checkpoint_cost_s", "start_s", "start_p99_s")
+    each = {key: {getattr(cluster, key) for cluster in clusters} for key in keys}
     told = (f"{key}={value:g}" for key, values in each.items() if len(values) == 1 for value in values)
     return f"assumed: {' '.join(told)} (docs/simulation.md#keys)"
 
@@ -320,6 +325,8 @@ def _differences(names: Sequence[str], found: Sequence[Simulation]) -> Iterator[
             yield f"{name} and {names[0]}: one run tells no difference ({100 * mean:+.2f} %)"
         elif is_real(mean, half):
             yield f"{name} trains {100 * abs(mean):.2f} ± {100 * half:.2f} % {what} than {names[0]}"
+        elif max(abs(mean), half) < _EQUAL:
+            yield f"{name} trains as much as {names[0]}"
         else:
             yield f"{name} and {names[0]}: no difference can be told ({100 * mean:+.2f} ± {100 * half:.2f} %)"
 

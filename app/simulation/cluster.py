@@ -228,15 +228,26 @@ def of_file(cluster: SimulatedCluster, path: str) -> SimulatedCluster:
 
 
 def with_values(cluster: SimulatedCluster, values: Mapping[str, object], where: str) -> SimulatedCluster:
-    """The cluster with these values, each of which is checked. `where`: their place, for the message. Raises
-    `BadCluster`."""
+    """The cluster with these values, each of which is checked. A 99th percentile that is not given changes with its
+    median. `where`: their place, for the message. Raises `BadCluster`."""
     for key, value in values.items():
         _check(key, value, where)
     try:
         made: dict[str, Any] = {key: _kind(key, where)(value) for key, value in values.items()}
+        made |= _percentiles(cluster, made)
         return evolve(cluster, **made)
     except (ValueError, OverflowError) as error:
         raise BadCluster(f"{where}: {str(error).removeprefix('SimulatedCluster.')}") from None
+
+
+def _percentiles(cluster: SimulatedCluster, values: Mapping[str, Any]) -> dict[str, float]:
+    """The 99th percentiles of those times of which only the median is given."""
+    found = {}
+    for key, median in values.items():
+        name = key.removesuffix("_s") + "_p99_s"
+        if name not in values and hasattr(cluster, name) and (before := getattr(cluster, key)):
+            found[name] = getattr(cluster, name) * median / before
+    return found
 
 
 def _check(key: str, value: object, where: str) -> None:

@@ -28,8 +28,10 @@ class Recorded:
 
     def values(self) -> dict[str, object]:
         """The same as values of a `SimulatedCluster`. `ValueError`: too little was recorded."""
-        if self.node_days < 0.01:
-            raise ValueError("no recorded round has lasted long enough to count its failures")
+        if self.node_days < _LEAST_DAYS:
+            raise ValueError(
+                f"{self.node_days:.2g} node-days were recorded; at least {_LEAST_DAYS:g} are needed to count failures"
+            )
         count = sum(self.kinds.values())
         weights = {kind: self.kinds[kind] / max(1, count) for kind in ("worker", "hang", "node", "leave")}
         found: dict[str, object] = {"nodes": self.nodes, "nproc_per_node": self.nproc_per_node}
@@ -42,6 +44,9 @@ class Recorded:
         return f"recorded: {told} in {self.node_days:.3g} node-days, up to {self.nodes} nodes"
 
 
+_LEAST_DAYS = 0.01
+
+
 def recorded(stories: Iterable[Story]) -> Recorded:
     """`stories`: of runs, each merged over its nodes."""
     node_days, kinds, nodes, workers = 0.0, Counter[str](), 0, 1
@@ -49,7 +54,7 @@ def recorded(stories: Iterable[Story]) -> Recorded:
         rounds = [round for round in story.rounds if round.sealed_at is not None and round.members]
         begins = [round.sealed_at or 0.0 for round in rounds]
         # A trace may not show how a round has ended.
-        ends = [*begins[1:], max((node.ended for node in story.nodes), default=0.0)]
+        ends = [*begins, max((node.ended for node in story.nodes), default=0.0)][1:]
         for round, began, latest in zip(rounds, begins, ends, strict=True):
             node_days += len(round.members) * max(0.0, min(round.ended_at or latest, latest) - began) / DAY_S
             if len(round.members) >= nodes:

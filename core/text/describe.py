@@ -289,6 +289,8 @@ def _verdict(before: Agent, why: reasons.WorkerFailed) -> Iterator[str]:
         yield "the workers of all nodes that hung:"
         yield from lines
         return
+    if why.hang is not None and len(before.job.members) == 1:
+        return  # the lines about where the workers stood have named it
     own, ended = failures(before.workers), before.job.why
     told = own or ((ended.failure,) if isinstance(ended, reasons.WorkerFailed) else ())
     if told != (why.failure,):

@@ -25,6 +25,10 @@ from reknit.core.job.workers import Collective
 if TYPE_CHECKING:
     from reknit.adapters.runtime.ports import Clock
 
+NOT_SERVED = (
+    "reknit: torch's flight recorder is on, but no worker serves it: the script needs worker_main()"
+    " (docs/watchdog.md#recorder)"
+)
 SIZES = ("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE")
 """torch's names for the number of collectives that the recorder holds, the older one last. The recorder is on if one of
 them is set, and not 0."""
@@ -58,12 +62,16 @@ class RecorderSockets:
         self._paths[local_rank] = path
         return {SOCKET: path}
 
+    def is_expected(self, local_rank: int) -> bool:
+        """This worker was given a path, so its recorder is on."""
+        return local_rank in self._paths
+
     def ask(self, local_rank: int, clock: Clock) -> list[RecorderAnswer]:
         """Ask this worker for its records. Nothing if it serves none, which is the rule, or if no descriptor is
         free."""
         made: list[RecorderAnswer] = []
         try:
-            if local_rank in self._paths:
+            if self.is_expected(local_rank):
                 made.extend(RecorderAnswer(self._paths[local_rank], handler, clock) for handler in HANDLERS)
         except OSError:
             for answer in made:

@@ -153,6 +153,8 @@ class Watchdog:
             from .flight_recorder import RecorderSockets
 
             self._sockets = RecorderSockets()
+        self._has_missed_records = False
+        """Said once: a flight recorder was on and could not be read."""
         self._timers: TimerPipe | None = None
         if timer_file is not None:
             from .timerpipe import TimerPipe
@@ -289,7 +291,15 @@ class Watchdog:
         return made
 
     def _answers_of(self, leader: Leader) -> list[RecorderAnswer]:
-        return [] if self._sockets is None else self._sockets.ask(leader.local_rank, self._clock)
+        if self._sockets is None:
+            return []
+        answers = self._sockets.ask(leader.local_rank, self._clock)
+        if not answers and self._sockets.is_expected(leader.local_rank) and not self._has_missed_records:
+            from .flight_recorder import NOT_SERVED
+
+            self._has_missed_records = True
+            self.say(NOT_SERVED)
+        return answers
 
     # ---- what is reported ----
 

@@ -119,6 +119,7 @@ def test_a_picture_needs_matplotlib(monkeypatch: pytest.MonkeyPatch, capfd: pyte
         (("nodes=few",), "nodes=few: nodes is few; a whole number is expected"),
         (("--scenario=llama4",), "there is no such job; there are llama3"),
         (("trace=/nowhere",), "/nowhere: No such file or directory"),
+        (("trace=/nowhere", "failures=5"), "failures has no effect beside trace"),
         (("days=0",), "days is 0.0; a number above 0 is expected"),
     ],
 )
@@ -157,6 +158,12 @@ def test_one_run_tells_no_difference(capfd: pytest.CaptureFixture[str]) -> None:
     """It has no interval of confidence."""
     assert simulate(("nodes=3", "days=1", "spares=0,1", "--runs=1", "--processes=1"), {}) == 0
     assert "one run tells no difference" in capfd.readouterr().out
+
+
+def test_equal_columns_are_said_to_be_equal(capfd: pytest.CaptureFixture[str]) -> None:
+    """Not that no difference can be told."""
+    assert simulate((*SMALL[:2], "failures=0", *SMALL[3:], "max_restarts=1,2"), {}) == 0
+    assert "max_restarts=2 trains as much as max_restarts=1" in capfd.readouterr().out.splitlines()
 
 
 def test_the_least_value_that_is_good_enough(capfd: pytest.CaptureFixture[str]) -> None:

@@ -91,7 +91,7 @@ def test_a_trace_is_read(tmp_path: Path) -> None:
         ({"nodes": 12_000, "spares": 1}, "nodes and spares are together 12001; at most 12000 is expected"),
         ({"nodez": 4}, "there is no key nodez; did you mean node or nodes?"),
         (
-            {"start_s": 100.0},
+            {"start_s": 100.0, "start_p99_s": 90.0},
             "start_p99_s is 90, and start_s is 100; start_p99_s must not be less. 0: it is always start_s",
         ),
     ],
@@ -137,3 +137,9 @@ def test_the_page_names_every_key_with_its_default() -> None:
         expected = "none" if each.default == "" else "false" if each.default is False else each.default
         told = shown.get(each.name, "missing")
         assert told == expected or float(told) == expected, each.name
+
+
+def test_a_percentile_that_is_not_given_changes_with_its_median() -> None:
+    """Somebody who knows how long a start takes may not know how long the slowest take."""
+    slow = with_values(SimulatedCluster(), {"start_s": 120, "stop_s": 4.0, "stop_p99_s": 5.0, "repair_s": 0}, "here")
+    assert (slow.start_p99_s, slow.stop_p99_s, slow.repair_p99_s, slow.warm_start_p99_s) == (360.0, 5.0, 0.0, 0.0)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from attrs import evolve
 
 from reknit.app.cli.looking import runs
 from reknit.app.cli.simulate import simulate
@@ -62,4 +63,13 @@ def test_too_little(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     errors = capfd.readouterr().err.splitlines()
     assert len(errors) == 2
     assert "holds no trace" in errors[0]
-    assert "no recorded round has lasted long enough to count its failures" in errors[1]
+    assert errors[1].endswith("node-days were recorded; at least 0.01 are needed to count failures")
+
+
+def test_a_job_without_a_round_does_not_count(tmp_path: Path) -> None:
+    """It has waited in vain for a second node. Its trace may lie among others."""
+    traced(SimulatedCluster(nodes=1, days=1, failures=0), 0, str(tmp_path / "one"))
+    (story,) = (merged(run.nodes) for run in runs([str(tmp_path)]))
+    waited = evolve(story, rounds=tuple(evolve(round, sealed_at=None) for round in story.rounds))
+    assert recorded([waited]).node_days == 0.0
+    assert recorded([waited, story]) == recorded([story])

@@ -55,6 +55,14 @@ def test_the_report_says_in_which_collective_each_rank_is(tmp_path: Path, short:
     assert not os.listdir(short)
 
 
+def test_a_script_that_does_not_serve_its_record_is_told_how(tmp_path: Path, short: str) -> None:
+    """Half of what it needs has no effect. Said once for all workers."""
+    argv = ("--nproc-per-node=2", "--hang-after=1", "--no-python", "sleep", "1000000")
+    with Run(tmp_path, *argv, env={**ON, "TMPDIR": short}) as job:
+        assert job.end() == HUNG
+    assert job.err.count("the script needs worker_main()") == 1, job.err
+
+
 def entry(number: int, **other: object) -> dict[str, object]:
     """A collective as torch writes it, but for fields that nobody reads."""
     return {
