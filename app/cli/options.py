@@ -83,7 +83,7 @@ OPTIONS = (
     _rare("virtual-local-rank", "give each worker one GPU, as its device 0: LOCAL_RANK is 0 for all"),
     Option(
         "max-restarts",
-        "failures that the job survives. N/S: a round of S seconds gives them back",
+        "failures that the job survives. N/S: after a round of S seconds, the count begins anew",
         "N",
         "0",
         readers.restarts,

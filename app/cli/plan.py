@@ -45,7 +45,7 @@ def _options(parsed: Parsed, *, is_alone: bool) -> Iterator[str]:
     given = [_line(parsed, o) for o in options if o.name in parsed.given]
     yield from ("options that are set, and where:", *given) if given else ("no option is set",)
     if not parsed["verbose"]:
-        yield f"{len(defaults)} defaults: -v shows them"
+        yield f"{len(defaults)} defaults: -v before the script shows them"
         return
     yield from ("defaults:", *(_line(parsed, o) for o in defaults))
     if unused:
@@ -70,7 +70,7 @@ def _workers(settings: Settings, environ: Mapping[str, str], *, is_named: bool) 
     """The command and the variables of each worker. The other variables are those of this process."""
     base = {**environ, **dict(settings.env)}
     first, *others = [_variables(settings, base, local_rank) for local_rank in range(settings.local_world_size)]
-    yield "variables of every worker, besides those of this process:"
+    yield "variables that tell every worker its place, beside those of this process:"
     unknown = {} if is_named or settings.meeting is not None else {"TORCHELASTIC_RUN_ID": _RANDOM}
     for name, value in {**dict(settings.env), **first, **unknown}.items():
         if name not in _BY_RANK:

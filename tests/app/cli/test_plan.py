@@ -55,7 +55,7 @@ def test_defaults_do_not_hide_what_was_set(tmp_path: Path) -> None:
     _, verbose = run(tmp_path, "--dry-run", "--standalone", "-v", "w.py", script=SCRIPT)
     told = verbose.out.splitlines()
     defaults = told[told.index("defaults:") + 1 : -1]
-    assert lines[-1] == f"{len(defaults) + 1} defaults: -v shows them", "-v itself is set now"
+    assert lines[-1] == f"{len(defaults) + 1} defaults: -v before the script shows them", "-v itself is set now"
     assert not [line for line in defaults if "--rdzv-backend" in line or "--master-port" in line]
     assert told[-1].startswith("not given, and without effect for one node: --rdzv-backend, --rdzv-endpoint")
 
