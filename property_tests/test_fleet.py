@@ -256,7 +256,7 @@ MOST_APART_S = 12.5
 those that watch it."""
 
 
-@pytest.mark.parametrize("seed", range({"quick": 6, "change": 30}.get(PROFILE, 200)))
+@pytest.mark.parametrize("seed", [*range({"quick": 6, "change": 30}.get(PROFILE, 200)), 98, 144])
 def test_the_fleet_decides_what_the_small_world_decides(seed: int) -> None:
     """The same rounds with the same members, for the same reasons, and at the same times but for two beats."""
     schedule = drawn(seed)
@@ -291,6 +291,13 @@ BUGS = (
     _bug("parts-without-what-was-coming", f"{CREW}.part", "number, what in crew.coming]", "number, what in ()]"),
     _bug("parts-before-it-has-caught-up", f"{FLEET}._alone", "self._catch_up(crew)", "pass"),
     _bug("parts-and-has-heard-nothing", f"{FLEET}._parted", "other.agent = self._hearing(other.agent, pulse)", "pass"),
+    _bug("parts-while-an-entry-comes", f"{FLEET}._parted", "self._part_arriving(crew, other)", "pass"),
+    _bug(
+        "forgets-the-counter-of-a-node-that-has-left",
+        f"{FLEET}._carry_out",
+        "self._frozen.setdefault(own.me, self._counter(own.me, self.now))",
+        "pass",
+    ),
     # It comes back.
     _bug("merges-who-is-not-alike", f"{FLEET}._seek", " or not are_alike(other.agent, agent, self.now)", ""),
     _bug("merges-to-the-lower-count", f"{FLEET}._seek", "count = max(", "count = min("),
@@ -315,7 +322,7 @@ BUGS = (
     ),
 )
 """Bugs of the fleet. The laws above find each of them in few schedules."""
-SHOW_BUGS = (0, 1, 2, 3, 6, 14, 29)
+SHOW_BUGS = (0, 1, 2, 3, 6, 14, 29, 98, 144)
 """Seeds of schedules that show them."""
 
 

@@ -394,6 +394,7 @@ class Fleet:
         """These agents of a crew, which is larger, as a crew of their own. The crew has caught up."""
         pulse, other = crew.agent, part(crew, ids)
         self._add(other)
+        self._part_arriving(crew, other)
         other.agent = self._hearing(other.agent, pulse)
         if crew.name not in crew.owns:  # another agent steps for the rest
             own = next(iter(crew.owns.values()))
@@ -403,6 +404,15 @@ class Fleet:
         self._schedule(other)
         self._schedule(crew)
         return other
+
+    def _part_arriving(self, crew: Crew, other: Crew) -> None:
+        """`other` has left the crew at the moment at which an entry of all of them comes to the store. Both get an
+        answer."""
+        arriving, self._arriving = self._arriving, []
+        for whose, call, said in arriving:
+            there = [pair for pair in said if whose is crew and pair[0] in other.owns]
+            here = [pair for pair in said if pair not in there] if there else said
+            self._arriving += [(whose, call, here)] * bool(here) + [(other, call, there)] * bool(there)
 
     def _split(self, crew: Crew, groups: Sequence[Sequence[NodeId]]) -> list[Crew]:
         """A crew for each of these groups of its agents. The agents that are in no group stay in this crew. If each is
@@ -604,6 +614,8 @@ class Fleet:
                 for node, own in crew.owns.items():
                     done = command_as_other(command, crew.agent, own)
                     self.results[node] = done.result if isinstance(done, Finish) else result
+                    # An agent that has not read its goodbye may still watch it. The store keeps the counter.
+                    self._frozen.setdefault(own.me, self._counter(own.me, self.now))
                 self._end(crew)
             case _:
                 assert_never(command)
