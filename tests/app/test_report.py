@@ -377,18 +377,24 @@ def test_a_corrupt_error_file_is_named(tmp_path: Path, content: str) -> None:
 
 @pytest.mark.slow
 def test_a_ddp_crash_is_blamed_on_who_raised(tmp_path: Path) -> None:
-    """Its peers see their connection reset, and are often dead first: torchrun blames them."""
+    """Its peers see their connection reset, and are dead first here: torchrun blames them."""
     pytest.importorskip("torch")
     script = """
-        import os, torch, torch.distributed as dist
+        import os, psutil, time, torch, torch.distributed as dist, traceback
         dist.init_process_group("gloo")
+        pids = [None, None]
+        dist.all_gather_object(pids, os.getpid())
         try:
             for i in range(1000):
                 if i == 20 and os.environ["RANK"] == "1":
                     raise ValueError("boom")
                 dist.all_reduce(torch.ones(1000))
-        finally:
+        except Exception:
             dist.destroy_process_group()
+            while os.environ["RANK"] == "1" and psutil.Process(pids[0]).status() != psutil.STATUS_ZOMBIE:
+                time.sleep(0.01)
+            traceback.print_exc()
+            os._exit(1)  # at once: how long Python takes to end is no part of this
     """
     status, job = run(tmp_path, "--nproc-per-node=2", "w.py", script=script)
     assert status == 1
