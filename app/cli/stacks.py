@@ -103,7 +103,7 @@ def _look(rank: int, pid: int) -> _Looked:
 
 
 def _lines(now: Now, looked: Sequence[_Looked], *, shows_all: bool) -> Iterator[str]:
-    yield f'job "{now.about.job}", round {now.agent.workers.round}:'
+    yield f'job "{now.about.job}", round {now.agent.workers.round}, node {now.about.node}:'
     groups: dict[Activity, list[_Looked]] = {}
     for one in looked:
         groups.setdefault(one.activity, []).append(one)

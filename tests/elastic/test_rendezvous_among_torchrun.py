@@ -89,13 +89,13 @@ def test_a_torchrun_that_joins_gets_its_place(tmp_path: Path, endpoint: str) -> 
     ):
         assert ranks(ours, theirs, count=3)[0] == [(0, 3), (1, 3), (2, 3)]
         with torchrun(tmp_path, "c", "c10d", endpoint, "2:3", "--local-addr=127.0.0.1") as newcomer:
-            assert [(u.rank, u.world, u.restart) for u in (newcomer.up(1), theirs.up(2))] == [(0, 4, 0), (3, 4, 0)]
-            until(lambda: len(ours.ups()) == 4)
-            assert sorted((u.rank, u.world, u.restart) for u in ours.ups()[2:]) == [(1, 4, 0), (2, 4, 0)]
-            for node in (ours, theirs, newcomer):
-                for up in node.ups():
-                    if up.world == 4:
-                        os.kill(up.pid, GOOD)
+            nodes = (newcomer, ours, theirs)
+            # On a busy machine, the two nodes may form another round before: torch drops a node whose beats are late.
+            ups = until(lambda: len(found := [u for n in nodes for u in n.ups() if u.world == 4]) == 4 and found)
+            assert [ups[0].rank, *sorted(u.rank for u in ups[1:3]), ups[3].rank] == [0, 1, 2, 3]
+            assert {u.restart for u in ups} == {0}
+            for up in ups:
+                os.kill(up.pid, GOOD)
             assert (ours.ends(), theirs.ends(), newcomer.ends()) == (0, 0, 0)
             assert said(ours, "result") == ["SUCCEEDED", [1, 2], []]
 

@@ -18,9 +18,7 @@ import pytest
 from reknit.adapters.host.children import stat_of
 from reknit.elastic import timer
 from reknit.elastic.timer import api, file_based_local_timer
-from tests.support.waiting import until
-
-WAIT_S = 30
+from tests.support.waiting import PATIENCE_S, until
 
 
 @pytest.fixture
@@ -65,7 +63,7 @@ def test_a_worker_whose_timer_expires_is_killed(
     """A timer that was released kills nobody. The server's own process lives on: torch's would be killed."""
     argv = [sys.executable, "-c", WORKER, str(tmp_path / "pipe"), client]
     with subprocess.Popen(argv, stdin=subprocess.PIPE) as worker:
-        assert worker.wait(WAIT_S) == -signal.SIGKILL
+        assert worker.wait(PATIENCE_S) == -signal.SIGKILL
     assert server[1][:2] == ["watchdog started", "timer expired"]
 
 
@@ -78,7 +76,7 @@ def test_what_is_no_request_is_left_out(server: tuple[timer.FileTimerServer, lis
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as worker:
         request = timer.FileTimerRequest(worker.pid, "s", time.time(), signal.SIGTERM)
         timer.FileTimerClient(str(tmp_path / "pipe"))._send_request(request)
-        assert worker.wait(WAIT_S) == -signal.SIGTERM
+        assert worker.wait(PATIENCE_S) == -signal.SIGTERM
 
 
 @pytest.mark.parametrize(
@@ -232,7 +230,7 @@ def test_the_base_of_all_servers(error: Exception | None) -> None:
     error counts as ended: it would be asked for at every look."""
     server = Staff(error)
     server.start()
-    assert server.looked.wait(WAIT_S)
+    assert server.looked.wait(PATIENCE_S)
     server.stop()
     assert (server.ended, server.timers) == ([5], [])
 

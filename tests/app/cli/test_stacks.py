@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import signal
+import socket
 from pathlib import Path
 
 import pytest
@@ -55,7 +56,7 @@ def test_who_waits_for_whom(tmp_path: Path) -> None:
         out = looked(job)
         groups, *threads = re.split(r"\n\n(?=rank)", out)
         head, *places_of = groups.splitlines()
-        assert head == 'job "digits", round 0:'
+        assert head == f'job "digits", round 0, node {socket.gethostname()}:'
         assert len(places_of) == 2
         assert places_of[0].startswith("  rank 0: load (w.py:6)")
         assert places_of[1] == "  ranks 1-2: barrier (w.py:12)"
@@ -131,7 +132,7 @@ def test_without_py_spy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: 
             return out if status == 0 and "nanosleep" in out else ""
 
         lines = until(told, "the worker to sleep").splitlines()
-        assert lines[0] == 'job "digits", round 0:'
+        assert lines[0] == f'job "digits", round 0, node {socket.gethostname()}:'
         assert lines[3:5] == [f"rank 0 (pid {pid}), innermost call first:", "  state S, waits in hrtimer_nanosleep"]
         assert re.fullmatch(
             r"no stacks: they are py-spy.s, and it (is not installed|may not look into the workers .*)", lines[-1]
