@@ -152,7 +152,7 @@ def final_lines(
     shown: int = 0,
     trace: str = "",
 ) -> Iterator[str]:
-    """The last lines: how the run has ended, in one line or in a report, and then `origin`.
+    """The last lines: how the run has ended, in one line or in a report, and for `reknit run` then `origin`.
 
     `restarts`: number of restarts of the job (`Job.restarts`). `ran_s`: seconds for which this agent has run. None:
     they are not told. `is_alone`: no other node can go on with the job.
@@ -166,7 +166,7 @@ def final_lines(
         yield f"this worker waited for input (breakpoint(), input()), and has no terminal: {how}"
     if trace and result.state is WorkerState.FAILED and isinstance(result.why, reasons.JobEnd):
         yield f"the whole story: reknit explain {_typed(trace)}"
-    if line := origin(result):
+    if names_options and (line := origin(result)):  # a program chooses its exit status itself
         yield line
 
 

@@ -6,7 +6,9 @@ import re
 import shlex
 from collections.abc import Iterator, Mapping
 
-from reknit.adapters.keeper.common.environment import arguments, given_by
+from reknit.adapters.host.orphans import MARK
+from reknit.adapters.keeper.common.environment import SOCKET, TIMER_FILE, arguments, given_by
+from reknit.adapters.keeper.watchdog import flight_recorder, progress
 from reknit.app.settings import Settings
 from reknit.core.job.entries import Joined, Node, NodeId
 from reknit.core.job.ranks import Members, assign
@@ -20,6 +22,7 @@ _PASSWORD = re.compile("((?:^|,)password=)[^,]+")
 _WHEN_MET = "(known when the nodes have met)"
 _FREE = "(a free port of each round)"
 _RANDOM = "(a random name)"
+_OF_EACH = "(a file of each worker)"
 _BY_RANK = ("LOCAL_RANK", "RANK", "ROLE_RANK", "CUDA_VISIBLE_DEVICES")
 _BY_MEETING = ("RANK", "ROLE_RANK", "WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE", "ROLE_WORLD_SIZE", "MASTER_ADDR")
 
@@ -70,9 +73,9 @@ def _workers(settings: Settings, environ: Mapping[str, str], *, is_named: bool) 
     """The command and the variables of each worker. The other variables are those of this process."""
     base = {**environ, **dict(settings.env)}
     first, *others = [_variables(settings, base, local_rank) for local_rank in range(settings.local_world_size)]
-    yield "variables that tell every worker its place, beside those of this process:"
+    yield "variables of every worker, beside those of this process:"
     unknown = {} if is_named or settings.meeting is not None else {"TORCHELASTIC_RUN_ID": _RANDOM}
-    for name, value in {**dict(settings.env), **first, **unknown}.items():
+    for name, value in {**dict(settings.env), **first, **unknown, **_of_the_keeper(settings, base)}.items():
         if name not in _BY_RANK:
             yield f"  {name}={value}"
     for local_rank, own in enumerate((first, *others)):
@@ -93,6 +96,23 @@ def _variables(settings: Settings, base: Mapping[str, str], local_rank: int) -> 
         found["MASTER_PORT"] = _FREE
     if settings.meeting is not None:
         found |= dict.fromkeys((*_BY_MEETING, "MASTER_PORT"), _WHEN_MET)
+    return found
+
+
+def _of_the_keeper(settings: Settings, base: Mapping[str, str]) -> dict[str, str]:
+    """The variables for which the keeper makes something, with remarks in the place of their values."""
+    found = {
+        "TORCHELASTIC_ERROR_FILE": _OF_EACH,
+        progress.VARIABLE: _OF_EACH,
+        MARK: "(a mark of its agent)",
+    }
+    watches_hangs = settings.hang_after_s is not None or settings.start_timeout_s is not None
+    if (watches_hangs or settings.timer_file is not None) and "PYTHONFAULTHANDLER" not in base:
+        found["PYTHONFAULTHANDLER"] = "1"
+    if watches_hangs and flight_recorder.is_on(base) and SOCKET not in base:
+        found[SOCKET] = _OF_EACH
+    if settings.timer_file is not None:
+        found[TIMER_FILE] = settings.timer_file or "(a pipe of this node)"
     return found
 
 

@@ -61,14 +61,16 @@ class JobFailed(Exception):
         return JobFailed, (self.args[0], copy)
 
 
-def report_lines(result: Result, *, restarts: int = 0, is_alone: bool = True) -> list[str]:
+def report_lines(result: Result, *, restarts: int = 0, is_alone: bool = True, trace: str = "") -> list[str]:
     """The report that `reknit run` prints at the end of a job, without the prefix `reknit: ` of its lines. It names no
-    options.
+    options and no exit status.
 
     `restarts`: number of restarts that the job has had (`running.loop.agent.job.restarts`). Only the line of a job
-    that has succeeded shows it. `is_alone`: the job has one node, so it ends with this agent.
+    that has succeeded shows it. `is_alone`: the job has one node, so it ends with this agent. `trace`: the folder with
+    the trace of the agent (`running.trace`), which the report of a failed job then names.
     """
-    return [escaped(line) for line in final_lines(result, restarts, is_alone=is_alone, names_options=False)]
+    lines = final_lines(result, restarts, is_alone=is_alone, names_options=False, trace=trace)
+    return [escaped(line) for line in lines]
 
 
 def launch(
@@ -237,7 +239,8 @@ def _outcome(running: Session, settings: Settings) -> dict[int, object]:
         raise AssertionError("the agent has ended without a result")
     if result.state is WorkerState.SUCCEEDED:
         return running.values()
-    lines = report_lines(result, restarts=running.loop.agent.job.restarts, is_alone=settings.meeting is None)
+    restarts, is_alone = running.loop.agent.job.restarts, settings.meeting is None
+    lines = report_lines(result, restarts=restarts, is_alone=is_alone, trace=running.trace)
     raise JobFailed("\n".join(lines), result)
 
 

@@ -187,6 +187,11 @@ class Session:
         # The ranks of one node are contiguous, in the order of its local ranks.
         return {rank: returned.get(local_rank) for local_rank, rank in enumerate(sorted(result.return_values))}
 
+    @property
+    def trace(self) -> str:
+        """The folder with the trace of the agent: `reknit explain` tells what it says. Empty: there is none."""
+        return self._wired.trace
+
     async def run_async(self) -> Result:
         """Run the agent in the event loop that calls this. Raises as `join` does. If this coroutine is cancelled, the
         workers run on. Then call `leave` and run it again, or call `close`."""

@@ -42,6 +42,11 @@ _LONGEST_NAME = 100
 _MOST_BYTES = 16 << 20
 
 
+def is_on(env: Mapping[str, str]) -> bool:
+    """A worker with these variables keeps a record."""
+    return any(env.get(name, "0") not in ("", "0") for name in SIZES)
+
+
 class RecorderSockets:
     """A path for the socket of each worker of a keeper, and what is asked there. Nothing here waits."""
 
@@ -55,9 +60,8 @@ class RecorderSockets:
     def variables(self, local_rank: int, env: Mapping[str, str]) -> dict[str, str]:
         """What this worker gets in its environment besides `env`. Nothing if the recorder is off, if `env` names a
         socket, or if there can be none."""
-        is_on = any(env.get(name, "0") not in ("", "0") for name in SIZES)
         path = os.path.join(self._folder.path, f"{self._round}.{local_rank}")
-        if not is_on or SOCKET in env or not self._folder.path or len(os.fsencode(path)) > _LONGEST_PATH:
+        if not is_on(env) or SOCKET in env or not self._folder.path or len(os.fsencode(path)) > _LONGEST_PATH:
             return {}
         self._paths[local_rank] = path
         return {SOCKET: path}

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from tests.support.command import run
 
 SCRIPT = "open('ran', 'w').close()"
@@ -24,6 +26,25 @@ def test_the_plan_is_what_the_workers_get(tmp_path: Path) -> None:
         for variable in variables:
             own = variable.startswith(("RANK", "LOCAL_RANK"))
             assert variable in (worker.splitlines()[0] if own else planned.out)
+
+
+@pytest.mark.parametrize(
+    ("options", "env"),
+    [
+        ((), {}),
+        (("--hang-after=60",), {"TORCH_FR_BUFFER_SIZE": "100"}),
+        (("--virtual-local-rank", "--nproc-per-node=2"), {"TORCHELASTIC_ENABLE_FILE_TIMER": "1"}),
+    ],
+)
+def test_no_variable_is_missing(tmp_path: Path, options: tuple[str, ...], env: dict[str, str]) -> None:
+    """Every one that a worker has and `reknit run` has not."""
+    script = "import os; open('names' + os.environ['RANK'], 'w').write(' '.join(os.environ))"
+    _, planned = run(tmp_path, "--dry-run", *options, "w.py", script=script, env=env)
+    status, job = run(tmp_path, *options, "w.py", script=script, env=env)
+    assert status == 0
+    new = set((tmp_path / "names0").read_text().split()) - {*job.base_env, *env}
+    assert new >= {"RANK", "REKNIT_NODE"}
+    assert [name for name in sorted(new) if f" {name}=" not in planned.out] == []
 
 
 def test_where_each_option_comes_from(tmp_path: Path) -> None:

@@ -114,7 +114,10 @@ def test_a_job_that_fails_raises_its_report() -> None:
     assert "reknit: " not in report
     assert "function_main" not in report, "frames of reknit come before those of the function"
     assert isinstance(result.why, BudgetSpent)
-    assert report.splitlines() == report_lines(result)
+    *told, story = report.splitlines()
+    assert told == report_lines(result)
+    assert story.startswith("the whole story: reknit explain /")
+    assert os.path.isdir(story.rpartition(" ")[2])
     again = pickle.loads(pickle.dumps(caught.value))
     assert (str(again), again.result) == (report, result), "a pool of processes pickles what is raised"
 
