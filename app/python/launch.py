@@ -67,7 +67,7 @@ def report_lines(result: Result, *, restarts: int = 0, is_alone: bool = True, tr
 
     `restarts`: number of restarts that the job has had (`running.loop.agent.job.restarts`). Only the line of a job
     that has succeeded shows it. `is_alone`: the job has one node, so it ends with this agent. `trace`: the folder with
-    the trace of the agent (`running.trace`), which the report of a failed job then names.
+    the trace of the agent (`Session.trace`), which the report of a failed job then names.
     """
     lines = final_lines(result, restarts, is_alone=is_alone, names_options=False, trace=trace)
     return [escaped(line) for line in lines]
