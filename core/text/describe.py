@@ -117,9 +117,11 @@ def stacks_lines(failure: WorkerFailure) -> Iterator[str]:
 
 def failure_text(failure: WorkerFailure, node: object = "") -> str:
     """`rank 3 on node n1 failed: exit code 1, ValueError: no such file`. The node stands before the text of the
-    exception, which may be long. `node`: empty if the reader knows it."""
+    exception, which may be long. `node`: empty if the reader knows it. A worker without progress `hung`: who is to
+    blame may not be known yet."""
     where = f" on node {node}" if node else ""
-    return f"rank {failure.rank}{where} failed: {how_text(failure)}"
+    verb = "hung" if isinstance(failure.cause, NoProgress) else "failed"
+    return f"rank {failure.rank}{where} {verb}: {how_text(failure)}"
 
 
 def killed_text(stopped: WorkersStopped) -> str:

@@ -44,7 +44,7 @@ HANGS = (
 
 def failed(rank: int, why: str, text: str) -> bool:
     """`text` says that the worker with this rank has failed, and that this is why."""
-    return re.search(rf"rank {rank} on node \S+ failed: {re.escape(why)}", text) is not None
+    return re.search(rf"rank {rank} on node \S+ (failed|hung): {re.escape(why)}", text) is not None
 
 
 def script(text: str, package: str = OURS, rank: str = "1") -> str:

@@ -457,10 +457,11 @@ def test_ends_by_name() -> None:
 )
 def test_a_hung_worker_has_a_cause(cause: NoProgress | TimerExpired, told: str) -> None:
     """That reknit has killed the worker is not why the worker failed."""
+    verb = "hung" if isinstance(cause, NoProgress) else "failed"
     assert cause_text(cause) == told
-    assert failure_text(WorkerFailure(0, 3, -6, cause=cause)) == f"rank 3 failed: {told} (killed by SIGABRT)"
+    assert failure_text(WorkerFailure(0, 3, -6, cause=cause)) == f"rank 3 {verb}: {told} (killed by SIGABRT)"
     hung = WorkerFailure(0, 3, -9, cause=cause, message="it survives\nSIGKILL")
-    assert failure_text(hung) == f"rank 3 failed: {told} (killed by SIGKILL, it survives)"
+    assert failure_text(hung) == f"rank 3 {verb}: {told} (killed by SIGKILL, it survives)"
 
 
 def test_workers_that_did_not_obey() -> None:
@@ -509,7 +510,7 @@ def test_where_a_hung_worker_stood() -> None:
     }
     for activity, told in stood.items():
         failure = WorkerFailure(0, 3, -9, cause=NoProgress(30, activity=activity))
-        assert failure_text(failure) == f"rank 3 failed: no progress for 30 s{told} (killed by SIGKILL)"
+        assert failure_text(failure) == f"rank 3 hung: no progress for 30 s{told} (killed by SIGKILL)"
 
 
 def test_rounds() -> None:

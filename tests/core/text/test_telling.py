@@ -95,7 +95,7 @@ def test_why_a_round_ended() -> None:
         "a growth": [*round_lines(first(ended_at=60.0, failed_at=60.0, why=NodesAdmitted((N1,))), None, TERMS, when)],
     }
     assert ends["a hang"][2:] == [
-        "  60.0  ended after 57.0 s: rank 1 on node n1 failed: no progress for 30 s after step 7 (killed by SIGABRT)",
+        "  60.0  ended after 57.0 s: rank 1 on node n1 hung: no progress for 30 s after step 7 (killed by SIGABRT)",
         "    what it was doing, innermost call first:",
         "      load (data.py:41)",
         "    so all workers were stopped and started again: restart 1 of 2 (rule 2)",

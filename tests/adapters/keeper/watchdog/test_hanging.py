@@ -32,7 +32,7 @@ from tests.support.waiting import is_alive, read_pids, until
 needs_py_spy = pytest.mark.skipif(not stacks.py_spy_for(os.getpid()), reason="py-spy is not installed")
 ways = pytest.mark.parametrize("has_py_spy", [pytest.param(True, marks=needs_py_spy), False], ids=["py-spy", "without"])
 CAUSE = TimerExpired("t")
-HUNG_AFTER_STEP_2 = r"rank [01] on node \S+ failed: no progress for [\d.]+ s after step 2, in .* \(killed by "
+HUNG_AFTER_STEP_2 = r"rank [01] on node \S+ hung: no progress for [\d.]+ s after step 2, in .* \(killed by "
 
 
 class Hanging:
@@ -328,7 +328,7 @@ def test_a_hang_on_one_node_restarts_all(tmp_path: Path) -> None:
             run.tell(GOOD)
         assert ended(a, b) == [0, 0]
     for run in (a, b):
-        assert re.search(r"rank 1 on node [ab] failed: no progress for [\d.]+ s", run.err)
+        assert re.search(r"rank 1 on node [ab] hung: no progress for [\d.]+ s", run.err)
 
 
 BLAMED = """
