@@ -81,7 +81,9 @@ def _simulated(parsed: Parsed) -> Iterator[str] | int:
     if parsed["sweep"]:
         return _swept(parsed, names, found)
     if parsed["json"]:
-        data = [_data(name, answer) for name, answer in zip(names, found, strict=True)]
+        data = [
+            {**_data(name, answer), **_than_first(found, answer)} for name, answer in zip(names, found, strict=True)
+        ]
         put(f"{json.dumps(data, indent=2)}\n")
         return 0
     return _table(names, found)
@@ -214,6 +216,16 @@ def _swept_data(sweep: Sweep, place: int, name: str) -> dict[str, object]:
         "than_best_95": _ends(mean, half),
         **_data(name, sweep.answers[place]),
     }
+
+
+def _than_first(found: Sequence[Simulation], answer: Simulation) -> dict[str, object]:
+    """By how much the job trains more than the first one. Nothing if one job is played."""
+    from reknit.app.simulation.playing import difference
+
+    if len(found) == 1:
+        return {}
+    mean, half = difference(found[0], answer)
+    return {"than_first": mean, "than_first_95": _ends(mean, half)}
 
 
 def _ends(mean: float, half: float, least: float = -1.0, most: float = 1.0) -> list[float] | None:

@@ -49,6 +49,17 @@ def test_the_same_seed_gives_the_same_bytes(capfd: pytest.CaptureFixture[str]) -
     (answer,) = json.loads(found[0])
     assert answer["cluster"]["nodes"] == 6
     assert sum(answer["causes"].values()) == pytest.approx(1.0)
+    assert "than_first" not in answer
+
+
+def test_jobs_are_compared_as_json(capfd: pytest.CaptureFixture[str]) -> None:
+    """With what the last lines of the table say."""
+    assert simulate((*SMALL, "--json", "--compare=spares=0,2", "--runs=2"), {}) == 0
+    first, second = json.loads(capfd.readouterr().out)
+    assert (first["than_first"], first["than_first_95"]) == (0.0, [0.0, 0.0])
+    assert second["than_first"] == pytest.approx(second["effective"] - first["effective"])
+    least, most = second["than_first_95"]
+    assert least <= second["than_first"] <= most
 
 
 @pytest.mark.slow
