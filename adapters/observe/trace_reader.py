@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator
-from typing import Any
+from typing import Any, get_args
 
 from attrs import frozen
 
@@ -13,7 +13,7 @@ from reknit.core.agent.commands import Command
 from reknit.core.agent.events import EntriesRead, Event, StopRequested
 from reknit.core.agent.reasons import RunEnd
 from reknit.core.agent.step import step
-from reknit.core.agent.worker_words import WorkersStopped
+from reknit.core.agent.worker_words import WorkersExited, WorkersStopped
 from reknit.core.job.entries import Lost
 from reknit.core.text.codec import CodecError, decode, dumps
 from reknit.core.text.doing import Situation
@@ -100,7 +100,7 @@ def _told(data: dict[str, Any]) -> Told:
     ends = [each["result"]["why"] for each in commands if _kind(each) == "Finish"]
     return Told(
         _time(data),
-        decode(event, EntriesRead | StopRequested | WorkersStopped) if _kind(event) in _NEEDED else None,
+        decode(event, _NEEDED) if _kind(event) in _KINDS else None,
         tuple(decode(entry, Lost) for entry in entries if _kind(entry) == "Lost"),
         None if now is None else decode(now, Situation),
         decode(ends[0], RunEnd) if ends else None,
@@ -129,10 +129,12 @@ def _tells(line: str) -> bool:
         or '"Lost"' in line
         or '"StopRequested"' in line
         or '"killed":' in line
+        or '"exits":' in line
     )
 
 
-_NEEDED = ("EntriesRead", "StopRequested", "WorkersStopped")
+_NEEDED = EntriesRead | StopRequested | WorkersExited | WorkersStopped
+_KINDS = frozenset(kind.__name__ for kind in get_args(_NEEDED))
 
 
 def _kind(data: object) -> object:

@@ -247,8 +247,13 @@ def _early_ends(workers: NodeWorkers, why: Reason) -> Iterator[str]:
         return
     ended = [workers.assignment.workers[i].rank for i, exit in sorted(workers.exits.items()) if exit.failure is None]
     if ended:
-        them = "it" if len(ended) == 1 else "them"
-        yield f"{ranks_text(ended)} had ended before that with exit code 0: the others may have needed {them}"
+        yield early_text(ended)
+
+
+def early_text(ranks: Sequence[int]) -> str:
+    """Workers that had ended without a failure before others lost their peer. `ranks`: the lowest first."""
+    them = "it" if len(ranks) == 1 else "them"
+    return f"{ranks_text(ranks)} had ended before that with exit code 0: the others may have needed {them}"
 
 
 _NO_CALL = (

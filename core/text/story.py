@@ -20,7 +20,7 @@ from reknit.core.agent.agent import Agent
 from reknit.core.agent.events import EntriesRead, StopRequested
 from reknit.core.agent.lifecycle import REPEAT_S
 from reknit.core.agent.reasons import RunEnd, SignalReceived
-from reknit.core.agent.worker_words import WorkersStopped
+from reknit.core.agent.worker_words import WorkersExited, WorkersStopped
 from reknit.core.job.entries import Entry, Joined, Lost, Terms
 from reknit.core.job.fold import fold, fold_all
 from reknit.core.job.job import EMPTY, Closed, Gathering, Job, Outcome, Running, Unopened
@@ -51,7 +51,7 @@ class Told:
 
     time: float
     """When it was made, in seconds since 1970."""
-    event: EntriesRead | StopRequested | WorkersStopped | None = None
+    event: EntriesRead | StopRequested | WorkersExited | WorkersStopped | None = None
     """None: another event, of which the story does not need to know."""
     lost: tuple[Lost, ...] = ()
     """The nodes that the agent declares lost."""
@@ -100,6 +100,8 @@ class RoundStory:
     """Why it has ended, if the job went on."""
     failures: tuple[tuple[str, WorkerFailure], ...] = ()
     """All failures, each with its node."""
+    early: frozenset[int] = frozenset()
+    """The ranks that ended without a failure before a worker of their node failed."""
     restarts: int = 0
     """Restarts after its end, those included that were given back."""
     spent: int = 0
@@ -195,6 +197,8 @@ class _Teller:
         self._end: RunEnd | None = None
         self._lost: set[Lost] = set()
         """What the agent has said of lost nodes. It says it again until it has read it."""
+        self._failed_in: Key | None = None
+        """The last round in which a worker of this node has failed."""
         self._asked, self._asked_at = 0, 0.0
         """The signal that came last, and when. The agent takes a repetition for the same request, and so must we."""
 
@@ -210,6 +214,8 @@ class _Teller:
                 if self._asked != step.event.signal or at - self._asked_at >= REPEAT_S:
                     self._remark(f"asked to stop: {signal_name(step.event.signal)}")
                 self._asked, self._asked_at = step.event.signal, at
+            case WorkersExited():
+                self._exited(step.event)
             case WorkersStopped(killed=killed) if killed:
                 self._remark(killed_text(step.event))
         for lost in step.lost:
@@ -253,6 +259,18 @@ class _Teller:
         key = (now.epoch, now.round)
         if not self._spans or (self._spans[-1].doing, self._spans[-1].key) != (now.doing, key):
             self._spans.append(Span(now.doing, key, at, at))
+
+    def _exited(self, event: WorkersExited) -> None:
+        job, nodes = self._job, [member.node.id for member in self._job.members]
+        if not isinstance(job.phase, Running) or job.round != event.round or self._node not in nodes:
+            return
+        round = self._round((job.epoch, job.round))
+        if any(exit.failure is not None for exit in event.exits):
+            self._failed_in = round.key
+        elif round.key != self._failed_in:
+            firsts, _ = job.members.counted
+            first, _ = firsts[nodes.index(self._node)]
+            round.early |= {first + exit.local_rank for exit in event.exits}
 
     # ---- the journal ----
 
@@ -429,6 +447,7 @@ def _both(one: RoundStory, other: RoundStory) -> RoundStory:
         ended_at=_earlier(one.ended_at, other.ended_at),
         failed_at=_earlier(one.failed_at, other.failed_at),
         failures=max(one.failures, other.failures, key=len),
+        early=one.early | other.early,
     )
 
 

@@ -12,7 +12,7 @@ from reknit.core.job.job import Verdict
 from reknit.core.job.restart import is_echo
 from reknit.core.job.workers import NoProgress
 
-from .describe import failure_text, hang_lines, ranks_text, reason_text, signal_name, spent_text, time_text
+from .describe import early_text, failure_text, hang_lines, ranks_text, reason_text, signal_name, spent_text, time_text
 from .doing import Doing
 from .story import KINDS, Key, RoundStory, Story, round_name, time_spent
 
@@ -223,6 +223,8 @@ def _details(round: RoundStory) -> Iterator[str]:
         failure = blamed.failure
         lines = list(hang_lines(blamed))
         yield from (line.strip() for line in lines)
+        if round.early and is_echo(failure):
+            yield early_text(sorted(round.early))
         shown = failure.traceback.splitlines()
         if shown:
             yield "its traceback:" if failure.cause is None else "what it was doing, innermost call first:"
