@@ -261,7 +261,7 @@ class _Teller:
             self._spans.append(Span(now.doing, key, at, at))
 
     def _exited(self, event: WorkersExited) -> None:
-        job, nodes = self._job, [member.node.id for member in self._job.members]
+        job, nodes = self._job, [str(member.node.id) for member in self._job.members]
         if not isinstance(job.phase, Running) or job.round != event.round or self._node not in nodes:
             return
         round = self._round((job.epoch, job.round))
