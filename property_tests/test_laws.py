@@ -30,13 +30,23 @@ from reknit.core.job import entries as said
 from reknit.core.job import memory
 from reknit.core.job.entries import Entry, Joined, Node, NodeId, Terms
 from reknit.core.job.fold import fold, fold_all
+from reknit.core.job.hanging import Certainty, blamed
 from reknit.core.job.job import Closed, Job
 from reknit.core.job.ranks import Members, assign
 from reknit.core.job.reasons import Refusal
 from reknit.core.job.restart import Sequel
-from reknit.core.job.workers import Assignment, WorkerFailure, WorkerRanks
+from reknit.core.job.workers import (
+    Activity,
+    Assignment,
+    Collective,
+    NoProgress,
+    Stance,
+    WorkerFailure,
+    WorkerRanks,
+)
 
 from .journals import PLAUSIBLE
+from .planted.bug import Bug, planted
 
 NODES = st.builds(Node, st.sampled_from([NodeId("a"), NodeId("b"), NodeId("c")]), st.integers(0, 2))
 ROUNDS = st.integers(0, 3)
@@ -377,3 +387,39 @@ def test_a_field_says_whether_it_holds_a_time_or_a_duration() -> None:
                 assert float not in kinds or is_time(name) or name.endswith(("_s", "seconds")), f"{cls.__name__}.{name}"
             todo += [kind for kind in kinds if has(kind) and kind not in seen]
     assert Contact in seen
+
+
+WAITING = st.builds(
+    Activity, st.sampled_from(Stance), st.sampled_from(("all_reduce", "barrier")), st.sampled_from(("a.py:1", "a.py:2"))
+)
+RECORDS = st.builds(
+    Collective, st.just("all_reduce"), st.integers(3, 4), st.sampled_from(("", "", "tp")), st.booleans()
+)
+FORGETFUL = Bug(
+    "a-missing-record-is-a-place",
+    14,
+    "job.hanging._are_recorded",
+    "all(collective is not None and not collective.group for collective in last)",
+    "True",
+)
+
+
+@given(st.lists(st.tuples(WAITING, RECORDS), min_size=2, max_size=6), st.sets(st.integers(0, 5), min_size=1))
+def test_a_record_that_is_missing_accuses_nobody(hung: list[tuple[Activity, Collective]], missing: set[int]) -> None:
+    """A flight recorder may be on for some nodes only, or answer too late. The blame is that of all records then, or
+    that of none."""
+
+    def blame(without: set[int]) -> tuple[int, Certainty]:
+        seen = (evolve(a, collective=None if rank in without else last) for rank, (a, last) in enumerate(hung))
+        worst, hang = blamed(
+            WorkerFailure(rank, rank, -9, cause=NoProgress(30.0, 3, activity=each)) for rank, each in enumerate(seen)
+        )
+        return worst.rank, hang.certainty
+
+    assert blame(missing) in (blame(set()), blame({*range(6)}))
+
+
+def test_a_missing_record_that_accuses_is_found() -> None:
+    """The law above can fail."""
+    with planted(FORGETFUL), pytest.raises(AssertionError):
+        test_a_record_that_is_missing_accuses_nobody()

@@ -51,6 +51,7 @@ def hung(*activities: Activity | None, step: int | None = 3) -> list[WorkerFailu
         ([recorded(WAITS, 4), recorded(WAITS, 3), recorded(WAITS, 4)], (1,), Certainty.PROBABLE),
         ([recorded(LINE, 4), recorded(LINE, 3), recorded(LINE, 4)], (1,), Certainty.PROBABLE),
         ([recorded(WAITS, 4), recorded(LOADS, 3), recorded(WAITS, 4)], (1,), Certainty.CERTAIN),
+        ([recorded(WAITS, 5), WAITS, recorded(WAITS, 5), recorded(BARRIER, 5)], (3,), Certainty.PROBABLE),
         ([recorded(LOADS, 4), recorded(LOADS, 3), *[recorded(WAITS, 4)] * 2], (0, 1), Certainty.CERTAIN),
         ([LOADS], (0,), Certainty.CERTAIN),
         ([None], (0,), Certainty.CERTAIN),
@@ -75,6 +76,8 @@ def test_who_is_blamed(activities: list[Activity | None], ranks: tuple[int, ...]
         [LINE, OTHER_LINE],
         [LOADS, SAVES],
         [recorded(WAITS, 4, "tp"), recorded(WAITS, 3, "tp"), recorded(WAITS, 4, "tp")],
+        [recorded(WAITS, 4), recorded(WAITS, 2, "tp"), recorded(WAITS, 4)],
+        [recorded(WAITS, 4), WAITS, recorded(WAITS, 4)],
     ],
 )
 def test_nothing_is_claimed_that_cannot_be_told(activities: list[Activity | None]) -> None:
