@@ -164,10 +164,17 @@ def final_lines(
     if isinstance(result.why, reasons.BudgetSpent) and asks_somebody(result.why.root.failure) and not has_terminal:
         how = "run one worker on a terminal, or give --stdin=RANK" if names_options else "use reknit run --stdin=RANK"
         yield f"this worker waited for input (breakpoint(), input()), and has no terminal: {how}"
+    if isinstance(result.why, reasons.BudgetSpent) and _lacks_socket(result.why.root.failure):
+        yield "this worker could not make the socket of its flight recorder: see docs/watchdog.md#recorder"
     if trace and result.state is WorkerState.FAILED and isinstance(result.why, reasons.JobEnd):
         yield f"the whole story: reknit explain {_typed(trace)}"
     if names_options and (line := origin(result)):  # a program chooses its exit status itself
         yield line
+
+
+def _lacks_socket(failure: WorkerFailure) -> bool:
+    """torch could not make the socket whose path reknit gives to it (`RecorderSockets`)."""
+    return "Error binding to " in failure.message and "/reknit_scratch_torch_" in failure.message
 
 
 def _typed(folder: str) -> str:

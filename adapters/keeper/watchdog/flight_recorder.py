@@ -4,7 +4,7 @@
    code hangs. Python has no part in that.
 2. The socket is there if the script asks for it (`torch.distributed.elastic.control_plane.worker_main`). torch makes it
    at the path that the variable `SOCKET` names. The keeper gives each worker a path of its own, if the recorder is on.
-3. The record of gloo and that of NCCL are asked for apart. The answer that knows of a collective counts.
+3. The record of gloo and that of NCCL are asked for apart. The last collective of both counts.
 
 The form of the answers was found with torch 2.13 and gloo.
 """
@@ -25,10 +25,9 @@ from reknit.core.job.workers import Collective
 if TYPE_CHECKING:
     from reknit.adapters.runtime.ports import Clock
 
-NOT_SERVED = (
-    "reknit: torch's flight recorder is on, but no worker serves it: the script needs worker_main()"
-    " (docs/watchdog.md#recorder)"
-)
+NOT_SERVED = "the script does not serve it, which takes worker_main()"
+NOT_READ = "it is too long, or came too late; TORCH_FR_BUFFER_SIZE=2000 is enough"
+"""Why there is no record of a worker whose recorder is on."""
 SIZES = ("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE")
 """torch's names for the number of collectives that the recorder holds, the older one last. The recorder is on if one of
 them is set, and not 0."""
@@ -39,7 +38,8 @@ _DEFAULT_GROUP = "default_pg"
 _LONGEST_PATH = 107
 """Bytes that the kernel allows (unix(7))."""
 _LONGEST_NAME = 100
-_MOST_BYTES = 16 << 20
+_MOST_BYTES = 4 << 20
+"""About 9,000 collectives. The keeper takes about 0.1 s to parse them, and does nothing else meanwhile."""
 
 
 def is_on(env: Mapping[str, str]) -> bool:
@@ -101,8 +101,11 @@ class RecorderAnswer:
 
     def __init__(self, path: str, handler: str, clock: Clock) -> None:
         """Raises `OSError` if nobody serves at this path."""
+        self.is_whole = False
+        """All of the answer was read."""
         self._clock = clock
-        self._answer = b""
+        self._parts: list[bytes] = []
+        self._size = 0
         self._sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
         try:
             self._sock.connect(path)
@@ -120,10 +123,13 @@ class RecorderAnswer:
                 data = self._sock.recv(1 << 16)
             except BlockingIOError:
                 return False
-            except OSError:
-                data = b""  # the worker has ended
-            self._answer += data
-            if not data or len(self._answer) > _MOST_BYTES:
+            except OSError:  # the worker has ended
+                self.close()
+                break
+            self._parts.append(data)
+            self._size += len(data)
+            self.is_whole = not data
+            if self.is_whole or self._size > _MOST_BYTES:
                 self.close()
         return True
 
@@ -134,28 +140,33 @@ class RecorderAnswer:
             self._sock.close()
 
     @property
-    def collective(self) -> Collective | None:
-        """The last collective in the record. None: there is none, or the answer is not whole."""
-        head, _, body = self._answer.partition(b"\r\n\r\n")
-        return last_collective(body) if b" 200 " in head.partition(b"\r\n")[0] else None
+    def record(self) -> bytes:
+        """Empty if the answer is none, or is not whole."""
+        head, _, body = b"".join(self._parts).partition(b"\r\n\r\n")
+        return body if self.is_whole and b" 200 " in head.partition(b"\r\n")[0] else b""
 
 
-def last_collective(record: bytes) -> Collective | None:
-    """The collective that the worker has entered last, of those that are not over if there is one. None: there is none,
-    or this is no record."""
+def last_collective(*records: bytes) -> Collective | None:
+    """The collective that a worker has entered last, of those that are not over if there is one. `records`: all that
+    the worker has given. What is no record counts as empty. None: there is no collective in them."""
+    entries = [entry for record in records for entry in _entries(record)]
     try:
-        entries = [entry for entry in json.loads(record)["entries"] if not entry["is_p2p"]]
-        if not entries:
-            return None
         last = max(entries, key=lambda entry: (not _is_over(entry), entry["time_created_ns"]))
         group = str(last["process_group"][1])[:_LONGEST_NAME]
         name = str(last["profiling_name"]).rpartition(":")[2][:_LONGEST_NAME]
         number = int(last["collective_seq_id"])
-    except (KeyError, IndexError, TypeError, ValueError, OverflowError, RecursionError):
+    except (KeyError, IndexError, TypeError, ValueError, OverflowError):
         return None
     if not name.isidentifier() or not 0 <= number < 2**63:
         return None  # the worker can write anything, and all nodes read what is said of it
     return Collective(name, number, "" if group == _DEFAULT_GROUP else group, _is_over(last))
+
+
+def _entries(record: bytes) -> list[Any]:
+    try:
+        return [entry for entry in json.loads(record)["entries"] if not entry["is_p2p"]]
+    except (KeyError, TypeError, ValueError, RecursionError):
+        return []
 
 
 def _is_over(entry: Any) -> bool:

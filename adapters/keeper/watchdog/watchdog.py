@@ -153,8 +153,9 @@ class Watchdog:
             from .flight_recorder import RecorderSockets
 
             self._sockets = RecorderSockets()
-        self._has_missed_records = False
-        """Said once: a flight recorder was on and could not be read."""
+        self._unread: dict[str, list[int]] = {}
+        """By reason: ranks whose flight recorder is on and was not read. To be said when all hung workers were looked
+        at."""
         self._timers: TimerPipe | None = None
         if timer_file is not None:
             from .timerpipe import TimerPipe
@@ -243,6 +244,7 @@ class Watchdog:
             self._look_into(hung, now)
         is_seen = not any(hung.is_looked_at for hung in looked_at)
         if is_seen:
+            self._tell_of_records()
             self._announce([hung for hung in looked_at if hung.signum == signal.SIGABRT and not hung.threads])
         for hung in self._hung.values():
             if is_seen or hung.signalled_at is not None:
@@ -263,8 +265,7 @@ class Watchdog:
         are_over = [dump.is_over() for dump in hung.dumps] + [answer.is_over() for answer in hung.answers]
         if hung.is_looked_at and (all(are_over) or now >= hung.look_until):
             hung.threads = tuple(thread for dump in hung.dumps for thread in dump.threads)
-            known = (answer.collective for answer in hung.answers)
-            hung.collective = next((collective for collective in known if collective is not None), None)
+            self._read_records(hung)
             _end_dumps(hung)
 
     def _announce(self, hung: Sequence[Hung]) -> None:
@@ -294,12 +295,26 @@ class Watchdog:
         if self._sockets is None:
             return []
         answers = self._sockets.ask(leader.local_rank, self._clock)
-        if not answers and self._sockets.is_expected(leader.local_rank) and not self._has_missed_records:
+        if not answers and self._sockets.is_expected(leader.local_rank):
             from .flight_recorder import NOT_SERVED
 
-            self._has_missed_records = True
-            self.say(NOT_SERVED)
+            self._unread.setdefault(NOT_SERVED, []).append(leader.rank)
         return answers
+
+    def _read_records(self, hung: Hung) -> None:
+        if hung.answers:
+            from .flight_recorder import NOT_READ, last_collective
+
+            hung.collective = last_collective(*(answer.record for answer in hung.answers))
+            if not all(answer.is_whole for answer in hung.answers):
+                self._unread.setdefault(NOT_READ, []).append(hung.leader.rank)
+
+    def _tell_of_records(self) -> None:
+        for why, ranks in self._unread.items():
+            from reknit.core.text.describe import ranks_text
+
+            self.say(f"reknit: no flight record of {ranks_text(sorted(ranks))}: {why} (docs/watchdog.md#recorder)")
+        self._unread.clear()
 
     # ---- what is reported ----
 

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from reknit.adapters.keeper.common.environment import SOCKET
+from reknit.adapters.keeper.watchdog import flight_recorder
 from reknit.adapters.keeper.watchdog.flight_recorder import HANDLERS, SIZES, RecorderSockets, last_collective
 from reknit.adapters.runtime.clock import SystemClock
 from reknit.core.job.workers import Collective
@@ -60,7 +61,33 @@ def test_a_script_that_does_not_serve_its_record_is_told_how(tmp_path: Path, sho
     argv = ("--nproc-per-node=2", "--hang-after=1", "--no-python", "sleep", "1000000")
     with Run(tmp_path, *argv, env={**ON, "TMPDIR": short}) as job:
         assert job.end() == HUNG
-    assert job.err.count("the script needs worker_main()") == 1, job.err
+    assert job.err.count("no flight record of ranks 0-1: the script does not serve it") == 1, job.err
+
+
+@pytest.mark.slow
+def test_a_record_that_is_missing_accuses_nobody(tmp_path: Path, short: str) -> None:
+    """Rank 3 has left out a collective, and stands in the next one. Rank 1 serves no record, like a worker with another
+    torch. It waits where ranks 0 and 2 wait."""
+    serves = 'main() if os.environ["RANK"] != "1" else main.__wrapped__()'
+    script = SKIPS.replace('!= "1" or step', '!= "3" or step').replace("\n    main()\n", f"\n    {serves}\n")
+    script = script.replace("time.sleep(1e6)", "dist.barrier()").replace("range(4)", "range(3)")
+    argv = ("--nproc-per-node=4", "--hang-after=3", "--start-timeout=120", "w.py")
+    with Run(tmp_path, *argv, script=script, env={**ON, "TMPDIR": short}) as job:
+        assert job.end() == HUNG
+    assert "probably rank 3 on node N holds up the others" in "\n".join(job.said), job.err
+    assert job.err.count("no flight record of rank 1: the script does not serve it") == 1, job.err
+
+
+@pytest.mark.slow
+def test_a_socket_that_cannot_be_made_is_told_of(tmp_path: Path, short: str) -> None:
+    """As in a container that the worker has started: the folder of the socket is not there."""
+    script = SKIPS.replace(
+        "    main()\n", "    os.rename(os.environ['TMPDIR'], os.environ['TMPDIR'] + '2')\n    main()\n"
+    )
+    with Run(tmp_path, "--hang-after=60", "w.py", script=script, env={**ON, "TMPDIR": short}) as job:
+        assert job.end() == 1
+        os.rename(short + "2", short)
+    assert "this worker could not make the socket of its flight recorder: see docs/watchdog.md#recorder" in job.said
 
 
 def entry(number: int, **other: object) -> dict[str, object]:
@@ -101,10 +128,19 @@ def test_the_last_collective(entries: list[object], found: Collective | None) ->
     assert last_collective(json.dumps({"entries": entries}).encode()) == found
 
 
+def test_the_last_of_two_backends_counts() -> None:
+    """A job on GPUs may have done one barrier with gloo, long ago."""
+    gloo = entry(1, profiling_name="gloo:barrier", retired=True)
+    nccl = entry(813, profiling_name="nccl:all_reduce")
+    records = [json.dumps({"entries": [each]}).encode() for each in (gloo, nccl)]
+    assert last_collective(*records) == last_collective(*records[::-1]) == Collective("all_reduce", 813)
+
+
 @pytest.mark.parametrize("record", [b"", b"[]", b"{}", b'{"entries": 3}', b'{"entries": [3]}', b"\xff", b"[" * 100_000])
 def test_what_is_no_record_tells_nothing(record: bytes) -> None:
     """The worker can write anything."""
     assert last_collective(record) is None
+    assert last_collective(record, json.dumps({"entries": [entry(7)]}).encode()) == Collective("all_reduce", 7)
 
 
 @pytest.fixture
@@ -163,7 +199,7 @@ def test_a_path_that_is_too_long_for_a_socket_is_left_out(short: str, monkeypatc
         ((b"record", b"HTTP/1.1 404 Not Found\r\n\r\n"), Collective("all_reduce", 7)),
     ],
 )
-def test_the_answer_that_knows_a_collective_counts(
+def test_the_answer_that_knows_of_a_collective_counts(
     sockets: RecorderSockets, clock: SystemClock, answers: tuple[bytes, ...], found: Collective | None
 ) -> None:
     """The record of gloo is always there, and mostly empty on a GPU."""
@@ -178,8 +214,25 @@ def test_the_answer_that_knows_a_collective_counts(
                 connection.sendall(record if answer == b"record" else answer)
     for one in asked:
         until(one.is_over)
-    assert [one.collective for one in asked if one.collective] == ([found] if found else [])
+    assert last_collective(*(one.record for one in asked)) == found
+    assert all(one.is_whole for one in asked)
     assert descriptors() == before
+
+
+def test_an_answer_that_is_too_long_is_left_out(
+    sockets: RecorderSockets, clock: SystemClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The keeper would do nothing else while it parses a record of gigabytes."""
+    monkeypatch.setattr(flight_recorder, "_MOST_BYTES", 100)
+    record = b"HTTP/1.1 200 OK\r\n\r\n" + json.dumps({"entries": [entry(7)]}).encode()
+    with serving(sockets.variables(0, ON)[SOCKET]) as server:
+        asked, other = sockets.ask(0, clock)
+        connection, _ = server.accept()
+        with connection:
+            connection.sendall(record)
+            until(asked.is_over)
+    other.close()
+    assert (asked.record, asked.is_whole) == (b"", False)
 
 
 def test_a_worker_that_serves_nothing(sockets: RecorderSockets, clock: SystemClock) -> None:
@@ -202,5 +255,5 @@ def test_a_worker_that_does_not_answer_holds_up_nobody(sockets: RecorderSockets,
         assert [one.is_over() for one in asked] == [False, False]
         for one in asked:
             one.close()
-        assert [(one.is_over(), one.collective) for one in asked] == [(True, None)] * 2
+        assert [(one.is_over(), one.is_whole, one.record) for one in asked] == [(True, False, b"")] * 2
     assert descriptors() == before
