@@ -6,12 +6,17 @@ ended. Every later `join` then returns at once, and whoever closes something clo
 
 from __future__ import annotations
 
+import _thread
 import os
 import threading
 from collections.abc import Callable
 from typing import Any, TypeVar
 
 _T = TypeVar("_T")
+
+
+class CannotStartThread(RuntimeError):
+    """The system has no thread left for this process."""
 
 
 class Thread(threading.Thread):
@@ -23,18 +28,42 @@ class Thread(threading.Thread):
         self._is_begun = False
         self._has_run = False
         self._runs = threading.Lock()
-        """Held while the thread runs. An `Event` would not do: a wait for it that is interrupted at the wrong moment
-        keeps the lock that `set` needs."""
+        """Held until the thread has run, or could not be started. An `Event` would not do: a wait for it that is
+        interrupted at the wrong moment keeps the lock that `set` needs."""
         self._runs.acquire()
 
+    @property
+    def is_begun(self) -> bool:
+        """`start` has come so far that the thread runs, or will run."""
+        return self._is_begun
+
     def start(self) -> None:
-        """As `threading.Thread.start`. If this is interrupted, the thread may run all the same."""
+        """As `threading.Thread.start`. If this is interrupted, the thread may run all the same (`is_begun`). Raises
+        `CannotStartThread`, and may be repeated then."""
+        self._runs.acquire(blocking=False)  # an earlier start has failed
+        begins, failed = threading.Lock(), list[RuntimeError]()
+        begins.acquire()
+        # `threading.Thread.start` takes locks, which an interrupt would leave taken. So it is called in another thread:
+        # there no interrupt comes. Nor does one come before that thread runs: Python looks for signals after a call.
         self._is_begun = True
         try:
-            super().start()
-        except RuntimeError:
+            _thread.start_new_thread(self._begin, (begins, failed))
+        except RuntimeError as error:
             self._is_begun = False
-            raise
+            raise CannotStartThread(str(error)) from None
+        begins.acquire()
+        if failed:
+            raise CannotStartThread(str(failed[0]))
+
+    def _begin(self, begins: threading.Lock, failed: list[RuntimeError]) -> None:
+        try:
+            super().start()
+        except RuntimeError as error:
+            failed.append(error)
+            self._is_begun = False
+            self._runs.release()
+        finally:
+            begins.release()
 
     def run(self) -> None:
         """`threading.Thread` calls this in the thread."""
@@ -56,7 +85,8 @@ class Thread(threading.Thread):
             if not self._runs.acquire(timeout=-1 if timeout_s is None else max(0.0, timeout_s)):
                 return False
             self._runs.release()  # if an error comes before this, `_has_run` is True, and nobody needs the lock
-        self.join(timeout_s)  # only the interpreter's own last steps are left
+        if self._is_begun:
+            self.join(timeout_s)  # only the interpreter's own last steps are left
         return True
 
 
@@ -76,16 +106,16 @@ def sheltered(call: Callable[[], _T], *, undo: Callable[[_T], object] = lambda m
         except BaseException as error:
             raised.append(error)
 
-    thread, interrupt = Thread(run, name="reknit call"), None
-    try:
-        thread.start()
-    except RuntimeError:
-        run()  # there is no thread to be had
-    except BaseException as error:
-        interrupt = error
+    thread: Thread | None = None
+    interrupt: BaseException | None = None
     while not (returned or raised):
         try:
+            if thread is None or not thread.is_begun:
+                thread = Thread(run, name="reknit call")
+                thread.start()
             thread.wait(None)
+        except CannotStartThread:
+            run()
         except BaseException as error:
             interrupt = error
     if interrupt is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dis
 import os
 import signal
 import sys
@@ -60,6 +61,45 @@ def is_interrupted_at(line: int, file: str, call: Callable[[], object]) -> bool:
     finally:
         sys.settrace(before)
     return False
+
+
+_LOOKS = frozenset(
+    code
+    for name, code in dis.opmap.items()
+    if name in ("CALL", "CALL_KW", "CALL_FUNCTION_EX", "JUMP_BACKWARD") or name.startswith("POP_JUMP_BACKWARD")
+)
+"""The instructions after which Python looks for signals. It looks at the beginning of a function as well."""
+
+
+def is_interrupted_at_look(look: int, call: Callable[[], object]) -> bool:
+    """Make a call, and interrupt it at one of the moments at which Python looks for signals. `look`: which of them.
+    False: there are fewer. In a callback of the garbage collector Python ignores the interrupt."""
+    left = look
+    latest: dict[FrameType, int] = {}
+
+    def trace(frame: FrameType, event: str, arg: object) -> Any:
+        nonlocal left
+        frame.f_trace_opcodes, frame.f_trace_lines = True, False
+        if event == "call" or (event == "opcode" and latest.get(frame) in _LOOKS):
+            left -= 1
+            if left < 0:
+                sys.settrace(None)
+                for each in latest:
+                    each.f_trace = None
+                raise KeyboardInterrupt
+        if event == "opcode":
+            latest[frame] = frame.f_code.co_code[frame.f_lasti]
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        call()
+    except KeyboardInterrupt:
+        pass
+    finally:
+        sys.settrace(before)
+    return left < 0
 
 
 def interrupted_after(owner: Any, method: str, call: Callable[[], object]) -> None:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import io
+import itertools
 import os
 import sys
 import threading
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -23,7 +25,7 @@ from reknit.adapters.runtime.clock import SystemClock
 from reknit.adapters.runtime.threads import Thread, sheltered
 from reknit.core.job.entries import Joined, Node, NodeId
 from reknit.elastic.multiprocessing.tail_log import TailLog
-from tests.support.interrupts import interrupted
+from tests.support.interrupts import interrupted, is_interrupted_at_look
 from tests.support.leaks import nothing_left
 from tests.support.waiting import PATIENCE_S, until
 
@@ -63,6 +65,19 @@ def test_an_interrupt_does_not_break_off_a_sheltered_call() -> None:
 
     interrupted(lambda: sheltered(make, undo=undone.append))
     assert undone == ["made"]
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.alone
+def test_an_interrupt_at_any_moment_lets_a_sheltered_call_be_made() -> None:
+    """It neither hangs nor is it left out. Only before it has begun is that so, as for every function."""
+    made: list[int] = []
+    for look in itertools.count(1):
+        is_interrupted = is_interrupted_at_look(look, partial(sheltered, partial(made.append, look)))
+        assert made == [*range(1, look + 1)]
+        if not is_interrupted:
+            break
+    assert look > 10
 
 
 def test_a_sheltered_call_raises_and_returns(monkeypatch: pytest.MonkeyPatch) -> None:

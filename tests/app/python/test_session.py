@@ -21,6 +21,7 @@ import pytest
 from reknit import CannotStart, Meeting, Prevented, RestartPolicy, Settings, Terms
 from reknit.adapters.keeper.client import start as keeper_start
 from reknit.adapters.runtime.clock import SystemClock
+from reknit.adapters.runtime.threads import Thread
 from reknit.app.python import session
 from reknit.core import Result
 from reknit.core.agent.commands import StopWorkers
@@ -529,16 +530,16 @@ def test_an_error_in_the_place_of_a_line_keeps_nothing_open() -> None:
 
 @pytest.mark.parametrize("name", ["agent", "reknit output"])
 def test_an_interrupt_while_a_thread_begins_leaves_nothing(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """`threading.Thread.start` waits for the thread, so Ctrl-C may come there. Nobody could close the agent."""
-    begin = threading.Thread.start
+    """`Thread.start` waits for the thread, so Ctrl-C may come there. Nobody could close the agent."""
+    begin = Thread.start
 
-    def interrupted_start(thread: threading.Thread) -> None:
+    def interrupted_start(thread: Thread) -> None:
         begin(thread)
         if (thread.name == "reknit output") == (name == "reknit output"):
             raise KeyboardInterrupt
 
     with monkeypatch.context() as patched, contextlib.redirect_stdout(io.StringIO()):
-        patched.setattr(threading.Thread, "start", interrupted_start)
+        patched.setattr(Thread, "start", interrupted_start)
         with pytest.raises(KeyboardInterrupt):
             start(TRUE, say=lambda line: None)
     assert not children()
