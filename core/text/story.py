@@ -100,8 +100,6 @@ class RoundStory:
     """Why it has ended, if the job went on."""
     failures: tuple[tuple[str, WorkerFailure], ...] = ()
     """All failures, each with its node."""
-    early: frozenset[int] = frozenset()
-    """The ranks that ended without a failure before a worker of their node failed."""
     restarts: int = 0
     """Restarts after its end, those included that were given back."""
     spent: int = 0
@@ -110,6 +108,8 @@ class RoundStory:
     """How the job has ended with it. None: it went on, or goes on."""
     stopped_by: tuple[int, ...] = ()
     """The job has ended with it because its last agents were stopped by these signals. Empty: that was not so."""
+    early: frozenset[int] = frozenset()
+    """The ranks that ended without a failure before a worker of their node failed."""
 
 
 @frozen
