@@ -10,11 +10,13 @@ from attrs import define, evolve, field, frozen
 from reknit.adapters.link.machine import LinkState, Saying
 from reknit.adapters.link.messages import Call, CallFailed, Read, SendBeat, SendEntry
 from reknit.core.agent.agent import Agent
-from reknit.core.agent.alike import Own, as_other, command_as_other, entry_as_other, event_as_other
+from reknit.core.agent.alike import Own, as_other, entry_as_other, event_as_other
 from reknit.core.agent.commands import Beat
 from reknit.core.agent.events import Event
+from reknit.core.agent.silence import watched
 from reknit.core.agent.timers import next_wake
 from reknit.core.job.entries import Entry, NodeId
+from reknit.core.job.job import Job
 
 
 @frozen
@@ -52,6 +54,8 @@ class Crew:
     """Its link."""
     owns: dict[NodeId, Own]
     """What each of the agents has of its own, by node."""
+    asked: Job
+    """The job as they had folded it when they beat last. It says which nodes they have asked for."""
     coming: list[tuple[float, int, Coming]] = field(factory=list)
     """What will happen to all of them: when, the order of what happens at one time, and what. The latest first."""
     parked: Read | None = None
@@ -89,8 +93,9 @@ class Crew:
         return self.link.reading.position
 
 
-def link_as_other(link: LinkState, agent: Agent, own: Own) -> LinkState:
-    """The link of another alike agent."""
+def link_as_other(crew: Crew, own: Own) -> LinkState:
+    """The link of another agent of the crew."""
+    link, agent = crew.link, crew.agent
     if own.me == agent.me:
         return link
 
@@ -109,8 +114,8 @@ def link_as_other(link: LinkState, agent: Agent, own: Own) -> LinkState:
         )
     if beating.wanted is not None or beating.call is not None:
         beating = beating._replace(
-            wanted=None if beating.wanted is None else evolve(beating.wanted, node=own.me),
-            call=None if beating.call is None else beating.call._replace(beat=evolve(beating.call.beat, node=own.me)),
+            wanted=None if beating.wanted is None else _beat(beating.wanted, crew, own),
+            call=None if beating.call is None else beating.call._replace(beat=_beat(beating.call.beat, crew, own)),
         )
     return link._replace(nonce=own.nonce, saying=saying, beating=beating)
 
@@ -123,9 +128,9 @@ def coming_as_other(coming: Coming, crew: Crew, own: Own) -> Coming:
         case Reply(SendEntry() as say):
             return Reply(_say(say, crew.link, crew.agent, own))
         case Arrival(SendBeat() as beat):
-            return Arrival(_beat(beat, crew.agent, own))
+            return Arrival(beat._replace(beat=_beat(beat.beat, crew, own)))
         case Reply(SendBeat() as beat):
-            return Reply(_beat(beat, crew.agent, own))
+            return Reply(beat._replace(beat=_beat(beat.beat, crew, own)))
         case Arrival() | Reply() | HeldBack() | CallFailed():
             return coming
         case _:
@@ -154,7 +159,7 @@ def part(crew: Crew, ids: Sequence[NodeId]) -> Crew:
     other = evolve(
         crew,
         agent=as_other(crew.agent, own),
-        link=link_as_other(crew.link, crew.agent, own),
+        link=link_as_other(crew, own),
         owns={node_id: crew.owns[node_id] for node_id in ids},
         coming=[(at, number, coming_as_other(what, crew, own)) for at, number, what in crew.coming],
         wakes_at=None,
@@ -170,6 +175,5 @@ def _say(say: SendEntry, link: LinkState, agent: Agent, own: Own) -> SendEntry:
     return say._replace(token=token, entry=entry_as_other(say.entry, agent, own))
 
 
-def _beat(call: SendBeat, agent: Agent, own: Own) -> SendBeat:
-    beat = command_as_other(call.beat, agent, own)
-    return call._replace(beat=beat) if isinstance(beat, Beat) else call
+def _beat(beat: Beat, crew: Crew, own: Own) -> Beat:
+    return evolve(beat, node=own.me, watch=beat.watch and watched(crew.asked, own.me))

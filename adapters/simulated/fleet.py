@@ -197,8 +197,8 @@ class Fleet:
     is_store_out: bool = field(default=False, init=False)
     emptied_at: float | None = field(default=None, init=False)
     """When the last agent has ended. Later ones may have started. None: never."""
-    _frozen: dict[Node, int] = field(factory=dict, init=False)
-    """The counters of nodes that do not beat."""
+    _frozen: dict[Node, Agent] = field(factory=dict, init=False)
+    """Nodes that do not beat, each with its agent as it was after its last beat."""
     _nearest: tuple[Job, Set[Node], Set[Node]] | None = field(default=None, init=False)
     """A fold, the nodes that did not beat, and who watches them. The last answer of `_near`."""
     _begins: int = field(default=0, init=False)
@@ -356,7 +356,7 @@ class Fleet:
             owns[node] = Own(spec, Node(node), f"n{self._born}", PORT)
         first = owns[nodes[0]]
         link, calls = begun(first.nonce, LOOK_S)
-        crew = Crew(Agent(first.spec), link, owns)
+        crew = Crew(agent := Agent(first.spec), link, owns, agent.job)
         self._add(crew)
         self._happen(crew, Started(0.0, first.nonce, PORT))
         if not crew.is_over:
@@ -395,12 +395,12 @@ class Fleet:
         pulse, other = crew.agent, part(crew, ids)
         self._add(other)
         self._part_arriving(crew, other)
-        other.agent = self._hearing(other.agent, pulse)
+        other.agent = self._hearing(other.agent, pulse, crew.asked)
         if crew.name not in crew.owns:  # another agent steps for the rest
             own = next(iter(crew.owns.values()))
-            link = link_as_other(crew.link, pulse, own)
+            link = link_as_other(crew, own)
             crew.coming = [(at, n, coming_as_other(what, crew, own)) for at, n, what in crew.coming]
-            crew.agent, crew.link = self._hearing(as_other(pulse, own), pulse), link
+            crew.agent, crew.link = self._hearing(as_other(pulse, own), pulse, crew.asked), link
         self._schedule(other)
         self._schedule(crew)
         return other
@@ -420,14 +420,14 @@ class Fleet:
         kept = max(groups, key=len) if sum(map(len, groups)) == len(crew.owns) else None
         return [crew, *(self._parted(crew, ids) for ids in groups if ids is not kept)]
 
-    def _hearing(self, agent: Agent, before: Agent) -> Agent:
+    def _hearing(self, agent: Agent, before: Agent, asked: Job) -> Agent:
         """The agent, with what it would have heard of the nodes that it watches. `before`: the one whose pulse it
-        has."""
+        has. `asked`: of its crew."""
         silence = before.silence
         if not silence.watch:
             return agent
         at = agent.contact.acked_at
-        watch = watched(agent.job, agent.me)
+        watch = watched(asked, agent.me)
         spared_s = max((heard.spared_s for heard in silence.heard.values()), default=0.0)
         heard = {} if at is None else {node: Heard(self._counter(node, at), 0.0, spared_s) for node in watch}
         return evolve(agent, silence=Silence(watch, heard, silence.heard_at, silence.spares_until))
@@ -437,20 +437,22 @@ class Fleet:
     def _counter(self, node: Node, at: float) -> int:
         """The counter of this node at this time. 0: it has never beat."""
         if node in self._frozen:
-            return self._frozen[node]
+            return _count(self._frozen[node], at)
         crew = self.of.get(node.id)
         if crew is None or crew.owns[node.id].me != node:
             return 0
         agent = crew.agent
-        sent, beat_at = agent.contact.sent, agent.contact.beat_at
-        if beat_at is not None and beat_at > at:  # the crew has caught up with more than this time
-            return max(0, sent - ceil((beat_at - at) / agent.job.terms.beat_s))
-        return sent + beats_before(agent, at + 1 / GRID) if crew.quiet_until is not None else sent
+        is_behind = crew.quiet_until is not None and (agent.contact.beat_at or 0.0) <= at
+        return agent.contact.sent + beats_before(agent, at + 1 / GRID) if is_behind else _count(agent, at)
 
     def _freeze(self, crew: Crew) -> None:
         """The node of this crew of one beats no more."""
-        me = crew.agent.me
-        self._frozen.setdefault(me, self._counter(me, self.now))
+        agent, contact = crew.agent, crew.agent.contact
+        n = beats_before(agent, self.now + 1 / GRID) if crew.quiet_until is not None else 0
+        if n and contact.beat_at is not None:
+            beat_at = contact.beat_at + n * agent.job.terms.beat_s
+            agent = evolve(agent, contact=evolve(contact, sent=contact.sent + n, beat_at=beat_at))
+        self._frozen.setdefault(agent.me, agent)
 
     def _thaw(self, crew: Crew) -> None:
         if not crew.is_cut and not crew.is_suspended:
@@ -509,7 +511,7 @@ class Fleet:
         if n:
             at = (agent.contact.beat_at or 0.0) + n * agent.job.terms.beat_s
             counts = {node: self._counter(node, at) for node in watched(agent.job, agent.me)}
-            crew.agent = after_beats(agent, n, counts)
+            crew.agent, crew.asked = after_beats(agent, n, counts), agent.job
 
     def _alike_after(self, crew: Crew, read: EntriesRead) -> list[Crew]:
         """Crews of agents that stand alike in the job also after this read."""
@@ -548,7 +550,7 @@ class Fleet:
         crew.agent = after.agent
         if shift:
             for own in crew.owns.values():
-                self._frozen.setdefault(own.me, before.contact.sent)  # nobody beats under this name any more
+                self._frozen.setdefault(own.me, before)  # nobody beats under this name any more
             crew.owns = {n: evolve(own, me=Node(n, own.me.incarnation + shift)) for n, own in crew.owns.items()}
         for watcher in self.watchers:
             watcher.stepped(self.now, crew, before, event, after.commands)
@@ -599,6 +601,8 @@ class Fleet:
     def _carry_out(self, crew: Crew, command: Command) -> None:  # a dispatcher: one arm per command
         match command:
             case Append() | Beat():
+                if isinstance(command, Beat):
+                    crew.asked = crew.agent.job
                 self._tell_link(crew, command)
             case StartWorkers(round):
                 self._with_delays(crew, self.delays.starts(round, crew.owns), WorkersStarted(0.0, round))
@@ -615,8 +619,9 @@ class Fleet:
                     done = command_as_other(command, crew.agent, own)
                     self.results[node] = done.result if isinstance(done, Finish) else result
                     # An agent that has not read its goodbye may still watch it. The store keeps the counter.
-                    self._frozen.setdefault(own.me, self._counter(own.me, self.now))
+                    self._frozen.setdefault(own.me, crew.agent)
                 self._end(crew)
+                self._look_for_silence()
             case _:
                 assert_never(command)
 
@@ -876,6 +881,12 @@ def _key(crew: Crew) -> tuple[object, ...]:
 def _are_same(a: Members, b: Members) -> bool:
     """The same nodes, in the same order."""
     return a is b or tuple(a.nodes) == tuple(b.nodes)
+
+
+def _count(agent: Agent, at: float) -> int:
+    """The counter of an agent's node at this time, of which its last beats may be later."""
+    sent, beat_at = agent.contact.sent, agent.contact.beat_at
+    return sent if beat_at is None or beat_at <= at else max(0, sent - ceil((beat_at - at) / agent.job.terms.beat_s))
 
 
 def _on_grid(at: float) -> float:
