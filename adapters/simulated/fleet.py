@@ -411,7 +411,7 @@ class Fleet:
         arriving, self._arriving = self._arriving, []
         for whose, call, said in arriving:
             there = [pair for pair in said if whose is crew and pair[0] in other.owns]
-            here = [pair for pair in said if pair not in there] if there else said
+            here = [pair for pair in said if whose is not crew or pair[0] not in other.owns]
             self._arriving += [(whose, call, here)] * bool(here) + [(other, call, there)] * bool(there)
 
     def _split(self, crew: Crew, groups: Sequence[Sequence[NodeId]]) -> list[Crew]:

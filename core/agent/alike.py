@@ -92,7 +92,7 @@ def without_past(agent: Agent, now: float) -> Agent:
     """The agent without two things that decide nothing any more: when its workers came up, if they have lasted since
     then, and for which round it has offered its port, if that cannot be joined any more."""
     offered, workers, job = agent.offered, agent.workers, agent.job
-    can_join = agent.epoch == job.epoch and not isinstance(job.phase, Closed)
+    can_join = not isinstance(job.phase, Closed)
     if offered is not None and not (can_join and offered[1] >= job.round + isinstance(job.phase, Running)):
         agent = evolve(agent, offered=(offered[0], -1))
     if have_lasted(workers, now):
