@@ -64,7 +64,7 @@ def verdict(said: str) -> str:
         return "wrong"
     if "cannot be told" in said or "all of them stand there" in said:
         return "cannot tell"
-    failed = re.findall(r"rank (\d+) on node \S+ failed", said)
+    failed = re.findall(r"rank (\d+) on node \S+ (?:failed|hung):", said)
     return "no report" if not failed else "right" if failed[-1] == "1" else "wrong"
 
 
