@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 else:
     NodeId = str
 
-FORMAT = 5
+FORMAT = 6
 """Version of the entries and of the fold. Agents of one job must agree on it."""
 
 
