@@ -10,13 +10,9 @@ import _thread
 import os
 import threading
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
 _T = TypeVar("_T")
-
-
-class CannotStartThread(RuntimeError):
-    """The system has no thread left for this process."""
 
 
 class Thread(threading.Thread):
@@ -28,42 +24,18 @@ class Thread(threading.Thread):
         self._is_begun = False
         self._has_run = False
         self._runs = threading.Lock()
-        """Held until the thread has run, or could not be started. An `Event` would not do: a wait for it that is
-        interrupted at the wrong moment keeps the lock that `set` needs."""
+        """Held while the thread runs. An `Event` would not do: a wait for it that is interrupted at the wrong moment
+        keeps the lock that `set` needs."""
         self._runs.acquire()
 
-    @property
-    def is_begun(self) -> bool:
-        """`start` has come so far that the thread runs, or will run."""
-        return self._is_begun
-
     def start(self) -> None:
-        """As `threading.Thread.start`. If this is interrupted, the thread may run all the same (`is_begun`). Raises
-        `CannotStartThread`, and may be repeated then."""
-        self._runs.acquire(blocking=False)  # an earlier start has failed
-        begins, failed = threading.Lock(), list[RuntimeError]()
-        begins.acquire()
-        # `threading.Thread.start` takes locks, which an interrupt would leave taken. So it is called in another thread:
-        # there no interrupt comes. Nor does one come before that thread runs: Python looks for signals after a call.
+        """As `threading.Thread.start`. If this is interrupted, the thread may run all the same."""
         self._is_begun = True
         try:
-            _thread.start_new_thread(self._begin, (begins, failed))
-        except RuntimeError as error:
-            self._is_begun = False
-            raise CannotStartThread(str(error)) from None
-        begins.acquire()
-        if failed:
-            raise CannotStartThread(str(failed[0]))
-
-    def _begin(self, begins: threading.Lock, failed: list[RuntimeError]) -> None:
-        try:
             super().start()
-        except RuntimeError as error:
-            failed.append(error)
+        except RuntimeError:
             self._is_begun = False
-            self._runs.release()
-        finally:
-            begins.release()
+            raise
 
     def run(self) -> None:
         """`threading.Thread` calls this in the thread."""
@@ -85,8 +57,7 @@ class Thread(threading.Thread):
             if not self._runs.acquire(timeout=-1 if timeout_s is None else max(0.0, timeout_s)):
                 return False
             self._runs.release()  # if an error comes before this, `_has_run` is True, and nobody needs the lock
-        if self._is_begun:
-            self.join(timeout_s)  # only the interpreter's own last steps are left
+        self.join(timeout_s)  # only the interpreter's own last steps are left
         return True
 
 
@@ -97,31 +68,66 @@ def sheltered(call: Callable[[], _T], *, undo: Callable[[_T], object] = lambda m
     comes while this function waits, and does not break off the call. When the call has ended, `undo` gets what it has
     returned, and the error is raised.
     """
-    returned: list[_T] = []
-    raised: list[BaseException] = []
-
-    def run() -> None:
-        try:
-            returned.append(call())
-        except BaseException as error:
-            raised.append(error)
-
-    thread: Thread | None = None
+    made: _CallElsewhere[_T] | None = None
     interrupt: BaseException | None = None
-    while not (returned or raised):
+    while made is None or not (made.returned or made.raised):
         try:
-            if thread is None or not thread.is_begun:
-                thread = Thread(run, name="reknit call")
-                thread.start()
-            thread.wait(None)
-        except CannotStartThread:
-            run()
+            made = made or _CallElsewhere(call)
+            made.wait()
         except BaseException as error:
             interrupt = error
     if interrupt is not None:
-        if returned:
-            sheltered(lambda: undo(returned[0]))
+        if made.returned:
+            sheltered(lambda: undo(made.returned[0]))
         raise interrupt
-    if raised:
-        raise raised.pop()
-    return returned[0]
+    if made.raised:
+        raise made.raised.pop()
+    return made.returned[0]
+
+
+class _CallElsewhere(Generic[_T]):
+    """A call that is made once, in a thread of its own."""
+
+    def __init__(self, call: Callable[[], _T]) -> None:
+        self.returned: list[_T] = []
+        self.raised: list[BaseException] = []
+        """This or `returned` has an item when the call has ended."""
+        self._call = call
+        self._turn = [True]
+        """Whoever takes this item makes the call."""
+        self._thread: Thread | None = None
+        self._runs = threading.Lock()
+        """Held until the call has ended."""
+        self._runs.acquire()
+
+    def wait(self) -> None:
+        """Begin the call, if nobody has, and wait for its end. May be repeated after an interrupt."""
+        if self._turn:
+            try:
+                # `Thread.start` takes locks, which an interrupt would leave taken. So another thread calls it.
+                _thread.start_new_thread(self._begin, ())
+            except RuntimeError:
+                if not self._turn:
+                    raise
+                self._run()  # there is no thread to be had
+        self._runs.acquire()
+        if self._thread is not None:
+            self._thread.wait(None)  # only its last steps are left
+
+    def _begin(self) -> None:
+        self._thread = Thread(self._run, name="reknit call")
+        try:
+            self._thread.start()
+        except RuntimeError:
+            self._run()  # there is no further thread to be had
+
+    def _run(self) -> None:
+        try:
+            try:
+                self._turn.pop()
+            except IndexError:
+                return
+            self.returned.append(self._call())
+        except BaseException as error:
+            self.raised.append(error)
+        self._runs.release()
