@@ -137,8 +137,10 @@ _NEEDED = EntriesRead | StopRequested | WorkersExited | WorkersStopped
 _KINDS = frozenset(kind.__name__ for kind in get_args(_NEEDED))
 
 
-def _kind(data: object) -> object:
-    return data.get("kind") if isinstance(data, dict) else None
+def _kind(data: object) -> str:
+    """Empty if it is none."""
+    kind = data.get("kind") if isinstance(data, dict) else None
+    return kind if isinstance(kind, str) else ""
 
 
 def parsed(line: str) -> dict[str, Any]:

@@ -7,23 +7,22 @@ apart:
    are more than half of all, or stand at different places, they are only likely to blame. Of several places it is then
    the one with the fewest workers.
 2. If no worker stands in work of its own, a place where at most half of the workers stand is the likely one. It must
-   have fewer workers than any other place. Places of which nothing is known go before places in a collective. If
-   torch's flight recorder tells of all workers that wait, those at one line that are in different collectives stand at
-   different places. If it does not tell of one of them, no record counts: one may be missing for a reason that has
-   nothing to do with the hang.
+   have fewer workers than any other place. Places of which nothing is known go before places in a collective.
 3. Otherwise nobody can tell. Then the worker that is furthest behind is named, by its step and its time.
 
 Of several workers at the place that is blamed, the one furthest behind is named, and `Hang` names all of them. A worker
 that has skipped a collective is ahead of the others by its step. So the place goes before the step.
+
+What torch's flight recorder tells is shown, and blames nobody. Records may be missing for reasons that have nothing to
+do with the hang. Ranks that broadcast may stand one collective apart, and groups count their collectives each.
 
 The rule was tried with the kinds of hangs in `benchmarks/hangs.py`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from enum import Enum
-from functools import partial
 
 from attrs import evolve, frozen
 
@@ -31,12 +30,6 @@ from .workers import UNSEEN, Activity, NoProgress, Stance, WorkerFailure
 
 _MOST_SPOTS = 6
 """Number of places that a `Hang` lists. A job of many nodes whose workers all stand elsewhere would make it long."""
-
-
-_Place = tuple[str, str, bool, tuple[str, int] | None]
-"""`Activity.op` and `Activity.site`, whether the worker is stopped, and name and number of its last collective. None:
-collectives are not compared, or the worker does not wait."""
-_PlaceOf = Callable[[WorkerFailure], _Place]
 
 
 class Certainty(Enum):
@@ -73,9 +66,9 @@ def blamed(failures: Iterable[WorkerFailure]) -> tuple[WorkerFailure, Hang]:
     """The worker to blame of those without progress, of which there must be at least one, and where all of them
     stood."""
     hung = [f for f in failures if isinstance(f.cause, NoProgress)]
-    place_of = partial(_place, by_collective=_are_recorded(hung))
-    suspects, certainty = _suspects(hung, place_of)
+    suspects, certainty = _suspects(hung)
     worst = furthest_behind(suspects)
+    place_of = _place_and_collective if certainty is Certainty.UNKNOWN else _place
     places = _places(hung, place_of)
     own = places.pop(place_of(worst))
     spots = [own, *sorted(places.values(), key=lambda members: (-len(members), members[0].rank))]
@@ -106,12 +99,12 @@ def activity_of(failure: WorkerFailure) -> Activity:
     return _cause(failure).activity or UNSEEN
 
 
-def _suspects(hung: Sequence[WorkerFailure], place_of: _PlaceOf) -> tuple[Sequence[WorkerFailure], Certainty]:
+def _suspects(hung: Sequence[WorkerFailure]) -> tuple[Sequence[WorkerFailure], Certainty]:
     """The workers of which one is named, and how sure it is that these hold up the others."""
     busy = [f for f in hung if _is_busy(activity_of(f))]
     if busy or len(hung) == 1:
         busy = [f for f in busy if activity_of(f).stance is Stance.STOPPED] or busy or list(hung)
-        places = _places(busy, place_of)
+        places = _places(busy, _place)
         if len(places) == 1:
             # A worker may look outside of any collective for what another one should do, for example for a file.
             is_rare = len(busy) * 2 <= len(hung) or len(busy) == len(hung)
@@ -120,12 +113,12 @@ def _suspects(hung: Sequence[WorkerFailure], place_of: _PlaceOf) -> tuple[Sequen
         return (rarest, Certainty.PROBABLE) if rarest else (busy, Certainty.UNKNOWN)
     unknown = [f for f in hung if activity_of(f).stance is Stance.UNKNOWN]
     for candidates in (unknown, hung):
-        if found := _rarest(_places(candidates, place_of), len(hung)):
+        if found := _rarest(_places(candidates, _place), len(hung)):
             return found, Certainty.PROBABLE
     return hung, Certainty.UNKNOWN
 
 
-def _rarest(places: dict[_Place, list[WorkerFailure]], of: int) -> list[WorkerFailure]:
+def _rarest(places: dict[Hashable, list[WorkerFailure]], of: int) -> list[WorkerFailure]:
     """The workers at the place that has fewer than any other, and at most half of `of`. Empty: there is none."""
     ordered = sorted(places.values(), key=len)
     if not ordered or len(ordered[0]) * 2 > of or (len(ordered) > 1 and len(ordered[0]) == len(ordered[1])):
@@ -133,25 +126,23 @@ def _rarest(places: dict[_Place, list[WorkerFailure]], of: int) -> list[WorkerFa
     return ordered[0]
 
 
-def _places(hung: Iterable[WorkerFailure], place_of: _PlaceOf) -> dict[_Place, list[WorkerFailure]]:
-    places: dict[_Place, list[WorkerFailure]] = {}
+def _place(failure: WorkerFailure) -> Hashable:
+    activity = activity_of(failure)
+    return activity.op, activity.site, activity.stance is Stance.STOPPED
+
+
+def _place_and_collective(failure: WorkerFailure) -> Hashable:
+    """If nobody can tell who is to blame, the collectives may tell the reader more."""
+    return _place(failure), activity_of(failure).collective
+
+
+def _places(
+    hung: Iterable[WorkerFailure], place_of: Callable[[WorkerFailure], Hashable]
+) -> dict[Hashable, list[WorkerFailure]]:
+    places: dict[Hashable, list[WorkerFailure]] = {}
     for failure in hung:
         places.setdefault(place_of(failure), []).append(failure)
     return places
-
-
-def _place(failure: WorkerFailure, *, by_collective: bool) -> _Place:
-    activity = activity_of(failure)
-    last = activity.collective if by_collective and not _is_busy(activity) else None
-    entered = None if last is None else (last.name, last.number)
-    return activity.op, activity.site, activity.stance is Stance.STOPPED, entered
-
-
-def _are_recorded(hung: Iterable[WorkerFailure]) -> bool:
-    """The last collective is known of all workers that wait, and can be compared. The numbers of other groups than the
-    default one say nothing: two groups of the same kind may have entered different numbers of collectives."""
-    last = [activity.collective for f in hung if not _is_busy(activity := activity_of(f))]
-    return all(collective is not None and not collective.group for collective in last)
 
 
 def _is_busy(activity: Activity) -> bool:

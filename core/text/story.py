@@ -20,7 +20,7 @@ from reknit.core.agent.agent import Agent
 from reknit.core.agent.events import EntriesRead, StopRequested
 from reknit.core.agent.lifecycle import REPEAT_S
 from reknit.core.agent.reasons import RunEnd, SignalReceived
-from reknit.core.agent.worker_words import WorkersExited, WorkersStopped
+from reknit.core.agent.worker_words import WorkerExit, WorkersExited, WorkersStopped
 from reknit.core.job.entries import Entry, Joined, Lost, Terms
 from reknit.core.job.fold import fold, fold_all
 from reknit.core.job.job import EMPTY, Closed, Gathering, Job, Outcome, Running, Unopened
@@ -108,8 +108,9 @@ class RoundStory:
     """How the job has ended with it. None: it went on, or goes on."""
     stopped_by: tuple[int, ...] = ()
     """The job has ended with it because its last agents were stopped by these signals. Empty: that was not so."""
-    early: frozenset[int] = frozenset()
-    """The ranks that ended without a failure before a worker of their node failed."""
+    early: Mapping[str, frozenset[int]] = EMPTY
+    """By node: the ranks that ended without a failure before another worker of this node failed. The clocks of two
+    nodes cannot tell which of their workers ended first."""
 
 
 @frozen
@@ -214,8 +215,8 @@ class _Teller:
                 if self._asked != step.event.signal or at - self._asked_at >= REPEAT_S:
                     self._remark(f"asked to stop: {signal_name(step.event.signal)}")
                 self._asked, self._asked_at = step.event.signal, at
-            case WorkersExited():
-                self._exited(step.event)
+            case WorkersExited(_, number, exits):
+                self._exited(number, exits)
             case WorkersStopped(killed=killed) if killed:
                 self._remark(killed_text(step.event))
         for lost in step.lost:
@@ -228,6 +229,7 @@ class _Teller:
     def go_on(self, agent: Agent) -> None:
         self._node = agent.spec.node_id
         self._took(None, agent.job)  # when that has happened was not seen
+        self._exited(agent.workers.round, agent.workers.exits.values())
         if self._began is not None:
             self._situation(situation(agent))
         elif agent.nonce:
@@ -260,17 +262,19 @@ class _Teller:
         if not self._spans or (self._spans[-1].doing, self._spans[-1].key) != (now.doing, key):
             self._spans.append(Span(now.doing, key, at, at))
 
-    def _exited(self, event: WorkersExited) -> None:
+    def _exited(self, number: int, exits: Iterable[WorkerExit]) -> None:
+        """Workers of this node have ended in the round with this number."""
         job, nodes = self._job, [str(member.node.id) for member in self._job.members]
-        if not isinstance(job.phase, Running) or job.round != event.round or self._node not in nodes:
+        if not isinstance(job.phase, Running) or job.round != number or self._node not in nodes:
             return
-        round = self._round((job.epoch, job.round))
-        if any(exit.failure is not None for exit in event.exits):
+        round = self._round((job.epoch, number))
+        if any(exit.failure is not None for exit in exits):
             self._failed_in = round.key
         elif round.key != self._failed_in:
-            firsts, _ = job.members.counted
-            first, _ = firsts[nodes.index(self._node)]
-            round.early |= {first + exit.local_rank for exit in event.exits}
+            place = nodes.index(self._node)
+            (first, _), count = job.members.counted[0][place], job.members[place].local_world_size
+            ended = {first + exit.local_rank for exit in exits if 0 <= exit.local_rank < count}
+            round.early = {self._node: round.early.get(self._node, frozenset()) | ended}
 
     # ---- the journal ----
 
@@ -447,7 +451,7 @@ def _both(one: RoundStory, other: RoundStory) -> RoundStory:
         ended_at=_earlier(one.ended_at, other.ended_at),
         failed_at=_earlier(one.failed_at, other.failed_at),
         failures=max(one.failures, other.failures, key=len),
-        early=one.early | other.early,
+        early={**one.early, **other.early},
     )
 
 

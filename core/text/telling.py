@@ -223,8 +223,9 @@ def _details(round: RoundStory) -> Iterator[str]:
         failure = blamed.failure
         lines = list(hang_lines(blamed))
         yield from (line.strip() for line in lines)
-        if round.early and is_echo(failure):
-            yield early_text(sorted(round.early))
+        early = round.early.get(blamed.node.id)
+        if early and is_echo(failure):
+            yield early_text(sorted(early))
         shown = failure.traceback.splitlines()
         if shown:
             yield "its traceback:" if failure.cause is None else "what it was doing, innermost call first:"

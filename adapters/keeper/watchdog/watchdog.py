@@ -153,7 +153,7 @@ class Watchdog:
             from .flight_recorder import RecorderSockets
 
             self._sockets = RecorderSockets()
-        self._unread: dict[str, list[int]] = {}
+        self._unread: dict[str, set[int]] = {}
         """By reason: ranks whose flight recorder is on and was not read. To be said when all hung workers were looked
         at."""
         self._timers: TimerPipe | None = None
@@ -292,13 +292,17 @@ class Watchdog:
         return made
 
     def _answers_of(self, leader: Leader) -> list[RecorderAnswer]:
-        if self._sockets is None:
+        if self._sockets is None or not self._sockets.is_expected(leader.local_rank):
             return []
-        answers = self._sockets.ask(leader.local_rank, self._clock)
-        if not answers and self._sockets.is_expected(leader.local_rank):
-            from .flight_recorder import NOT_SERVED
+        from .flight_recorder import NOT_READ, NOT_SERVED
 
-            self._unread.setdefault(NOT_SERVED, []).append(leader.rank)
+        try:
+            answers = self._sockets.ask(leader.local_rank, self._clock)
+        except OSError:
+            self._unread.setdefault(NOT_READ, set()).add(leader.rank)
+            return []
+        if not answers:
+            self._unread.setdefault(NOT_SERVED, set()).add(leader.rank)
         return answers
 
     def _read_records(self, hung: Hung) -> None:
@@ -306,8 +310,8 @@ class Watchdog:
             from .flight_recorder import NOT_READ, last_collective
 
             hung.collective = last_collective(*(answer.record for answer in hung.answers))
-            if not all(answer.is_whole for answer in hung.answers):
-                self._unread.setdefault(NOT_READ, []).append(hung.leader.rank)
+            if hung.collective is None and not all(answer.is_whole for answer in hung.answers):
+                self._unread.setdefault(NOT_READ, set()).add(hung.leader.rank)
 
     def _tell_of_records(self) -> None:
         for why, ranks in self._unread.items():
@@ -362,6 +366,7 @@ class Watchdog:
         self._reported.clear()
         if self._sockets is not None:
             self._sockets.forget()
+        self._unread.clear()
         if self._hangs is not None:
             self._hangs.forget()
         if self._guard is not None:

@@ -48,8 +48,6 @@ def hung(*activities: Activity | None, step: int | None = 3) -> list[WorkerFailu
         ([LINE, WAITS, LINE], (1,), Certainty.PROBABLE),
         ([WAITS, BARRIER, WAITS], (1,), Certainty.PROBABLE),
         ([WAITS, BACKWARD, WAITS, WAITS], (1,), Certainty.PROBABLE),
-        ([recorded(WAITS, 4), recorded(WAITS, 3), recorded(WAITS, 4)], (1,), Certainty.PROBABLE),
-        ([recorded(LINE, 4), recorded(LINE, 3), recorded(LINE, 4)], (1,), Certainty.PROBABLE),
         ([recorded(WAITS, 4), recorded(LOADS, 3), recorded(WAITS, 4)], (1,), Certainty.CERTAIN),
         ([recorded(WAITS, 5), WAITS, recorded(WAITS, 5), recorded(BARRIER, 5)], (3,), Certainty.PROBABLE),
         ([recorded(LOADS, 4), recorded(LOADS, 3), *[recorded(WAITS, 4)] * 2], (0, 1), Certainty.CERTAIN),
@@ -78,6 +76,7 @@ def test_who_is_blamed(activities: list[Activity | None], ranks: tuple[int, ...]
         [recorded(WAITS, 4, "tp"), recorded(WAITS, 3, "tp"), recorded(WAITS, 4, "tp")],
         [recorded(WAITS, 4), recorded(WAITS, 2, "tp"), recorded(WAITS, 4)],
         [recorded(WAITS, 4), WAITS, recorded(WAITS, 4)],
+        [recorded(WAITS, 4), recorded(WAITS, 3), recorded(WAITS, 4)],
     ],
 )
 def test_nothing_is_claimed_that_cannot_be_told(activities: list[Activity | None]) -> None:
@@ -115,6 +114,13 @@ def test_a_worker_that_has_made_progress_is_never_blamed() -> None:
     """It has failed in its own way."""
     crashed = WorkerFailure(5, 5, 1, message="ValueError: x")
     assert blamed([crashed, *hung(WAITS, LOADS)])[0].rank == 1
+
+
+def test_collectives_are_shown_apart_if_nobody_can_tell() -> None:
+    """They blame nobody: ranks that broadcast may stand one apart."""
+    _, hang = blamed(hung(recorded(WAITS, 4), recorded(WAITS, 3), recorded(WAITS, 4)))
+    assert hang.certainty is Certainty.UNKNOWN
+    assert hang.spots == (Spot((0, 2), recorded(WAITS, 4)), Spot((1,), recorded(WAITS, 3)))
 
 
 def test_what_the_workers_of_a_place_do_not_share_is_not_shown() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import socket
@@ -66,8 +67,8 @@ def test_a_script_that_does_not_serve_its_record_is_told_how(tmp_path: Path, sho
 
 @pytest.mark.slow
 def test_a_record_that_is_missing_accuses_nobody(tmp_path: Path, short: str) -> None:
-    """Rank 3 has left out a collective, and stands in the next one. Rank 1 serves no record, like a worker with another
-    torch. It waits where ranks 0 and 2 wait."""
+    """Rank 3 has left out a collective, and stands in the next one. Rank 1 serves no record, and waits where ranks 0
+    and 2 wait."""
     serves = 'main() if os.environ["RANK"] != "1" else main.__wrapped__()'
     script = SKIPS.replace('!= "1" or step', '!= "3" or step').replace("\n    main()\n", f"\n    {serves}\n")
     script = script.replace("time.sleep(1e6)", "dist.barrier()").replace("range(4)", "range(3)")
@@ -245,6 +246,20 @@ def test_a_worker_that_serves_nothing(sockets: RecorderSockets, clock: SystemClo
         left.bind(path)
     assert sockets.ask(0, clock) == []
     assert descriptors() == before
+
+
+def test_a_worker_that_cannot_be_asked(
+    sockets: RecorderSockets, clock: SystemClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No descriptor is free. That is not the script's fault."""
+    sockets.variables(0, ON)
+
+    def refuse(*how: object) -> None:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    monkeypatch.setattr(flight_recorder.socket, "socket", refuse)
+    with pytest.raises(OSError, match="Too many open files"):
+        sockets.ask(0, clock)
 
 
 def test_a_worker_that_does_not_answer_holds_up_nobody(sockets: RecorderSockets, clock: SystemClock) -> None:
