@@ -182,8 +182,9 @@ class ThreadedLink:
         is_late = since is not None and time.monotonic() - since >= _LATE_S
         if not is_late or self._changes.empty() or self._second in self._threads:
             return
+        self._threads.append(self._second)
         try:
             self._second.start()
         except RuntimeError:
-            return  # the system has no thread to give: the first one goes on alone, and this is tried again
-        self._threads.append(self._second)
+            # The system has no thread to give: the first one goes on alone, and this is tried again.
+            self._threads.remove(self._second)

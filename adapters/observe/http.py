@@ -83,9 +83,8 @@ class PageServer:
 
     def start(self) -> None:
         """Serve, in a thread. Raises `RuntimeError` if there is no thread to be had. Close the server then, too."""
-        thread = Thread(self._listener.serve, name=f"reknit health {self.port}")
-        thread.start()
-        self._thread = thread
+        self._thread = Thread(self._listener.serve, name=f"reknit health {self.port}")
+        self._thread.start()
 
     def close(self) -> None:
         """Cut off all clients, end the threads and close the sockets. May be repeated. Does nothing in a forked child.

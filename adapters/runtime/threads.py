@@ -10,6 +10,7 @@ import _thread
 import os
 import threading
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Generic, TypeVar
 
 _T = TypeVar("_T")
@@ -30,6 +31,8 @@ class Thread(threading.Thread):
 
     def start(self) -> None:
         """As `threading.Thread.start`. If this is interrupted, the thread may run all the same."""
+        if self._is_begun:
+            raise RuntimeError("threads can only be started once")
         self._is_begun = True
         try:
             super().start()
@@ -69,16 +72,28 @@ def sheltered(call: Callable[[], _T], *, undo: Callable[[_T], object] = lambda m
     returned, and the error is raised.
     """
     made: _CallElsewhere[_T] | None = None
+    undone: _CallElsewhere[object] | None = None
     interrupt: BaseException | None = None
-    while made is None or not (made.returned or made.raised):
+    is_over = False
+    while made is None or not is_over:
         try:
-            made = made or _CallElsewhere(call)
-            made.wait()
+            # Two signals may come at once. Then the second error is raised while this goes on after the first one.
+            while not is_over:
+                try:
+                    made = made or _CallElsewhere(call)
+                    made.wait()
+                    if interrupt is not None and made.returned:
+                        undone = undone or _CallElsewhere(partial(undo, made.returned[0]))
+                        undone.wait()
+                    is_over = True
+                except BaseException as error:
+                    interrupt = error
         except BaseException as error:
             interrupt = error
+    # What was made would be lost at another interrupt. None comes: Python looks for signals when a function is called.
+    if undone is not None and undone.raised:
+        raise undone.raised[0]
     if interrupt is not None:
-        if made.returned:
-            sheltered(lambda: undo(made.returned[0]))
         raise interrupt
     if made.raised:
         raise made.raised.pop()
@@ -101,14 +116,16 @@ class _CallElsewhere(Generic[_T]):
         self._runs.acquire()
 
     def wait(self) -> None:
-        """Begin the call, if nobody has, and wait for its end. May be repeated after an interrupt."""
+        """Begin the call, if nobody has, and wait for its end. May be repeated, also after an interrupt."""
+        if self.returned or self.raised:
+            return
         if self._turn:
             try:
                 # `Thread.start` takes locks, which an interrupt would leave taken. So another thread calls it.
                 _thread.start_new_thread(self._begin, ())
-            except RuntimeError:
-                if not self._turn:
-                    raise
+            except RuntimeError as error:
+                if type(error) is not RuntimeError:
+                    raise  # a handler's
                 self._run()  # there is no thread to be had
         self._runs.acquire()
         if self._thread is not None:

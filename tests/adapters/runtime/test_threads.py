@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import itertools
 import os
+import signal
 import sys
 import threading
 from collections.abc import Callable
@@ -78,6 +79,29 @@ def test_an_interrupt_at_any_moment_lets_a_sheltered_call_be_made() -> None:
         if not is_interrupted:
             break
     assert look > 5
+
+
+@pytest.mark.alone
+def test_two_interrupts_at_once_break_off_no_sheltered_call() -> None:
+    """A terminal that is closed may send one signal, and its shell another. What was made is undone all the same."""
+    undone: list[str] = []
+
+    def raises(signum: int, frame: object) -> None:
+        raise KeyboardInterrupt
+
+    def make() -> str:
+        for signum in (signal.SIGUSR1, signal.SIGUSR2):
+            os.kill(os.getpid(), signum)
+        return "made"
+
+    before = [signal.signal(signum, raises) for signum in (signal.SIGUSR1, signal.SIGUSR2)]
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            sheltered(make, undo=undone.append)
+    finally:
+        for signum, handler in zip((signal.SIGUSR1, signal.SIGUSR2), before, strict=True):
+            signal.signal(signum, handler)
+    assert undone == ["made"]
 
 
 def test_a_sheltered_call_raises_and_returns(monkeypatch: pytest.MonkeyPatch) -> None:
