@@ -8,7 +8,8 @@
 1. Workers, restarts and the meeting of several nodes are those of `reknit run`. The rules at the top of `session.py`
    hold. Of the signals only SIGTERM is taken, while `launch` waits in the main thread of a program that does not handle
    it.
-2. A job that does not succeed raises `JobFailed`. The text of this error is the report that `reknit run` prints.
+2. A job that does not succeed raises `JobFailed`. The text of this error is the report that `reknit run` prints,
+   without the line about the exit status.
 3. Whatever raises an error here, for example KeyboardInterrupt or a cancelled task, first ends the workers.
 """
 
@@ -43,7 +44,8 @@ _LOOK_S = 1.0
 
 
 class JobFailed(Exception):
-    """The job has not succeeded. The text is the report that `reknit run` prints. `result`: the same as a value."""
+    """The job has not succeeded. The text is the report that `reknit run` prints, without the line about the exit
+    status. `result`: the same as a value."""
 
     __module__ = "reknit"  # as people import it, and as a traceback shows it
 
