@@ -156,7 +156,8 @@ def final_lines(
 
     `restarts`: number of restarts of the job (`Job.restarts`). `ran_s`: seconds for which this agent has run. None:
     they are not told. `is_alone`: no other node can go on with the job.
-    `names_options`: the reader has called `reknit run`. False: the reader's program has made the settings.
+    `names_options`: the reader has called `reknit run`. False: the reader's program has made the settings, and chooses
+    its exit status itself.
     `has_terminal`: a worker has the terminal. `shown`: the number of workers of the job, if all their lines were shown.
     0: this is not known. `trace`: the folder with the trace of this agent. Empty: there is none.
     """
@@ -165,10 +166,10 @@ def final_lines(
         how = "run one worker on a terminal, or give --stdin=RANK" if names_options else "use reknit run --stdin=RANK"
         yield f"this worker waited for input (breakpoint(), input()), and has no terminal: {how}"
     if isinstance(result.why, reasons.BudgetSpent) and _lacks_socket(result.why.root.failure):
-        yield "this worker could not make the socket of its flight recorder: see docs/watchdog.md#recorder"
+        yield "this worker could not make the socket for its flight recorder; what to do: docs/watchdog.md#recorder"
     if trace and result.state is WorkerState.FAILED and isinstance(result.why, reasons.JobEnd):
         yield f"the whole story: reknit explain {_typed(trace)}"
-    if names_options and (line := origin(result)):  # a program chooses its exit status itself
+    if names_options and (line := origin(result)):  # the program that called chooses its own
         yield line
 
 

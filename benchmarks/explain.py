@@ -3,8 +3,8 @@
     python benchmarks/explain.py [--rounds 10000]
 
 The traces are made by the simulator: two agents, and in each round a worker of one of them fails. They are read by the
-real command, in a process of its own. Its peer is Python's JSON parser, which parses each line of the traces, in a
-process of its own as well: that is the least that a reader in Python would do.
+real command, in a process of its own. It is compared with Python's JSON parser, which parses each line of the traces in
+a process of its own: that is the least that a reader in Python would do.
 """
 
 from __future__ import annotations

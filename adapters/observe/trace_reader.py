@@ -138,7 +138,7 @@ _KINDS = frozenset(kind.__name__ for kind in get_args(_NEEDED))
 
 
 def _kind(data: object) -> str:
-    """Empty if it is none."""
+    """The kind of this value. Empty: it has none."""
     kind = data.get("kind") if isinstance(data, dict) else None
     return kind if isinstance(kind, str) else ""
 

@@ -67,9 +67,12 @@ class Thread(threading.Thread):
 def sheltered(call: Callable[[], _T], *, undo: Callable[[_T], object] = lambda made: None) -> _T:
     """Make a call in a thread of its own, and wait for it. Returns and raises what the call does.
 
-    A signal's handler may raise an error at any moment, but only in the main thread. KeyboardInterrupt is one. So it
-    comes while this function waits, and does not break off the call. When the call has ended, `undo` gets what it has
-    returned, and the error is raised.
+    A signal's handler may raise an error at any moment, but only in the main thread. KeyboardInterrupt is one. Such an
+    error comes while this function waits, and does not break off the call. Then (1) this function waits for the end of
+    the call. (2) If the call has returned, `undo` gets the value. (3) The handler's error is raised, of several the
+    last one. If `undo` fails, its error is raised instead.
+
+    If the system has no thread to give, the call is made in the calling thread, and an interrupt can break it off.
     """
     made: _CallElsewhere[_T] | None = None
     undone: _CallElsewhere[object] | None = None
@@ -90,7 +93,8 @@ def sheltered(call: Callable[[], _T], *, undo: Callable[[_T], object] = lambda m
                     interrupt = error
         except BaseException as error:
             interrupt = error
-    # What was made would be lost at another interrupt. None comes: Python looks for signals when a function is called.
+    # From here to the end an interrupt would lose the value. Python runs handlers at calls and at jumps backward, and
+    # here is neither.
     if undone is not None and undone.raised:
         raise undone.raised[0]
     if interrupt is not None:
@@ -125,7 +129,7 @@ class _CallElsewhere(Generic[_T]):
                 _thread.start_new_thread(self._begin, ())
             except RuntimeError as error:
                 if type(error) is not RuntimeError:
-                    raise  # a handler's
+                    raise  # a subclass: a signal's handler has raised it
                 self._run()  # there is no thread to be had
         self._runs.acquire()
         if self._thread is not None:

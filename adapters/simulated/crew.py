@@ -55,7 +55,7 @@ class Crew:
     owns: dict[NodeId, Own]
     """What each of the agents has of its own, by node."""
     asked: Job
-    """The job as they had folded it when they beat last. It says which nodes they have asked for."""
+    """The job as they had folded it when they beat last. From it follows whose counters each has asked for."""
     coming: list[tuple[float, int, Coming]] = field(factory=list)
     """What will happen to all of them: when, the order of what happens at one time, and what. The latest first."""
     parked: Read | None = None

@@ -422,7 +422,7 @@ class Fleet:
 
     def _hearing(self, agent: Agent, before: Agent, asked: Job) -> Agent:
         """The agent, with what it would have heard of the nodes that it watches. `before`: the one whose pulse it
-        has. `asked`: of its crew."""
+        has. `asked`: `Crew.asked`."""
         silence = before.silence
         if not silence.watch:
             return agent
@@ -884,7 +884,8 @@ def _are_same(a: Members, b: Members) -> bool:
 
 
 def _count(agent: Agent, at: float) -> int:
-    """The counter of an agent's node at this time, of which its last beats may be later."""
+    """The counter of the agent's node at this time. Beats that the agent has counted and that come later are taken
+    off."""
     sent, beat_at = agent.contact.sent, agent.contact.beat_at
     return sent if beat_at is None or beat_at <= at else max(0, sent - ceil((beat_at - at) / agent.job.terms.beat_s))
 

@@ -22,7 +22,6 @@ _PASSWORD = re.compile("((?:^|,)password=)[^,]+")
 _WHEN_MET = "(known when the nodes have met)"
 _FREE = "(a free port of each round)"
 _RANDOM = "(a random name)"
-_OF_EACH = "(a file of each worker)"
 _BY_RANK = ("LOCAL_RANK", "RANK", "ROLE_RANK", "CUDA_VISIBLE_DEVICES")
 _BY_MEETING = ("RANK", "ROLE_RANK", "WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE", "ROLE_WORLD_SIZE", "MASTER_ADDR")
 
@@ -100,17 +99,17 @@ def _variables(settings: Settings, base: Mapping[str, str], local_rank: int) -> 
 
 
 def _of_the_keeper(settings: Settings, base: Mapping[str, str]) -> dict[str, str]:
-    """The variables for which the keeper makes something, with remarks in the place of their values."""
+    """The variables whose values the keeper makes, with remarks in the place of the values."""
     found = {
-        "TORCHELASTIC_ERROR_FILE": _OF_EACH,
-        progress.VARIABLE: _OF_EACH,
-        MARK: "(a mark of its agent)",
+        "TORCHELASTIC_ERROR_FILE": "(a file for each worker)",
+        progress.VARIABLE: "(a place in shared memory for each worker)",
+        MARK: "(a mark of this node's agent)",
     }
     watches_hangs = settings.hang_after_s is not None or settings.start_timeout_s is not None
     if (watches_hangs or settings.timer_file is not None) and "PYTHONFAULTHANDLER" not in base:
         found["PYTHONFAULTHANDLER"] = "1"
     if watches_hangs and flight_recorder.is_on(base) and SOCKET not in base:
-        found[SOCKET] = _OF_EACH
+        found[SOCKET] = "(a socket for each worker)"
     if settings.timer_file is not None:
         found[TIMER_FILE] = settings.timer_file or "(a pipe of this node)"
     return found

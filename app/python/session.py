@@ -189,7 +189,7 @@ class Session:
 
     @property
     def trace(self) -> str:
-        """The folder with the trace of the agent: `reknit explain` tells what it says. Empty: there is none."""
+        """The folder with the trace of the agent, for `reknit explain`. Empty: there is none."""
         return self._wired.trace
 
     async def run_async(self) -> Result:

@@ -14,7 +14,7 @@ Of several workers at the place that is blamed, the one furthest behind is named
 that has skipped a collective is ahead of the others by its step. So the place goes before the step.
 
 What torch's flight recorder tells is shown, and blames nobody. Records may be missing for reasons that have nothing to
-do with the hang. Ranks that broadcast may stand one collective apart, and groups count their collectives each.
+do with the hang. Ranks that broadcast may stand one collective apart. Each process group counts its own collectives.
 
 The rule was tried with the kinds of hangs in `benchmarks/hangs.py`.
 """
@@ -132,7 +132,7 @@ def _place(failure: WorkerFailure) -> Hashable:
 
 
 def _place_and_collective(failure: WorkerFailure) -> Hashable:
-    """If nobody can tell who is to blame, the collectives may tell the reader more."""
+    """To group workers for the reader if nobody can be blamed."""
     return _place(failure), activity_of(failure).collective
 
 

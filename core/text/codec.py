@@ -230,13 +230,14 @@ def _defaults(cls: Any) -> dict[str, Any]:
 
 @cache
 def _fields(cls: Any) -> tuple[dict[str, tuple[type | None, Decoder]], tuple[str, ...]]:
-    """How each field of a class is decoded, and the fields that have no default. A value of the type that stands before
-    a decoder is right as it is: most fields are numbers and texts, and their decoders would take half of the time."""
+    """For each field its plain type and its decoder, and the fields that have no default. A value of exactly the plain
+    type needs no decoder. Most fields are plain, and their decoders would take half of the time."""
     hints, defaults = get_type_hints(cls), _defaults(cls)
     required = tuple(name for name, default in defaults.items() if default is attrs.NOTHING)
     return {name: (_plain(hints[name]), _decoder(hints[name])) for name in defaults}, required
 
 
 def _plain(hint: Any) -> type | None:
+    """None: a value of this type always needs its decoder."""
     hint = getattr(hint, "__supertype__", hint)
     return hint if hint in (str, int, float, bool) else None

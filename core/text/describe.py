@@ -117,8 +117,8 @@ def stacks_lines(failure: WorkerFailure) -> Iterator[str]:
 
 def failure_text(failure: WorkerFailure, node: object = "") -> str:
     """`rank 3 on node n1 failed: exit code 1, ValueError: no such file`. The node stands before the text of the
-    exception, which may be long. `node`: empty if the reader knows it. A worker without progress `hung`: who is to
-    blame may not be known yet."""
+    exception, which may be long. `node`: empty if the reader knows it. Of a worker without progress it says `hung`,
+    because another one may be to blame."""
     where = f" on node {node}" if node else ""
     verb = "hung" if isinstance(failure.cause, NoProgress) else "failed"
     return f"rank {failure.rank}{where} {verb}: {how_text(failure)}"

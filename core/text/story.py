@@ -109,8 +109,8 @@ class RoundStory:
     stopped_by: tuple[int, ...] = ()
     """The job has ended with it because its last agents were stopped by these signals. Empty: that was not so."""
     early: Mapping[str, frozenset[int]] = EMPTY
-    """By node: the ranks that ended without a failure before another worker of this node failed. The clocks of two
-    nodes cannot tell which of their workers ended first."""
+    """By node: the ranks that its agent found ended without a failure, before it found the first failure of this node.
+    If none has failed: all that ended so. Two nodes are not compared, because their clocks may differ."""
 
 
 @frozen

@@ -4,7 +4,7 @@
    code hangs. Python has no part in that.
 2. The socket is there if the script asks for it (`torch.distributed.elastic.control_plane.worker_main`). torch makes it
    at the path that the variable `SOCKET` names. The keeper gives each worker a path of its own, if the recorder is on.
-3. The record of gloo and that of NCCL are asked for apart. The last collective of both counts.
+3. The record of gloo and that of NCCL are asked for apart. Of the collectives in both, the last one counts.
 
 The form of the answers was found with torch 2.13 and gloo.
 """
@@ -25,8 +25,9 @@ from reknit.core.job.workers import Collective
 if TYPE_CHECKING:
     from reknit.adapters.runtime.ports import Clock
 
-NOT_SERVED = "the script does not serve it, which takes worker_main()"
-NOT_READ = "it could not be read in time; TORCH_FR_BUFFER_SIZE=2000 is enough"
+NOT_SERVED = "the worker serves none; its script must call worker_main(), and has not, or not yet"
+NOT_READ = "it could not be read within 2 s, or is longer than 2 MiB; TORCH_FR_BUFFER_SIZE should be at most 2000"
+NOT_ASKED = "reknit could not ask for it, because it can open no further file"
 """Why there is no record of a worker whose recorder is on."""
 SIZES = ("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE")
 """torch's names for the number of collectives that the recorder holds, the older one last. The recorder is on if one of
@@ -71,8 +72,8 @@ class RecorderSockets:
         return local_rank in self._paths
 
     def ask(self, local_rank: int, clock: Clock) -> list[RecorderAnswer]:
-        """Ask this worker for its records. Nothing if it serves none, which is the rule. Raises `OSError` if it cannot
-        be asked, for example because no descriptor is free."""
+        """Ask this worker for its records. An empty list if it serves none, which is usual. Raises `OSError` if it
+        cannot be asked, for example because no descriptor is free."""
         made: list[RecorderAnswer] = []
         try:
             if self.is_expected(local_rank):
@@ -143,14 +144,14 @@ class RecorderAnswer:
 
     @property
     def record(self) -> bytes:
-        """Empty if the answer is none, or is not whole."""
+        """Empty if the worker has refused (the HTTP status is not 200), or if the answer is not whole."""
         head, _, body = b"".join(self._parts).partition(b"\r\n\r\n")
         return body if self.is_whole and b" 200 " in head.partition(b"\r\n")[0] else b""
 
 
 def last_collective(*records: bytes) -> Collective | None:
-    """The collective that a worker has entered last, of those that are not over if there is one. `records`: all that
-    the worker has given. What is no record counts as empty. None: there is no collective in them."""
+    """The last collective of a worker that is not over. If all are over: the last one. `records`: all that the worker
+    has given. What is no record counts as empty. None: there is no collective in them."""
     entries = [entry for record in records for entry in _entries(record)]
     try:
         last = max(entries, key=lambda entry: (not _is_over(entry), entry["time_created_ns"]))

@@ -294,12 +294,12 @@ class Watchdog:
     def _answers_of(self, leader: Leader) -> list[RecorderAnswer]:
         if self._sockets is None or not self._sockets.is_expected(leader.local_rank):
             return []
-        from .flight_recorder import NOT_READ, NOT_SERVED
+        from .flight_recorder import NOT_ASKED, NOT_SERVED
 
         try:
             answers = self._sockets.ask(leader.local_rank, self._clock)
         except OSError:
-            self._unread.setdefault(NOT_READ, set()).add(leader.rank)
+            self._unread.setdefault(NOT_ASKED, set()).add(leader.rank)
             return []
         if not answers:
             self._unread.setdefault(NOT_SERVED, set()).add(leader.rank)

@@ -62,7 +62,7 @@ def test_a_script_that_does_not_serve_its_record_is_told_how(tmp_path: Path, sho
     argv = ("--nproc-per-node=2", "--hang-after=1", "--no-python", "sleep", "1000000")
     with Run(tmp_path, *argv, env={**ON, "TMPDIR": short}) as job:
         assert job.end() == HUNG
-    assert job.err.count("no flight record of ranks 0-1: the script does not serve it") == 1, job.err
+    assert job.err.count("no flight record of ranks 0-1: the worker serves none") == 1, job.err
 
 
 @pytest.mark.slow
@@ -76,7 +76,7 @@ def test_a_record_that_is_missing_accuses_nobody(tmp_path: Path, short: str) -> 
     with Run(tmp_path, *argv, script=script, env={**ON, "TMPDIR": short}) as job:
         assert job.end() == HUNG
     assert "probably rank 3 on node N holds up the others" in "\n".join(job.said), job.err
-    assert job.err.count("no flight record of rank 1: the script does not serve it") == 1, job.err
+    assert job.err.count("no flight record of rank 1: the worker serves none") == 1, job.err
 
 
 @pytest.mark.slow
@@ -88,7 +88,7 @@ def test_a_socket_that_cannot_be_made_is_told_of(tmp_path: Path, short: str) -> 
     with Run(tmp_path, "--hang-after=60", "w.py", script=script, env={**ON, "TMPDIR": short}) as job:
         assert job.end() == 1
         os.rename(short + "2", short)
-    assert "this worker could not make the socket of its flight recorder: see docs/watchdog.md#recorder" in job.said
+    assert any("could not make the socket for its flight recorder" in line for line in job.said)
 
 
 def entry(number: int, **other: object) -> dict[str, object]:
