@@ -77,21 +77,26 @@ def sheltered(call: Callable[[], _T], *, undo: Callable[[_T], object] = lambda m
     made: _CallElsewhere[_T] | None = None
     undone: _CallElsewhere[object] | None = None
     interrupt: BaseException | None = None
+
+    def see_through() -> None:
+        nonlocal made, undone, interrupt
+        while True:
+            try:
+                made = made or _CallElsewhere(call)
+                made.wait()
+                if interrupt is not None and made.returned:
+                    undone = undone or _CallElsewhere(partial(undo, made.returned[0]))
+                    undone.wait()
+                return
+            except BaseException as error:
+                interrupt = error
+
     is_over = False
     while made is None or not is_over:
         try:
-            # Two signals may come at once. Then the second error is raised while this goes on after the first one.
-            while not is_over:
-                try:
-                    made = made or _CallElsewhere(call)
-                    made.wait()
-                    if interrupt is not None and made.returned:
-                        undone = undone or _CallElsewhere(partial(undo, made.returned[0]))
-                        undone.wait()
-                    is_over = True
-                except BaseException as error:
-                    interrupt = error
-        except BaseException as error:
+            see_through()
+            is_over = True
+        except BaseException as error:  # two signals came at once: this is raised where it goes on after the first one
             interrupt = error
     # From here to the end an interrupt would lose the value. Python runs handlers at calls and at jumps backward, and
     # here is neither.
