@@ -208,12 +208,10 @@ def _swept(parsed: Parsed, names: Sequence[str], found: Sequence[Simulation]) ->
 
 
 def _swept_data(sweep: Sweep, place: int, name: str) -> dict[str, object]:
-    mean, half = sweep.than_best(place)
     return {
         "value": sweep.values[place],
         "mark": sweep.mark(place),
-        "than_best": mean,
-        "than_best_95": _ends(mean, half),
+        **_more("than_best", *sweep.than_best(place)),
         **_data(name, sweep.answers[place]),
     }
 
@@ -224,8 +222,12 @@ def _than_first(found: Sequence[Simulation], answer: Simulation) -> dict[str, ob
 
     if len(found) == 1:
         return {}
-    mean, half = difference(found[0], answer)
-    return {"than_first": mean, "than_first_95": _ends(mean, half)}
+    return _more("than_first", *difference(found[0], answer))
+
+
+def _more(name: str, mean: float, half: float) -> dict[str, object]:
+    """A difference between two jobs, and its interval."""
+    return {name: mean, f"{name}_95": _ends(mean, half)}
 
 
 def _ends(mean: float, half: float, least: float = -1.0, most: float = 1.0) -> list[float] | None:

@@ -101,7 +101,7 @@ def activity_of(failure: WorkerFailure) -> Activity:
 
 def _suspects(hung: Sequence[WorkerFailure]) -> tuple[Sequence[WorkerFailure], Certainty]:
     """The workers of which one is named, and how sure it is that these hold up the others."""
-    busy = [f for f in hung if _is_busy(activity_of(f))]
+    busy = [f for f in hung if activity_of(f).stance in (Stance.OWN, Stance.STOPPED)]
     if busy or len(hung) == 1:
         busy = [f for f in busy if activity_of(f).stance is Stance.STOPPED] or busy or list(hung)
         places = _places(busy, _place)
@@ -132,7 +132,7 @@ def _place(failure: WorkerFailure) -> Hashable:
 
 
 def _place_and_collective(failure: WorkerFailure) -> Hashable:
-    """To group workers for the reader if nobody can be blamed."""
+    """The report groups workers by this if nobody can be blamed."""
     return _place(failure), activity_of(failure).collective
 
 
@@ -143,10 +143,6 @@ def _places(
     for failure in hung:
         places.setdefault(place_of(failure), []).append(failure)
     return places
-
-
-def _is_busy(activity: Activity) -> bool:
-    return activity.stance in (Stance.OWN, Stance.STOPPED)
 
 
 def _spot(members: Sequence[WorkerFailure]) -> Spot:

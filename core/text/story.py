@@ -264,14 +264,14 @@ class _Teller:
 
     def _exited(self, number: int, exits: Iterable[WorkerExit]) -> None:
         """Workers of this node have ended in the round with this number."""
-        job, nodes = self._job, [str(member.node.id) for member in self._job.members]
-        if not isinstance(job.phase, Running) or job.round != number or self._node not in nodes:
+        job = self._job
+        place = next((at for at, member in enumerate(job.members) if member.node.id == self._node), None)
+        if not isinstance(job.phase, Running) or job.round != number or place is None:
             return
         round = self._round((job.epoch, number))
         if any(exit.failure is not None for exit in exits):
             self._failed_in = round.key
         elif round.key != self._failed_in:
-            place = nodes.index(self._node)
             (first, _), count = job.members.counted[0][place], job.members[place].local_world_size
             ended = {first + exit.local_rank for exit in exits if 0 <= exit.local_rank < count}
             round.early = {self._node: round.early.get(self._node, frozenset()) | ended}
