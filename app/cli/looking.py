@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import copyreg
 import os
+import pickle
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import TypeVar
+from types import MappingProxyType
+from typing import Any, TypeVar
 
 from attrs import evolve, frozen
 
@@ -28,6 +31,16 @@ _NOT_WRITTEN = 74
 """EX_IOERR."""
 UNREADABLE = 65
 """The exit status for a trace of which nothing can be read: EX_DATAERR."""
+_LONG = 8 << 20
+"""Bytes. Traces that are longer together take a second or so, and further processes are worth their start."""
+
+
+def _mapping(items: dict[Any, Any]) -> MappingProxyType[Any, Any]:
+    return MappingProxyType(items)
+
+
+# A story comes from another process, and holds `EMPTY`, which Python does not pickle by itself.
+copyreg.pickle(MappingProxyType, lambda mapping: (_mapping, (dict(mapping),)))
 
 
 def main(
@@ -147,8 +160,9 @@ def _runs(job: str, traces: Sequence[StoredTrace]) -> list[RunOfJob]:
     """The runs whose traces these are, the oldest first, at least one. The last one has the troubles of all."""
     by_journal: dict[str, list[tuple[StoredTrace, NodeStory]]] = {}
     troubles: list[str] = []
-    for trace in traces:
-        if (story := _story(trace, troubles)) is not None:
+    for trace, (story, lines) in zip(traces, _stories(traces), strict=True):
+        troubles += lines
+        if story is not None:
             by_journal.setdefault(story.job.journal, []).append((trace, story))
     own = [_run(job, stories) for stories in by_journal.values()]
     own.sort(key=lambda run: min(node.began for node in run.nodes))
@@ -167,12 +181,37 @@ def _run(job: str, stories: Sequence[tuple[StoredTrace, NodeStory]]) -> RunOfJob
     return RunOfJob(job, tuple(nodes), frozenset(live), ())
 
 
-def _story(trace: StoredTrace, troubles: list[str]) -> NodeStory | None:
-    if trace.is_cut:
-        troubles.append(f"{trace.path}: a part is missing")
-    told: Iterator[Resumed | Told] = readable(trace, by_part(trace, told_by), troubles)
+Read = tuple[NodeStory | None, list[str]]
+"""What a trace tells, None for nothing, and lines about what cannot be read."""
+
+
+def _stories(traces: Sequence[StoredTrace]) -> list[Read]:
+    """What each trace tells. Long ones are read side by side."""
+    if len(traces) > 1 and sum(trace.size for trace in traces) >= _LONG:
+        from reknit.app.limits import limit_text
+        from reknit.app.side_by_side import side_by_side
+
+        try:
+            with side_by_side(_pickled, traces) as found:
+                pickled = list(_shown(found, f"{len(traces)} traces", len(traces)))
+            # Values are made of them when the other processes have ended and have given their memory back.
+            return [pickle.loads(each) for each in pickled]
+        except (OSError, RuntimeError) as error:
+            if limit_text(error) is None:
+                raise
+            # There is room for no further process. This one needs none.
+    return [_read(trace, by_part(trace, told_by)) for trace in traces]
+
+
+def _pickled(trace: StoredTrace) -> bytes:
+    return pickle.dumps(_read(trace, told_by(trace)), pickle.HIGHEST_PROTOCOL)
+
+
+def _read(trace: StoredTrace, found: Iterator[Resumed | Told | Unreadable]) -> Read:
+    troubles = [f"{trace.path}: a part is missing"] if trace.is_cut else []
+    told: Iterator[Resumed | Told] = readable(trace, found, troubles)
     agents_and_steps = (each.agent if isinstance(each, Resumed) else each for each in told)
-    return node_story(agents_and_steps)
+    return node_story(agents_and_steps), troubles
 
 
 T = TypeVar("T")
@@ -181,14 +220,22 @@ T = TypeVar("T")
 def by_part(trace: StoredTrace, read: Callable[[StoredTrace], Iterator[T]]) -> Iterator[T]:
     """Read a trace, file after file. On a terminal, a bar shows how far that is if there are several files."""
     parts: Iterable[str] = trace.parts
-    if len(trace.parts) > 1 and os.isatty(2):
-        from rich.console import Console
-        from rich.progress import track
-
+    if len(trace.parts) > 1:
         name = "a trace" if trace.about is None else f"the trace of node {trace.about.node}"
-        parts = track(parts, f"reading {escaped(name)}", console=Console(stderr=True, markup=False), transient=True)
+        parts = _shown(parts, name, len(trace.parts))
     for part in parts:
         yield from read(evolve(trace, parts=(part,)))
+
+
+def _shown(things: Iterable[T], name: str, count: int) -> Iterable[T]:
+    """The things. On a terminal, a bar shows how many of them were taken."""
+    if not os.isatty(2):
+        return things
+    from rich.console import Console
+    from rich.progress import track
+
+    console = Console(stderr=True, markup=False)
+    return track(things, f"reading {escaped(name)}", count, console=console, transient=True)
 
 
 def readable(trace: StoredTrace, found: Iterable[T | Unreadable], troubles: list[str]) -> Iterator[T]:

@@ -61,7 +61,8 @@ def simulate(argv: Sequence[str], environ: Mapping[str, str] = os.environ) -> in
 
 
 def _simulated(parsed: Parsed) -> Iterator[str] | int:
-    from reknit.app.simulation.playing import answers, collect_rarely
+    from reknit.app.side_by_side import collect_rarely
+    from reknit.app.simulation.playing import answers
 
     collect_rarely()
     _check_plot(parsed)

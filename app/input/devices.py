@@ -24,18 +24,18 @@ def count(kind: str, environ: Mapping[str, str]) -> int:
     """The number of devices of this kind: `cpu`, `gpu`, `xpu` or `auto`. `auto` means accelerators, or CPUs if there
     are none. Raises `UsageError`."""
     if kind == "cpu":
-        return _cpus()
+        return cpus()
     devices = _asked(environ.get("PYTHON_EXEC") or sys.executable)
     if devices.get(kind):
         return devices[kind]
     if kind == "auto":
-        return _cpus()
+        return cpus()
     if not devices:
         raise UsageError(f"--nproc-per-node={kind}: the devices cannot be counted, because torch cannot be imported")
     raise UsageError(f"--nproc-per-node={kind}: torch sees no such device here")
 
 
-def _cpus() -> int:
+def cpus() -> int:
     """The number of CPUs that this process may run on."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))

@@ -6,20 +6,16 @@ the same failures.
 
 from __future__ import annotations
 
-import gc
-import multiprocessing
-import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from math import exp, gamma, sqrt
 from random import Random
 from statistics import NormalDist, fmean, stdev
-from threading import Thread
 
 from attrs import define, field, frozen
 
 from reknit.adapters.simulated.fleet import Fleet, Onlooker, StoreSpeed
+from reknit.app.side_by_side import side_by_side
 from reknit.core.job.entries import NodeId
 from reknit.core.text.describe import reason_text
 
@@ -186,35 +182,11 @@ def answers(
 ) -> list[Simulation]:
     """One answer for each cluster. `shown` gets the runs as they end, and their number. It passes them on, and may show
     how many are done."""
-    jobs = [(cluster, seed) for cluster in clusters for seed in seeds]
-    count = min(len(jobs), processes or os.cpu_count() or 1)
-    if count > 1:
-        with ProcessPoolExecutor(count, initializer=_begun) as pool:
-            runs = list(shown(pool.map(play, *zip(*jobs, strict=True)), len(jobs)))
-    else:
-        runs = list(shown((play(cluster, seed) for cluster, seed in jobs), len(jobs)))
     n = len(seeds)
+    each = [cluster for cluster in clusters for _ in seeds]
+    with side_by_side(play, each, [*seeds] * len(clusters), processes=processes) as played:
+        runs = list(shown(played, len(each)))
     return [Simulation(cluster, tuple(runs[i * n : (i + 1) * n])) for i, cluster in enumerate(clusters)]
-
-
-def collect_rarely() -> None:
-    """Let this process look for garbage in cycles rarely. A fleet makes many values and no cycles, and the search costs
-    a quarter of the time. It is for processes that do nothing but play."""
-    gc.set_threshold(1_000_000)
-
-
-def _begun() -> None:
-    """Prepare a process that plays runs. It must not outlive the one that wants them."""
-    collect_rarely()
-    parent = multiprocessing.parent_process()
-    if parent is None:
-        return
-
-    def watch() -> None:
-        parent.join()
-        os._exit(1)
-
-    Thread(target=watch, daemon=True).start()
 
 
 # ---- one run ---------------------------------------------------------------------------------------------------------

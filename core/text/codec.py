@@ -189,20 +189,19 @@ def _of_tuple(hint: Any) -> Decoder:
 
 
 def _decode_class(cls: type, data: Any) -> Any:
-    given = _a(dict, data)
-    if given.get("kind") != cls.__name__:
+    if type(data) is not dict or data.get("kind") != cls.__name__:
         raise CodecError(f"{data!r:.80} is no {cls.__name__}")
     decoders, required = _fields(cls)
     fields = {}
-    for name, item in given.items():
-        if name in decoders:
-            plain, decoder = decoders[name]
+    for name, item in data.items():
+        known = decoders.get(name)
+        if known is not None:
+            plain, decoder = known
             fields[name] = item if type(item) is plain else decoder(item)
         elif name != "kind":
             raise CodecError(f"{cls.__name__} has no {name}")
-    missing = [name for name in required if name not in fields]
-    if missing:
-        raise CodecError(f"{cls.__name__} without {', '.join(missing)}")
+    if not required <= fields.keys():
+        raise CodecError(f"{cls.__name__} without {', '.join(sorted(required - fields.keys()))}")
     try:
         return cls(**fields)
     except ValueError as e:  # a validator's: no agent could have made this value
@@ -229,11 +228,11 @@ def _defaults(cls: Any) -> dict[str, Any]:
 
 
 @cache
-def _fields(cls: Any) -> tuple[dict[str, tuple[type | None, Decoder]], tuple[str, ...]]:
+def _fields(cls: Any) -> tuple[dict[str, tuple[type | None, Decoder]], frozenset[str]]:
     """For each field its plain type and its decoder, and the fields that have no default. A value of exactly the plain
     type needs no decoder. Most fields are plain, and their decoders would take half of the time."""
     hints, defaults = get_type_hints(cls), _defaults(cls)
-    required = tuple(name for name, default in defaults.items() if default is attrs.NOTHING)
+    required = frozenset(name for name, default in defaults.items() if default is attrs.NOTHING)
     return {name: (_plain(hints[name]), _decoder(hints[name])) for name in defaults}, required
 
 

@@ -250,7 +250,7 @@ def test_any_text_survives() -> None:
         ('{"kind":"LastCall","round":true}', "True is no int"),
         ('{"kind":"LastCall","round":1.0}', "1.0 is no int"),
         ('{"kind":"LastCall","round":null}', "None is no int"),
-        ('{"kind":"Left","node":"a"}', "is no dict"),
+        ('{"kind":"Left","node":"a"}', "is no Node"),
         ('{"kind":"Left","node":{"kind":"Terms"}}', "is no Node"),
         ('{"kind":"Left","node":{"kind":"Node","id":"a"},"stuck":{}}', "is no list"),
         ('{"kind":"Opened","terms":{"kind":"Terms","admission":"later"},"journal":""}', "'later' is no Admission"),
