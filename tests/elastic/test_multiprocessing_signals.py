@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import _thread
 import os
 import signal
 import threading
@@ -113,6 +114,20 @@ def test_a_context_that_another_thread_closes_gives_the_signal_back_at_the_lates
     finally:
         del os.environ[VARIABLE]
         signal.signal(signal.SIGUSR1, before)
+
+
+def test_a_thread_that_python_has_not_started_leaves_no_entry() -> None:
+    """A finalizer may run in such a thread too. Up to Python 3.12, `threading.enumerate` would list it for ever."""
+    before, is_over = threading.enumerate(), threading.Lock()
+    is_over.acquire()
+
+    def put_nothing_back() -> None:
+        put_back(())
+        is_over.release()
+
+    _thread.start_new_thread(put_nothing_back, ())
+    is_over.acquire()
+    assert threading.enumerate() == before
 
 
 def hold(*signums: int, woken: list[bool] | None = None, then: BaseException | None = None) -> list[int]:

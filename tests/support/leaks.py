@@ -51,7 +51,9 @@ def marked(item: str) -> set[int]:
 
 def _state(folder: Path | None) -> Counter[str]:
     found = Counter(f"descriptor {what}" for what in descriptors())
-    found.update(f"thread {thread.name} {thread.ident}" for thread in threading.enumerate())
+    # Python 3.11 and 3.12 keep the entry of a thread that `threading` has not started, and that has ended.
+    known = (thread for thread in threading.enumerate() if os.path.exists(f"/proc/self/task/{thread.native_id}"))
+    found.update(f"thread {thread.name} {thread.ident}" for thread in known)
     found.update(f"child {pid} ({what})" for pid, what in children().items())
     for number in signal.valid_signals():
         found[f"handler of signal {number:d}: {signal.getsignal(number)}"] += 1

@@ -231,7 +231,7 @@ def test_a_shell_stops_and_continues_both(shell: Typist) -> None:
 def test_a_worker_in_the_background_changes_no_modes(shell: Typist, folder: Path) -> None:
     """After `bg`, a debugger would set the modes of the terminal that the shell uses. SIGTTOU stops it until `fg`. All
     other workers are always in the background, and `stty tostop` must not stop them."""
-    says = "import os, signal\nprint(os.environ['RANK'], signal.getsignal(signal.SIGTTOU).name, flush=True)\n"
+    says = "import os, signal\nprint(os.environ['RANK'] + ' ' + signal.getsignal(signal.SIGTTOU).name)\n"
     (folder / "says.py").write_text(says)
     shell.type(f"{REKNIT} run --stdin=0 --nproc-per-node=2 says.py\n")
     shell.read("the job succeeded")
