@@ -15,6 +15,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
@@ -95,7 +96,8 @@ def measured(*command: str) -> tuple[float, float, str]:
         with tempfile.TemporaryFile("w+") as out, psutil.Popen(command, stdout=out) as process:
             while process.poll() is None:
                 most = max(most, memory_of(process))
-                time.sleep(0.2)
+                with suppress(psutil.TimeoutExpired):
+                    process.wait(0.2)
             took.append(time.perf_counter() - began)
             out.seek(0)
             printed = out.read()

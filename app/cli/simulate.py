@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import product
 from typing import TYPE_CHECKING
 
@@ -17,11 +16,10 @@ from reknit.app.simulation.accounts import CAUSES
 from reknit.app.simulation.cluster import SCENARIOS, BadCluster, SimulatedCluster, of_file, read_value, with_values
 
 from .arguments import Parsed, Table
-from .looking import HELP, main, put, runs, show, words_of
+from .looking import HELP, bar, main, put, runs, show, words_of
 from .options import Option, UsageError
 
 if TYPE_CHECKING:
-    from reknit.app.simulation.accounts import SimulatedRun
     from reknit.app.simulation.playing import Simulation, Sweep
 
 TABLE = Table(
@@ -34,7 +32,7 @@ TABLE = Table(
         Option("sweep", "lines for several numbers, and the best one", "KEY=A,B…", group="Input"),
         Option("runs", "how often each job is played (10)", "N", "10", readers.whole(1), group="Input"),
         Option("seed", "number of the first run (0); the others follow", "N", "0", readers.whole(0), group="Input"),
-        Option("processes", "how many runs at once; 0: one for each core", "N", "0", readers.whole(0), group="Input"),
+        Option("processes", "how many runs at once; 0: one for each CPU", "N", "0", readers.whole(0), group="Input"),
         Option("json", "the answers as JSON", group="Output"),
         Option("save-trace", "the first run, as its first node saw it", "DIR", group="Output"),
         Option("plot", "a picture of --sweep: .png, .svg or .pdf", "FILE", group="Output"),
@@ -61,10 +59,8 @@ def simulate(argv: Sequence[str], environ: Mapping[str, str] = os.environ) -> in
 
 
 def _simulated(parsed: Parsed) -> Iterator[str] | int:
-    from reknit.app.side_by_side import collect_rarely
     from reknit.app.simulation.playing import answers
 
-    collect_rarely()
     _check_plot(parsed)
     try:
         clusters = _clusters(parsed)
@@ -73,7 +69,8 @@ def _simulated(parsed: Parsed) -> Iterator[str] | int:
         if parsed["sweep"]:
             clusters = _by_value(parsed, clusters)
         seeds = range(parsed["seed"], parsed["seed"] + parsed["runs"])
-        found = answers([cluster for _, cluster in clusters], seeds, parsed["processes"] or None, _with_progress)
+        with bar("playing", len(clusters) * len(seeds)) as tell:
+            found = answers([cluster for _, cluster in clusters], seeds, parsed["processes"] or None, tell)
     except BadCluster as error:
         raise UsageError(str(error)) from None
     names = [name for name, _ in clusters]
@@ -235,16 +232,6 @@ def _ends(mean: float, half: float, least: float = -1.0, most: float = 1.0) -> l
     """The ends of an interval of confidence, cut at the `least` and the `most` that is possible. None: one run has
     none."""
     return None if half == float("inf") else [max(least, mean - half), min(most, mean + half)]
-
-
-def _with_progress(runs: Iterable[SimulatedRun], total: int) -> Iterable[SimulatedRun]:
-    """A bar on a terminal."""
-    if sys.stderr is None or not sys.stderr.isatty():
-        return runs
-    from rich.console import Console
-    from rich.progress import track
-
-    return track(runs, "playing", total=total, console=Console(stderr=True), transient=True)
 
 
 def _data(name: str, answer: Simulation) -> dict[str, object]:

@@ -162,7 +162,7 @@ def simulate(
 
     `scenario`: llama3, rsc1 or byterobust, whose values `values` change. `values`: the keys of docs/simulation.md#keys.
     `runs`: how often it is played, at least once, with the seeds from `seed` on. `processes`: how many do so at once.
-    None: as many as there are cores. Raises `ValueError`.
+    None: one for each CPU that this process may use. Raises `ValueError`.
     """
     if scenario and scenario not in SCENARIOS:
         raise BadCluster(f"there is no scenario {scenario}; there are {', '.join(SCENARIOS)}")
@@ -178,14 +178,16 @@ def answers(
     clusters: Sequence[SimulatedCluster],
     seeds: Sequence[int],
     processes: int | None = None,
-    shown: Callable[[Iterable[SimulatedRun], int], Iterable[SimulatedRun]] = lambda runs, total: runs,
+    tell: Callable[[], None] = lambda: None,
 ) -> list[Simulation]:
-    """One answer for each cluster. `shown` gets the runs as they end, and their number. It passes them on, and may show
-    how many are done."""
+    """One answer for each cluster. `tell` is called after each run."""
     n = len(seeds)
+    runs: list[SimulatedRun] = []
     each = [cluster for cluster in clusters for _ in seeds]
     with side_by_side(play, each, [*seeds] * len(clusters), processes=processes) as played:
-        runs = list(shown(played, len(each)))
+        for run in played:
+            runs.append(run)
+            tell()
     return [Simulation(cluster, tuple(runs[i * n : (i + 1) * n])) for i, cluster in enumerate(clusters)]
 
 

@@ -51,7 +51,8 @@ def marked(item: str) -> set[int]:
 
 def _state(folder: Path | None) -> Counter[str]:
     found = Counter(f"descriptor {what}" for what in descriptors())
-    # Python 3.11 and 3.12 keep the entry of a thread that `threading` has not started, and that has ended.
+    # Python 3.11 and 3.12 keep the entry of a thread that `threading` has not started and that has called
+    # `current_thread`. A finalizer that joins a thread does so, and runs in any thread. The entry is no thread.
     known = (thread for thread in threading.enumerate() if os.path.exists(f"/proc/self/task/{thread.native_id}"))
     found.update(f"thread {thread.name} {thread.ident}" for thread in known)
     found.update(f"child {pid} ({what})" for pid, what in children().items())

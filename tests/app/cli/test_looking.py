@@ -56,9 +56,10 @@ def test_who_waits_for_a_long_trace_sees_how_far_it_is(tmp_path: Path) -> None:
     assert done.stdout.decode().count("\n") == plain.count("\n") == 1
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("has_room", [True, False])
 def test_long_traces_are_read_side_by_side(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, has_room: bool) -> None:
-    """They tell the same as short ones, also if no further process can be started. A torn one is told of as well."""
+    """They tell the same as short ones, also if no process can be started. A torn one is told of as well."""
     for _ in range(2):
         run(tmp_path, "--rdzv-id=j", f"--log-dir={tmp_path}/logs", "w.py", script="raise SystemExit(3)")
     parts = [*(tmp_path / "logs").rglob("000000.jsonl")]
@@ -78,6 +79,7 @@ def test_long_traces_are_read_side_by_side(tmp_path: Path, monkeypatch: pytest.M
         return fork()
 
     monkeypatch.setattr(os, "fork", forked)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1})
     long = runs([str(tmp_path / "logs")])
     assert [run.nodes for run in long] == [run.nodes for run in short]
     assert len(long[-1].troubles) == len(parts) == 2
