@@ -17,9 +17,8 @@ import time
 from collections.abc import Callable
 
 from reknit.adapters.simulated.fleet import Fleet
-from reknit.app.side_by_side import collect_rarely
 from reknit.app.simulation.cluster import SimulatedCluster
-from reknit.app.simulation.playing import name_of, play
+from reknit.app.simulation.playing import collect_rarely, name_of, play
 from reknit.core.job.entries import NodeId, RestartPolicy, Terms
 from reknit.testing import Script, Setup, parse
 from reknit.testing import play as play_small

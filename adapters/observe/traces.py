@@ -55,14 +55,6 @@ class StoredTrace:
         return evolve(self, parts=self.parts[-1:])
 
     @property
-    def size(self) -> int:
-        """In bytes. 0 if its files go away meanwhile."""
-        try:
-            return sum(os.stat(part).st_size for part in self.parts)
-        except OSError:
-            return 0
-
-    @property
     def is_cut(self) -> bool:
         """Files between the first and the last ones were removed, because the trace became too large."""
         numbers = [int(os.path.basename(part).partition(".")[0]) for part in self.parts]

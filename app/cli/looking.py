@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import copyreg
 import os
-import pickle
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from types import MappingProxyType
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from attrs import evolve, frozen
 
@@ -32,16 +28,6 @@ _NOT_WRITTEN = 74
 """EX_IOERR."""
 UNREADABLE = 65
 """The exit status for a trace of which nothing can be read: EX_DATAERR."""
-_LONG = 8 << 20
-"""Bytes. To read as much takes a second or so. Further processes are worth their start if they save that."""
-
-
-def _mapping(items: dict[Any, Any]) -> MappingProxyType[Any, Any]:
-    return MappingProxyType(items)
-
-
-# A story comes from another process, and holds `EMPTY`, which Python does not pickle by itself.
-copyreg.pickle(MappingProxyType, lambda mapping: (_mapping, (dict(mapping),)))
 
 
 def main(
@@ -161,9 +147,8 @@ def _runs(job: str, traces: Sequence[StoredTrace]) -> list[RunOfJob]:
     """The runs whose traces these are, the oldest first, at least one. The last one has the troubles of all."""
     by_journal: dict[str, list[tuple[StoredTrace, NodeStory]]] = {}
     troubles: list[str] = []
-    for trace, (story, lines) in zip(traces, _stories(traces), strict=True):
-        troubles += lines
-        if story is not None:
+    for trace in traces:
+        if (story := _story(trace, troubles)) is not None:
             by_journal.setdefault(story.job.journal, []).append((trace, story))
     own = [_run(job, stories) for stories in by_journal.values()]
     own.sort(key=lambda run: min(node.began for node in run.nodes))
@@ -182,47 +167,12 @@ def _run(job: str, stories: Sequence[tuple[StoredTrace, NodeStory]]) -> RunOfJob
     return RunOfJob(job, tuple(nodes), frozenset(live), ())
 
 
-Read = tuple[NodeStory | None, list[str]]
-"""What a trace tells, None for nothing, and lines about what cannot be read."""
-
-
-def _stories(traces: Sequence[StoredTrace]) -> list[Read]:
-    """What each trace tells. Long ones are read side by side."""
-    sizes = [trace.size for trace in traces]
-    name = _of_node(traces[0]) if len(traces) == 1 else f"{len(traces)} traces"
-    files = sum(len(trace.parts) for trace in traces)
-    if sum(sizes) - max(sizes) >= _LONG and (found := _side_by_side(traces, name, files)) is not None:
-        return found
-    with bar(f"reading {name}", files, shows=sum(sizes) >= _LONG) as tell:
-        return [_read(trace, tell) for trace in traces]
-
-
-def _side_by_side(traces: Sequence[StoredTrace], name: str, files: int) -> list[Read] | None:
-    """None: there is one CPU, or a process was killed, perhaps because there is not enough memory for several."""
-    from reknit.app.input.devices import cpus
-    from reknit.app.side_by_side import side_by_side
-
-    if cpus() == 1:
-        return None
-    try:
-        with bar(f"reading {name}", files) as tell, side_by_side(_pickled, traces, tell=tell) as read:
-            pickled = list(read)
-    except OSError:
-        return None
-    # Values are made of them when the other processes have ended and have given their memory back.
-    return [pickle.loads(each) for each in pickled]
-
-
-def _pickled(trace: StoredTrace, tell: Callable[[], None]) -> bytes:
-    return pickle.dumps(_read(trace, tell), pickle.HIGHEST_PROTOCOL)
-
-
-def _read(trace: StoredTrace, tell: Callable[[], None]) -> Read:
-    """`tell` is called after each file."""
-    troubles = [f"{trace.path}: a part is missing"] if trace.is_cut else []
-    told: Iterator[Resumed | Told] = readable(trace, _parts(trace, told_by, tell), troubles)
+def _story(trace: StoredTrace, troubles: list[str]) -> NodeStory | None:
+    if trace.is_cut:
+        troubles.append(f"{trace.path}: a part is missing")
+    told: Iterator[Resumed | Told] = readable(trace, by_part(trace, told_by), troubles)
     agents_and_steps = (each.agent if isinstance(each, Resumed) else each for each in told)
-    return node_story(agents_and_steps), troubles
+    return node_story(agents_and_steps)
 
 
 T = TypeVar("T")
@@ -230,43 +180,26 @@ T = TypeVar("T")
 
 def by_part(trace: StoredTrace, read: Callable[[StoredTrace], Iterator[T]]) -> Iterator[T]:
     """Read a trace, file after file. On a terminal, a bar shows how far that is if there are several files."""
-    with bar(f"reading {_of_node(trace)}", len(trace.parts), shows=len(trace.parts) > 1) as tell:
-        yield from _parts(trace, read, tell)
-
-
-def _parts(trace: StoredTrace, read: Callable[[StoredTrace], Iterator[T]], tell: Callable[[], None]) -> Iterator[T]:
-    for part in trace.parts:
+    parts: Iterable[str] = trace.parts
+    if len(trace.parts) > 1:
+        name = "a trace" if trace.about is None else f"the trace of node {escaped(trace.about.node)}"
+        parts = with_bar(parts, f"reading {name}", len(trace.parts))
+    for part in parts:
         yield from read(evolve(trace, parts=(part,)))
-        tell()
 
 
-def _of_node(trace: StoredTrace) -> str:
-    return "a trace" if trace.about is None else f"the trace of node {escaped(trace.about.node)}"
-
-
-@contextmanager
-def bar(name: str, total: int, *, shows: bool = True) -> Iterator[Callable[[], None]]:
-    """A bar on a terminal, which shows how many parts of the work are done. Gives what to call after each part."""
-    if not shows or not os.isatty(2):
-        yield lambda: None
-        return
+def with_bar(things: Iterable[T], name: str, total: int) -> Iterable[T]:
+    """The things. On a terminal, a bar shows how many of them were taken."""
+    if not os.isatty(2):
+        return things
     from rich.console import Console
-    from rich.progress import Progress
+    from rich.progress import track
 
     class Plain(Console):
         def show_cursor(self, show: bool = True) -> bool:
             return False  # Ctrl-C ends this process at once, and nobody would show it again
 
-    # Without a thread that draws the bar: processes may be forked meanwhile.
-    with Progress(console=Plain(stderr=True, markup=False), transient=True, auto_refresh=False) as progress:
-        task = progress.add_task(name, total=total)
-        progress.refresh()
-
-        def tell() -> None:
-            progress.advance(task)
-            progress.refresh()
-
-        yield tell
+    return track(things, name, total, console=Plain(stderr=True, markup=False), transient=True)
 
 
 def readable(trace: StoredTrace, found: Iterable[T | Unreadable], troubles: list[str]) -> Iterator[T]:

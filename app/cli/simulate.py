@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import product
 from typing import TYPE_CHECKING
 
@@ -16,10 +16,11 @@ from reknit.app.simulation.accounts import CAUSES
 from reknit.app.simulation.cluster import SCENARIOS, BadCluster, SimulatedCluster, of_file, read_value, with_values
 
 from .arguments import Parsed, Table
-from .looking import HELP, bar, main, put, runs, show, words_of
+from .looking import HELP, main, put, runs, show, with_bar, words_of
 from .options import Option, UsageError
 
 if TYPE_CHECKING:
+    from reknit.app.simulation.accounts import SimulatedRun
     from reknit.app.simulation.playing import Simulation, Sweep
 
 TABLE = Table(
@@ -69,8 +70,7 @@ def _simulated(parsed: Parsed) -> Iterator[str] | int:
         if parsed["sweep"]:
             clusters = _by_value(parsed, clusters)
         seeds = range(parsed["seed"], parsed["seed"] + parsed["runs"])
-        with bar("playing", len(clusters) * len(seeds)) as tell:
-            found = answers([cluster for _, cluster in clusters], seeds, parsed["processes"] or None, tell)
+        found = answers([cluster for _, cluster in clusters], seeds, parsed["processes"] or None, _with_progress)
     except BadCluster as error:
         raise UsageError(str(error)) from None
     names = [name for name, _ in clusters]
@@ -232,6 +232,10 @@ def _ends(mean: float, half: float, least: float = -1.0, most: float = 1.0) -> l
     """The ends of an interval of confidence, cut at the `least` and the `most` that is possible. None: one run has
     none."""
     return None if half == float("inf") else [max(least, mean - half), min(most, mean + half)]
+
+
+def _with_progress(runs: Iterable[SimulatedRun], total: int) -> Iterable[SimulatedRun]:
+    return with_bar(runs, "playing", total)
 
 
 def _data(name: str, answer: Simulation) -> dict[str, object]:

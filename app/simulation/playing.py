@@ -6,16 +6,23 @@ the same failures.
 
 from __future__ import annotations
 
+import errno
+import gc
+import multiprocessing
+import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from functools import partial
 from math import exp, gamma, sqrt
 from random import Random
 from statistics import NormalDist, fmean, stdev
+from threading import Thread
 
 from attrs import define, field, frozen
 
 from reknit.adapters.simulated.fleet import Fleet, Onlooker, StoreSpeed
-from reknit.app.side_by_side import side_by_side
+from reknit.app.input.devices import cpus
 from reknit.core.job.entries import NodeId
 from reknit.core.text.describe import reason_text
 
@@ -162,7 +169,8 @@ def simulate(
 
     `scenario`: llama3, rsc1 or byterobust, whose values `values` change. `values`: the keys of docs/simulation.md#keys.
     `runs`: how often it is played, at least once, with the seeds from `seed` on. `processes`: how many do so at once.
-    None: one for each CPU that this process may use. Raises `ValueError`.
+    None: one for each CPU that this process may use. Raises `ValueError`, and `OSError` if a process that plays was
+    killed.
     """
     if scenario and scenario not in SCENARIOS:
         raise BadCluster(f"there is no scenario {scenario}; there are {', '.join(SCENARIOS)}")
@@ -178,17 +186,43 @@ def answers(
     clusters: Sequence[SimulatedCluster],
     seeds: Sequence[int],
     processes: int | None = None,
-    tell: Callable[[], None] = lambda: None,
+    shown: Callable[[Iterable[SimulatedRun], int], Iterable[SimulatedRun]] = lambda runs, total: runs,
 ) -> list[Simulation]:
-    """One answer for each cluster. `tell` is called after each run."""
+    """One answer for each cluster. `shown` gets the runs as they end, and their number. It passes them on, and may show
+    how many are done. Raises `OSError` if a process that plays was killed."""
+    jobs = [(cluster, seed) for cluster in clusters for seed in seeds]
+    count = min(len(jobs), processes or cpus())
+    if count > 1:
+        try:
+            with ProcessPoolExecutor(count, initializer=_begun) as pool:
+                runs = list(shown(pool.map(play, *zip(*jobs, strict=True)), len(jobs)))
+        except BrokenProcessPool:
+            text = "a process that plays has ended early, perhaps because no memory was left"
+            raise OSError(errno.ENOMEM, text) from None
+    else:
+        runs = list(shown((play(cluster, seed) for cluster, seed in jobs), len(jobs)))
     n = len(seeds)
-    runs: list[SimulatedRun] = []
-    each = [cluster for cluster in clusters for _ in seeds]
-    with side_by_side(play, each, [*seeds] * len(clusters), processes=processes) as played:
-        for run in played:
-            runs.append(run)
-            tell()
     return [Simulation(cluster, tuple(runs[i * n : (i + 1) * n])) for i, cluster in enumerate(clusters)]
+
+
+def collect_rarely() -> None:
+    """Let this process look for garbage in cycles rarely. A fleet makes many values and no cycles, and the search costs
+    a quarter of the time. It is for processes that do nothing but play."""
+    gc.set_threshold(1_000_000)
+
+
+def _begun() -> None:
+    """Prepare a process that plays runs. It must not outlive the one that wants them."""
+    collect_rarely()
+    parent = multiprocessing.parent_process()
+    if parent is None:
+        return
+
+    def watch() -> None:
+        parent.join()
+        os._exit(1)
+
+    Thread(target=watch, daemon=True).start()
 
 
 # ---- one run ---------------------------------------------------------------------------------------------------------

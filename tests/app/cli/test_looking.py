@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import pty
 import shutil
@@ -53,34 +52,5 @@ def test_who_waits_for_a_long_trace_sees_how_far_it_is(tmp_path: Path) -> None:
     shown = os.read(ours, 1 << 16).decode()
     os.close(ours)
     assert "reading the trace of node " in shown
+    assert "\x1b[?25l" not in shown  # the cursor is not hidden: after Ctrl-C, nobody would show it again
     assert done.stdout.decode().count("\n") == plain.count("\n") == 1
-
-
-@pytest.mark.alone
-@pytest.mark.parametrize("has_room", [True, False])
-def test_long_traces_are_read_side_by_side(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, has_room: bool) -> None:
-    """They tell the same as short ones, also if no process can be started. A torn one is told of as well."""
-    for _ in range(2):
-        run(tmp_path, "--rdzv-id=j", f"--log-dir={tmp_path}/logs", "w.py", script="raise SystemExit(3)")
-    parts = [*(tmp_path / "logs").rglob("000000.jsonl")]
-    short = runs([str(tmp_path / "logs")])
-    for part in parts:
-        line = '{"time":1.0,"event":{"kind":"Woken","at":1.0},"commands":[]}\n'  # of which a story tells nothing
-        with part.open("a") as file:
-            file.write(line * (9_000_000 // len(line)))
-            file.write("torn\n")
-    made: list[int] = []
-    fork = os.fork
-
-    def forked() -> int:
-        if not has_room:
-            raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
-        made.append(1)
-        return fork()
-
-    monkeypatch.setattr(os, "fork", forked)
-    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1})
-    long = runs([str(tmp_path / "logs")])
-    assert [run.nodes for run in long] == [run.nodes for run in short]
-    assert len(long[-1].troubles) == len(parts) == 2
-    assert bool(made) == has_room

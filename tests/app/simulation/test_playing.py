@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from functools import partial
 from math import sqrt
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
+import psutil
 import pytest
 
 from reknit.app.simulation import playing
@@ -25,6 +28,7 @@ from reknit.app.simulation.playing import (
     simulate,
     title,
 )
+from tests.support.waiting import PATIENCE_S, is_alive, until
 
 SMALL = with_values(SimulatedCluster(), {"nodes": 8, "spares": 1, "days": 3, "failures": 300}, "here")
 
@@ -242,6 +246,28 @@ def test_agents_that_were_lost_at_different_times_are_alike() -> None:
     with mock.patch.object(playing, "Fleet", partial(playing.Fleet, audits=1.0)):
         cluster = SimulatedCluster(nodes=16, spares=4, days=12, failures=100, store_outages=10, network=0.3)
         assert play(cluster, 0).outcome == ""
+
+
+def test_no_process_outlives_the_one_that_asks(tmp_path: Path) -> None:
+    """It is killed, and the processes that play its runs end."""
+    words = [sys.executable, "-m", "reknit", "simulate", "nodes=200", "days=300", "--runs=2", "--processes=2"]
+    with subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
+        children = until(lambda: psutil.Process(process.pid).children(recursive=True))
+        process.kill()
+    until(lambda: not any(is_alive(child.pid) for child in children), "the end of the processes")
+
+
+def test_a_process_that_is_killed_is_a_limit_of_the_machine() -> None:
+    """The kernel kills processes when memory runs out. That is no bug, and the others are not waited for."""
+    words = [sys.executable, "-m", "reknit", "simulate", "nodes=200", "days=3000", "--runs=2", "--processes=2"]
+    with subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as process:
+        one, other = until(lambda: len(found := psutil.Process(process.pid).children()) == 2 and found)
+        one.kill()
+        said = process.communicate(timeout=PATIENCE_S)[1]
+    assert process.returncode == 71
+    text = "a process that plays has ended early, perhaps because no memory was left"
+    assert said == f"reknit: exit status 71: {text}\n"
+    assert not is_alive(other.pid)
 
 
 @pytest.mark.parametrize("asked", [{"runs": "3"}, {"runs": 0}, {"seed": -1}, {"seed": 0.5}], ids=str)
