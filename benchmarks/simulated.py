@@ -65,7 +65,7 @@ def main() -> None:
     for name, default in (("days", 54), ("nodes", 2048), ("spares", 32)):
         parser.add_argument(f"--{name}", type=int, default=default)
     asked = parser.parse_args()
-    collect_rarely()  # as `reknit simulate` does
+    collect_rarely()  # as the processes of `reknit simulate` do
     here, there = took(fleet_of_eight), took(small_world)
     row(f"8 nodes for {SMALL_S:g} s, small world with its checks", there)
     row(f"8 nodes for {SMALL_S:g} s, fleet", here, f"{there / here:.0f} times faster")

@@ -16,6 +16,12 @@ from typing import Any, Generic, TypeVar
 _T = TypeVar("_T")
 
 
+def is_main_thread() -> bool:
+    """Whether the caller runs in the main thread. May be asked in any thread: `threading.current_thread` lists a thread
+    that `threading` has not started, and up to Python 3.12 for ever. A finalizer may run in such a thread."""
+    return threading.get_ident() == threading.main_thread().ident
+
+
 class Thread(threading.Thread):
     """A daemon thread: whatever it hangs in, it does not keep the process from ending."""
 

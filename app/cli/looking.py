@@ -183,13 +183,13 @@ def by_part(trace: StoredTrace, read: Callable[[StoredTrace], Iterator[T]]) -> I
     parts: Iterable[str] = trace.parts
     if len(trace.parts) > 1:
         name = "a trace" if trace.about is None else f"the trace of node {escaped(trace.about.node)}"
-        parts = with_bar(parts, f"reading {name}", len(trace.parts))
+        parts = with_bar(parts, len(trace.parts), f"reading {name}")
     for part in parts:
         yield from read(evolve(trace, parts=(part,)))
 
 
-def with_bar(things: Iterable[T], name: str, total: int) -> Iterable[T]:
-    """The things. On a terminal, a bar shows how many of them were taken."""
+def with_bar(things: Iterable[T], total: int, name: str) -> Iterable[T]:
+    """Passes the things on. On a terminal, a bar shows how many of them the caller has taken."""
     if not os.isatty(2):
         return things
     from rich.console import Console

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from itertools import product
 from typing import TYPE_CHECKING
 
@@ -20,7 +21,6 @@ from .looking import HELP, main, put, runs, show, with_bar, words_of
 from .options import Option, UsageError
 
 if TYPE_CHECKING:
-    from reknit.app.simulation.accounts import SimulatedRun
     from reknit.app.simulation.playing import Simulation, Sweep
 
 TABLE = Table(
@@ -70,7 +70,8 @@ def _simulated(parsed: Parsed) -> Iterator[str] | int:
         if parsed["sweep"]:
             clusters = _by_value(parsed, clusters)
         seeds = range(parsed["seed"], parsed["seed"] + parsed["runs"])
-        found = answers([cluster for _, cluster in clusters], seeds, parsed["processes"] or None, _with_progress)
+        shown = partial(with_bar, name="playing")
+        found = answers([cluster for _, cluster in clusters], seeds, parsed["processes"] or None, shown)
     except BadCluster as error:
         raise UsageError(str(error)) from None
     names = [name for name, _ in clusters]
@@ -209,7 +210,7 @@ def _swept_data(sweep: Sweep, place: int, name: str) -> dict[str, object]:
     return {
         "value": sweep.values[place],
         "mark": sweep.mark(place),
-        **_more("than_best", *sweep.than_best(place)),
+        **_difference_data("than_best", *sweep.than_best(place)),
         **_data(name, sweep.answers[place]),
     }
 
@@ -220,11 +221,11 @@ def _than_first(found: Sequence[Simulation], answer: Simulation) -> dict[str, ob
 
     if len(found) == 1:
         return {}
-    return _more("than_first", *difference(found[0], answer))
+    return _difference_data("than_first", *difference(found[0], answer))
 
 
-def _more(name: str, mean: float, half: float) -> dict[str, object]:
-    """A difference between two jobs, and its interval."""
+def _difference_data(name: str, mean: float, half: float) -> dict[str, object]:
+    """How much more one job trains than another, and the 95 % interval of that."""
     return {name: mean, f"{name}_95": _ends(mean, half)}
 
 
@@ -232,10 +233,6 @@ def _ends(mean: float, half: float, least: float = -1.0, most: float = 1.0) -> l
     """The ends of an interval of confidence, cut at the `least` and the `most` that is possible. None: one run has
     none."""
     return None if half == float("inf") else [max(least, mean - half), min(most, mean + half)]
-
-
-def _with_progress(runs: Iterable[SimulatedRun], total: int) -> Iterable[SimulatedRun]:
-    return with_bar(runs, "playing", total)
 
 
 def _data(name: str, answer: Simulation) -> dict[str, object]:

@@ -18,7 +18,6 @@ from __future__ import annotations
 import os
 import signal
 import sys
-import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Never
@@ -26,6 +25,7 @@ from typing import Any, Never
 from attrs import evolve
 
 from reknit.adapters.keeper.output.console import escaped
+from reknit.adapters.runtime.threads import is_main_thread
 from reknit.app.input.readers import timer_file
 from reknit.app.report import final_lines
 from reknit.app.settings import Meeting, Settings
@@ -219,8 +219,7 @@ def _leave(running: Session, interrupt: BaseException | None) -> None:
 @contextmanager
 def _raised_at_sigterm() -> Iterator[None]:
     """A context in which SIGTERM raises `SystemExit` in the main thread, if it would kill this program."""
-    is_main = threading.current_thread() is threading.main_thread()
-    if not is_main or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
+    if not is_main_thread() or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
         yield
         return
 

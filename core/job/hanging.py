@@ -132,7 +132,7 @@ def _place(failure: WorkerFailure) -> Hashable:
 
 
 def _place_and_collective(failure: WorkerFailure) -> Hashable:
-    """The report groups workers by this if nobody can be blamed."""
+    """Where a worker stands, and at which collective. If nobody can be blamed, the report groups workers by it."""
     return _place(failure), activity_of(failure).collective
 
 

@@ -265,8 +265,10 @@ class _Teller:
     def _exited(self, number: int, exits: Iterable[WorkerExit]) -> None:
         """Workers of this node have ended in the round with this number."""
         job = self._job
+        if not isinstance(job.phase, Running) or job.round != number:
+            return
         place = next((at for at, member in enumerate(job.members) if member.node.id == self._node), None)
-        if not isinstance(job.phase, Running) or job.round != number or place is None:
+        if place is None:
             return
         round = self._round((job.epoch, number))
         if any(exit.failure is not None for exit in exits):

@@ -19,7 +19,6 @@ import os
 import pickle
 import sys
 import sysconfig
-import threading
 from collections import ChainMap
 from collections.abc import Callable, Collection, Mapping
 from functools import cache
@@ -44,6 +43,7 @@ from reknit.adapters.keeper.functions.together import Together, meet
 from reknit.adapters.keeper.protocol.files import WithFiles, new_file
 from reknit.adapters.keeper.protocol.wire import Process, StartProcesses, Warm
 from reknit.adapters.keeper.zygote.program import attributes, with_usual
+from reknit.adapters.runtime.threads import is_main_thread
 from reknit.core.agent.worker_words import WorkerExit, WorkersExited
 from reknit.core.job.workers import WorkerFailure, WorkerRanks
 
@@ -249,7 +249,7 @@ def end_import(start_method: str) -> None:
     this would end the thread without a word, so `FunctionError` is raised there."""
     if start_method == "fork" or not getattr(process.current_process(), "_inheriting", False):
         return
-    if threading.current_thread() is not threading.main_thread():
+    if not is_main_thread():
         raise FunctionError(_UNGUARDED)
     write_error(os.environ.get("TORCHELASTIC_ERROR_FILE", ""), _UNGUARDED, "")
     raise SystemExit(f"reknit: {_UNGUARDED}")

@@ -154,8 +154,8 @@ class Watchdog:
 
             self._sockets = RecorderSockets()
         self._unread: dict[str, set[int]] = {}
-        """By reason: ranks whose flight recorder is on and was not read. They are told when all hung workers were
-        looked at."""
+        """For each reason: the ranks whose flight recorder is on but was not read. A line names them after all hung
+        workers were looked at."""
         self._timers: TimerPipe | None = None
         if timer_file is not None:
             from .timerpipe import TimerPipe

@@ -15,11 +15,12 @@ from __future__ import annotations
 
 import os
 import signal
-import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 from typing import Any
+
+from reknit.adapters.runtime.threads import is_main_thread
 
 VARIABLE = "TORCHELASTIC_SIGNALS_TO_HANDLE"
 DEFAULT = "SIGTERM,SIGINT,SIGHUP,SIGQUIT"
@@ -63,7 +64,7 @@ def take(
     test may have patched them there.
     """
     global _has_warned
-    if not _is_main_thread():
+    if not is_main_thread():
         if not _has_warned:
             _has_warned = True
             warn(
@@ -102,7 +103,7 @@ def put_back(signals: Iterable[signal.Signals]) -> None:
 
 
 def _put_back_one(signum: signal.Signals) -> None:
-    if not _is_main_thread():
+    if not is_main_thread():
         return  # only the main thread can. The handler does it at the next signal, or the next `take` does
     taken = _taken.pop(signum)
     # None: the handler that was there is one of C, which Python cannot set again.
@@ -128,12 +129,6 @@ def _exception(signum: signal.Signals) -> SignalException:
     return SignalException(f"Process {os.getpid()} got signal: {signum}", sigval=signum)
 
 
-def _is_main_thread() -> bool:
-    # A finalizer may run in a thread that `threading` does not know. `current_thread` would make an entry of it that
-    # stays.
-    return threading.get_ident() == threading.main_thread().ident
-
-
 @contextmanager
 def holding_back(wake: Callable[[], None] | None = None) -> Iterator[Callable[[], int]]:
     """A context in which signals are held back. At its end the first of them is raised. May be nested: the outermost
@@ -143,7 +138,7 @@ def holding_back(wake: Callable[[], None] | None = None) -> Iterator[Callable[[]
     Gives a function that tells how many signals have come since the outermost context began.
     """
     global _held_back, _wake
-    if not _is_main_thread():
+    if not is_main_thread():
         yield lambda: 0
         return
     is_outermost, wake_before = _held_back is None, _wake
