@@ -142,8 +142,8 @@ def stop(world: Scene, proc: Proc, command: StopWorkers) -> None:
         world.after(1.0, partial(stop, world, proc, command))
         return
     is_slow, is_stuck = proc.host in world.slow, proc.host in world.stuck and group.running
-    takes = 0.1 + 0.4 * world.luck("stop", 4)
-    killed = command.grace_s + 0.05
+    takes = command.await_exits_s + 0.1 + 0.4 * world.luck("stop", 4)
+    killed = command.await_exits_s + command.grace_s + 0.05
     takes = killed if is_slow or is_stuck else min(takes, killed)
     at = world.now + takes
     if group.gone_at is not None and group.gone_at <= at:

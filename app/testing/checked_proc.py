@@ -73,6 +73,9 @@ class CheckedProc(hosts.Proc):
     """It has answered that no round follows."""
     foreseen: set[tuple[int, int]] = field(factory=set)
     """The rounds, each with its epoch, of which it has answered that another round follows."""
+    hasty: set[tuple[int, int]] = field(factory=set)
+    """The rounds, each with its epoch, whose workers it has stopped because of a failure, without waiting for those
+    that were about to end."""
 
     def steps(self) -> Iterator[tuple[Agent, Event, Agent, Sequence[Command]]]:
         """All steps of the agent again: the agent before, the event, the agent after, and what it wanted done."""

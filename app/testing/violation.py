@@ -24,6 +24,7 @@ CHECKS = {
     "beat": "the count of an agent's beats stands still only if its node takes no part",
     "causes": "a cause to end is never taken back",
     "echo": "an agent does not act on a failure that looks like an echo before its cause has had time to come",
+    "exits": "a stop waits for workers that are about to end if no round follows a failure, and no restart waits",
     "fence": "workers are killed when the fence falls, and the agent is awake then",
     "fresh": "workers start only if a beat was acknowledged lately",
     "host": "the host of the store ends last",

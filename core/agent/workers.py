@@ -11,10 +11,11 @@ from __future__ import annotations
 
 from attrs import evolve
 
+from reknit.core.job import restart
 from reknit.core.job.job import Running
 from reknit.core.job.ranks import assign
 from reknit.core.job.reasons import AllSucceeded, Refusal, WorkerFailed
-from reknit.core.job.restart import are_echoes, blaming, root_cause_of, suggests_hang
+from reknit.core.job.restart import Sequel, are_echoes, blaming, root_cause_of, suggests_hang
 from reknit.core.job.workers import WorkerFailure
 
 from .agent import Agent, NodeWorkers, Timer, caused
@@ -28,6 +29,9 @@ from .worker_words import PortReserved, StartWorkers, WorkersExited, WorkersStar
 QUICK_S = 1.0
 """In seconds. A failure counts as quick if the workers failed earlier than this after their start, or before all of
 them ran."""
+AWAIT_EXITS_S = 0.3
+"""`StopWorkers.await_exits_s` after a failure that no further round follows. Workers that fail at the same time end one
+after another: with torch imported, a Python takes up to 0.2 s for its end."""
 
 
 def started(agent: Agent, event: WorkersStarted) -> Agent:
@@ -130,6 +134,11 @@ def is_held(agent: Agent) -> bool:
     return are_echoes(failures(workers)) and not is_due(agent, Timer.ECHO)
 
 
+def sequel(agent: Agent) -> Sequel:
+    """What follows for this node if its workers are stopped before they have succeeded, as far as this agent knows."""
+    return restart.sequel(agent.job, agent.workers.round) if agent.is_working else Sequel.END
+
+
 def drive_workers(agent: Agent) -> tuple[Agent, list[Command]]:
     """Bring the workers closer to what they should do, by at most one command."""
     if agent.workers.alive:
@@ -177,10 +186,18 @@ def _stop(agent: Agent) -> tuple[Agent, list[Command]]:
         signal, kill_at = SIGKILL, agent.at
     if workers.kill_at is not None and kill_at >= workers.kill_at:
         return agent, []  # the workers are being stopped already, and another reason can only shorten the grace
+    failure = why.failure if isinstance(why, WorkerFailed) else None
+    hangs = failure is not None and suggests_hang(failure)
+    await_exits_s = AWAIT_EXITS_S if failure is not None and _can_wait(agent, signal) else 0.0
     workers = evolve(workers, stopping=why, kill_at=kill_at)
-    hangs = isinstance(why, WorkerFailed) and suggests_hang(why.failure)
-    command = StopWorkers(workers.round, signal, max(0.0, kill_at - agent.at), why, hangs)
+    command = StopWorkers(workers.round, signal, max(0.0, kill_at - agent.at), why, hangs, await_exits_s)
     return evolve(agent, workers=workers), [command]
+
+
+def _can_wait(agent: Agent, signal: int) -> bool:
+    """The stop that follows a failure has time for workers that are about to end. A restart has none."""
+    is_hurry = agent.workers.stopping is not None or agent.causes.request is not None or signal == SIGKILL
+    return not is_hurry and sequel(agent) is not Sequel.ROUND
 
 
 def _must_be_gone(agent: Agent, why: StopReason) -> bool:

@@ -99,12 +99,17 @@ class Driven(Protocol):
 
 
 def stop(
-    workers: Processes | KeeperClient, grace_s: float = FOR_EVER, round_: int = 0, signum: int = signal.SIGTERM
+    workers: Processes | KeeperClient,
+    grace_s: float = FOR_EVER,
+    round_: int = 0,
+    signum: int = signal.SIGTERM,
+    *,
+    await_exits_s: float = 0.0,
 ) -> None:
     if isinstance(workers, Processes):
-        workers.stop(Stop(round_, signum, grace_s))
+        workers.stop(Stop(round_, signum, grace_s, await_exits_s=await_exits_s))
     else:
-        workers.stop(StopWorkers(round_, signum, grace_s, AllSucceeded()))
+        workers.stop(StopWorkers(round_, signum, grace_s, AllSucceeded(), await_exits_s=await_exits_s))
 
 
 class ToldWatchdog(Watchdog):

@@ -184,7 +184,8 @@ class KeeperClient:
         return self._calling.port(self._used_ports, self._configure.master_port) if self._calling.forks else 0
 
     def stop(self, command: StopWorkers | wire.Stop) -> None:
-        round_, stop = self._round, wire.Stop(command.round, command.signal, command.grace_s, command.hangs)
+        round_ = self._round
+        stop = wire.Stop(command.round, command.signal, command.grace_s, command.hangs, command.await_exits_s)
         if isinstance(self._keeper, NoKeeper):
             self._round = None
             self._pending.append(WorkersStopped(self._clock.now(), command.round, self._reserve()))

@@ -4,7 +4,8 @@
    `events`, which the keeper calls whenever the clock wakes up, and at `wakes_at` at the latest.
 2. A stop has four stages. (1) Every group gets the signal. (2) When the grace is over, every group gets SIGKILL. (3)
    When the leaders are dead, the strays are ended. (4) Everything is closed. One `WorkersStopped` answers the stop.
-   A stop waits for hung workers to be looked at and ended first (`watchdog.py`), unless it sends SIGKILL at once.
+   Before that, a stop waits for hung workers to be looked at and ended (`watchdog.py`), and for workers that are about
+   to end (`StopWorkers.await_exits_s`). It waits for nothing if it sends SIGKILL at once.
 3. An exit is reported if the worker ended by itself, that is, if it was found dead before the stop's signal was sent.
 4. A process that survives SIGKILL for `STUCK_AFTER_S` seconds is reported as stuck. Nothing waits for it any more.
 5. `WorkersStopped` names the workers that SIGKILL has ended after a grace. Their exits are not reported.
@@ -66,7 +67,9 @@ class _Round:
         self.exits: list[WorkerExit] = []
         """Exits that were not reported yet."""
         self.late_stop: Stop | None = None
-        """A stop that waits for hung workers to be ended. None: there is none."""
+        """A stop that waits for hung workers to be ended, or for workers that are about to end. None: there is none."""
+        self.late_until = 0.0
+        """How long the late stop waits for workers that are about to end, on the clock's time."""
         self.stopping = False
         self.stopped_at = 0.0
         """When the signal of the stop was sent, on the clock's time. It counts only while `stopping`."""
@@ -233,11 +236,12 @@ class Processes:
         if round_.stopping:
             round_.kill_at = min(round_.kill_at, kill_at)
             return
-        if self._watchdog is not None and kill_at > now and round_.late_stop is None:
+        if kill_at > now and round_.late_stop is None:
             self._look(round_, now)
-            self._watchdog.find_last(now, hangs=command.hangs)
-            if self._watchdog.is_ending:
-                round_.late_stop = command
+            if self._watchdog is not None:
+                self._watchdog.find_last(now, hangs=command.hangs)
+            round_.late_stop, round_.late_until = command, now + command.await_exits_s
+            if self._is_late(round_, now):
                 return
         round_.release()
         self._look(round_, now, is_last=True)
@@ -245,6 +249,21 @@ class Processes:
         round_.signal(command.signal)
         if command.signal != signal.SIGKILL:
             round_.signal(signal.SIGCONT)  # a stopped process cannot obey
+
+    def _is_late(self, round_: _Round, now: float) -> bool:
+        """The late stop still waits."""
+        until = self._awaits_until(round_)
+        return self._ends_hung or (until is not None and now < until)
+
+    @property
+    def _ends_hung(self) -> bool:
+        return self._watchdog is not None and self._watchdog.is_ending
+
+    def _awaits_until(self, round_: _Round) -> float | None:
+        """Until when the late stop waits for workers to end by themselves. None: it does not wait for them."""
+        if round_.late_stop is None or self._ends_hung or all(leader.exitcode is not None for leader in round_.leaders):
+            return None
+        return round_.late_until
 
     def fence(self, at: float | None) -> None:
         """Kill the workers at this time on the clock if no stop has killed them before. None: there is no such time."""
@@ -325,7 +344,7 @@ class Processes:
         self._keep_fence(round_, now)
         if not round_.stopping:
             self._look(round_, now)
-            if round_.late_stop is not None and (self._watchdog is None or not self._watchdog.is_ending):
+            if round_.late_stop is not None and not self._is_late(round_, now):
                 self.stop(round_.late_stop)
             if self._strays is not None:
                 self._strays.alive(round_.pids)
@@ -383,7 +402,7 @@ class Processes:
             return None
         watched_at = None if self._watchdog is None else self._watchdog.wakes_at
         if not round_.stopping:
-            deadlines = [self._fenced_at, self._pauses.wakes_at, watched_at]
+            deadlines = [self._fenced_at, self._pauses.wakes_at, watched_at, self._awaits_until(round_)]
         else:
             deadlines = [] if self._strays is None else [self._strays.wakes_at]
             if any(leader.exitcode is None for leader in round_.leaders):

@@ -23,7 +23,7 @@ from reknit.core.agent.worker_words import (
 )
 from reknit.core.job.workers import Assignment, WorkerRanks
 
-VERSION = 8
+VERSION = 9
 """The version of the messages. Both sides must have the same."""
 
 
@@ -95,6 +95,7 @@ class Stop:
     signal: int
     grace_s: float
     hangs: bool = False
+    await_exits_s: float = 0.0
 
 
 @frozen

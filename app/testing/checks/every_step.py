@@ -19,7 +19,6 @@ from reknit.core.agent.agent import Agent, Stage
 from reknit.core.agent.commands import SIGKILL, SIGTERM, Append, Beat, Command, Finish, StopWorkers
 from reknit.core.agent.contact import is_entry_late
 from reknit.core.agent.events import EntriesRead, Event, Started, Woken
-from reknit.core.agent.lifecycle import sequel
 from reknit.core.agent.reasons import JournalRefused, Replaced, StoreLost, TermsDiffer
 from reknit.core.agent.states import WorkerState
 from reknit.core.agent.step import Step, step
@@ -32,7 +31,7 @@ from reknit.core.agent.worker_words import (
     WorkersStarted,
     WorkersStopped,
 )
-from reknit.core.agent.workers import QUICK_S
+from reknit.core.agent.workers import QUICK_S, sequel
 from reknit.core.job.entries import Admit, Entry, Failed, Joined, Leaving, Left, Lost, Node, Opened, Steady
 from reknit.core.job.founding import Origin
 from reknit.core.job.job import Closed, Gathering, Job, Running, Unopened, Verdict
@@ -69,7 +68,7 @@ def after_step(
     has_a_stage(proc)
     stops_in_time(proc)
     keeps_its_causes(proc, before)
-    foresees(proc, commands)
+    foresees(proc, before, commands)
     rhythm.keeps(world, proc, event)
     for command in commands:
         match command:
@@ -156,7 +155,7 @@ def stops_in_time(proc: CheckedProc) -> None:
     demand(not is_odd, "stop", f"{proc.name} has the stuck processes {stuck}, and is {workers.state.value}")
 
 
-def foresees(proc: CheckedProc, commands: Sequence[Command]) -> None:
+def foresees(proc: CheckedProc, before: Agent, commands: Sequence[Command]) -> None:
     """What the agent answers when it is asked what follows is true, in every step."""
     agent, job = proc.agent, proc.agent.job
     starts = any(isinstance(command, StartWorkers) for command in commands)
@@ -166,10 +165,24 @@ def foresees(proc: CheckedProc, commands: Sequence[Command]) -> None:
     proc.is_out = answer is Sequel.END
     if answer is Sequel.ROUND:
         proc.foreseen.add((agent.workers.epoch, agent.workers.round))
+    for command in commands:
+        if isinstance(command, StopWorkers):
+            awaits(proc, before, command)
     outcome = job.outcome
     if outcome is not None and isinstance(outcome.why, BudgetSpent | Unstable):
-        is_wrong = (job.epoch, job.round - 1) in proc.foreseen
-        demand(not is_wrong, "sequel", f"{proc.name} has foreseen another round after {job.round - 1}")
+        last = job.epoch, job.round - 1
+        demand(last not in proc.foreseen, "sequel", f"{proc.name} has foreseen another round after {last[1]}")
+        demand(last not in proc.hasty, "exits", f"{proc.name} has waited for nobody in the last round, {last[1]}")
+
+
+def awaits(proc: CheckedProc, before: Agent, command: StopWorkers) -> None:
+    """The report of a failed job names all who have failed. Before a restart, nobody reads one."""
+    agent, has_failed = proc.agent, isinstance(command.why, WorkerFailed)
+    if command.await_exits_s:
+        is_right = has_failed and command.signal != SIGKILL and sequel(agent) is not Sequel.ROUND
+        demand(is_right, "exits", f"{proc.name} waits for exits of round {command.round}: {command.why}")
+    elif has_failed and command.signal != SIGKILL and not (before.workers.stopping or agent.causes.request):
+        proc.hasty.add((agent.workers.epoch, command.round))
 
 
 def note(world: CheckedWorld, proc: CheckedProc, before: Agent, event: Event) -> None:

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from attrs import evolve
 
 from reknit import CannotStart, Meeting, Prevented, RestartPolicy, Settings, Terms
 from reknit.adapters.keeper.client import start as keeper_start
@@ -24,6 +25,7 @@ from reknit.adapters.runtime.clock import SystemClock
 from reknit.adapters.runtime.threads import Thread
 from reknit.app.python import session
 from reknit.core import Result
+from reknit.core.agent import workers as agent_workers
 from reknit.core.agent.commands import StopWorkers
 from reknit.core.agent.events import Event, Started
 from reknit.core.agent.reasons import SignalReceived
@@ -196,6 +198,41 @@ def test_two_nodes_of_one_job_in_one_program(tmp_path: Path) -> None:
         for each in nodes:
             each.close()
     assert [result.state for result in results if result] == [WorkerState.SUCCEEDED] * 2
+
+
+IN_TURN = """
+    import os, pathlib, time
+    folder, rank = pathlib.Path({folder!r}), int(os.environ["RANK"])
+    (folder / f"{{rank}}.new").write_text(str(os.getpid()))
+    (folder / f"{{rank}}.new").rename(folder / str(rank))
+    while not all((folder / str(each)).exists() for each in range(int(os.environ["WORLD_SIZE"]))):
+        time.sleep(0.001)
+    if rank:
+        stat = pathlib.Path(f"/proc/{{(folder / str(rank - 1)).read_text()}}/stat")
+        while stat.exists() and stat.read_text().rpartition(")")[2].split()[0] != "Z":
+            time.sleep(0.001)
+    os._exit(rank + 3)
+"""
+"""Workers that all run, and then fail one after another: each has seen that the one before it is dead."""
+
+
+@pytest.mark.parametrize("nodes", [1, 2])
+def test_all_who_fail_at_the_same_time_are_named(nodes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same mistake on all ranks. None is stopped before it has ended, on no node."""
+    monkeypatch.setattr(agent_workers, "AWAIT_EXITS_S", PATIENCE_S)  # no machine is so slow
+    settings = python(
+        IN_TURN.format(folder=str(tmp_path)),
+        local_world_size=4 // nodes,
+        terms=Terms(nodes, nodes, RestartPolicy(max_restarts=0)),
+        meeting=Meeting("file", folder=str(tmp_path / "journal")),
+        run_id="together",
+    )
+    with contextlib.ExitStack() as opened:
+        agents = [opened.enter_context(contextlib.closing(start(evolve(settings, node_id=i)))) for i in "ab"[:nodes]]
+        results = [agent.join(PATIENCE_S) for agent in agents]
+    for result in results:
+        assert result is not None
+        assert {rank: failure.exitcode for rank, failure in result.failures.items()} == {0: 3, 1: 4, 2: 5, 3: 6}
 
 
 def test_from_a_thread_of_the_program() -> None:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import pytest
 
 from reknit.core.agent.commands import Append, Finish, StopWorkers
+from reknit.core.agent.lifecycle import HURRY_S
 from reknit.core.agent.reasons import CannotStop, CutOff, DeclaredLost, JournalRefused, SignalReceived, StopReason
 from reknit.core.agent.states import WorkerState
 from reknit.core.agent.worker_words import ReservePort, StartWorkers
+from reknit.core.agent.workers import AWAIT_EXITS_S
 from reknit.core.job.entries import Aborted, Admit, Entry, Failed, Joined, RestartPolicy, Succeeded, Terms
 from reknit.core.job.reasons import (
     AbortedByOperator,
@@ -53,8 +55,10 @@ def joining(round: int = 1) -> Placeholder:
     return Placeholder(Append, entry=Placeholder(Joined, round=round))
 
 
-def stopping(why: StopReason, signal: int = 15, grace_s: float = 30.0, round: int = 0) -> StopWorkers:
-    return StopWorkers(round, signal, grace_s, why)
+def stopping(
+    why: StopReason, signal: int = 15, grace_s: float = 30.0, round: int = 0, await_exits_s: float = 0.0
+) -> StopWorkers:
+    return StopWorkers(round, signal, grace_s, why, await_exits_s=await_exits_s)
 
 
 def state(playbook: Playbook) -> WorkerState:
@@ -247,6 +251,35 @@ def test_workers_stop_when_their_round_ends_and_the_reason_is_told(entry: Entry,
     playbook = playing("n0", TRIO, joined("n1"), joined("n2"))
     assert playbook >> read(entry) << stopping(why)
     assert state(playbook) is WorkerState.HEALTHY
+
+
+LAST = Terms(1, 3, RestartPolicy(max_restarts=0))
+"""No restart is left."""
+
+
+@pytest.mark.parametrize(
+    ("terms", "await_exits_s"), [(LAST, AWAIT_EXITS_S), (TRIO, 0.0)], ids=["the last round", "a restart follows"]
+)
+def test_who_fails_at_the_same_time_is_waited_for_if_that_delays_no_restart(terms: Terms, await_exits_s: float) -> None:
+    """All ranks raise the same error. The report names them all, on the node that failed first and on the others."""
+    playbook = playing("n0", terms, joined("n1"), local_world_size=2) >> exits(CAUSE)
+    assert playbook << stopping(WorkerFailed(ME, CAUSE), await_exits_s=await_exits_s) << Append(failed("n0", 0, CAUSE))
+    other = playing("n0", terms, joined("n1"), local_world_size=2) >> read(failed("n1"))
+    assert other << stopping(WorkerFailed(N1, failure()), await_exits_s=await_exits_s)
+
+
+def test_who_hurries_waits_for_no_exits() -> None:
+    """A second Ctrl-C while the workers are being stopped. The command without the wait ends the wait."""
+    playbook = playing("n0", LAST, joined("n1"), local_world_size=2) >> exits(CAUSE)
+    assert playbook << Placeholder(StopWorkers, await_exits_s=AWAIT_EXITS_S) << Placeholder(Append)
+    playbook = playbook >> ask_to_leave() << Placeholder(Append) >> after(1.0) >> ask_to_leave()
+    assert playbook << stopping(WorkerFailed(ME, CAUSE), grace_s=HURRY_S)
+
+
+def test_a_stop_without_a_reason_to_report_waits_for_no_exits() -> None:
+    """Nobody has failed."""
+    playbook = playing("n0", LAST, joined("n1"), joined("n2")) >> read(Aborted("wrong data"))
+    assert playbook << stopping(AbortedByOperator("wrong data"))
 
 
 def test_workers_stop_for_an_admission() -> None:

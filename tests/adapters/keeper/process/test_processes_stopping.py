@@ -107,6 +107,55 @@ def test_a_second_stop_only_shortens_the_grace(make: Make, clock: SystemClock, t
     drive(workers, clock, WorkersStopped)
 
 
+ENDS = 'while ! test -e "$0/$LOCAL_RANK"; do sleep 0.01; done; exit $((LOCAL_RANK + 3))'
+"""A worker that ends by itself when a file says so."""
+
+
+def test_workers_that_end_before_the_signal_are_told(make: Make, clock: SystemClock, tmp_path: Path) -> None:
+    """They have failed by themselves. The answer comes as soon as the last one has ended, however long the wait is."""
+    workers = make("sh", "-c", ENDS, str(tmp_path))
+    start(workers, 3)
+    (tmp_path / "1").touch()
+    seen = drive(workers, clock, WorkersExited)
+    stop(workers, await_exits_s=FOR_EVER)
+    for rank in (0, 2):
+        (tmp_path / str(rank)).touch()
+        seen += drive(workers, clock, WorkersExited)
+    seen += drive(workers, clock, WorkersStopped) if not any(isinstance(e, WorkersStopped) for e in seen) else []
+    assert [(failure.local_rank, failure.exitcode) for failure in failures(seen)] == [(1, 4), (0, 3), (2, 5)]
+
+
+def test_the_wait_for_exits_is_bounded(make: Make, clock: SystemClock, tmp_path: Path) -> None:
+    """Most workers wait in a collective, and never end by themselves. Their grace begins with the signal."""
+    pids = tmp_path / "pids"
+    workers = make(sys.executable, STUBBORN, str(pids), "ignore")
+    start(workers)
+    read_pids(pids, 1)
+    before = clock.now()
+    stop(workers, 0.1, await_exits_s=0.2)
+    seen = drive(workers, clock, WorkersStopped)
+    assert (failures(seen), stopped(seen).killed) == ([], (1,))
+    assert clock.now() >= before + 0.3
+
+
+@pytest.mark.parametrize("hurry", ["second stop", "SIGKILL", "fence"])
+def test_the_wait_for_exits_ends_early(make: Make, clock: SystemClock, tmp_path: Path, hurry: str) -> None:
+    """Whoever presses Ctrl-C meanwhile, or is fenced, waits for nobody."""
+    workers = make("sh", "-c", ENDS, str(tmp_path))
+    start(workers)
+    if hurry == "SIGKILL":
+        stop(workers, signum=signal.SIGKILL, await_exits_s=FOR_EVER)
+    else:
+        stop(workers, await_exits_s=FOR_EVER)
+        assert not any(isinstance(event, WorkersStopped) for event in workers.events(clock.now()))
+    if hurry == "second stop":
+        stop(workers)
+    elif hurry == "fence":
+        workers.fence(clock.now())
+        workers.events(clock.now())
+    assert failures(drive(workers, clock, WorkersStopped)) == []
+
+
 def test_a_stopped_process_is_continued(make: Make, clock: SystemClock, tmp_path: Path) -> None:
     """A worker under SIGSTOP cannot obey SIGTERM: it would cost the whole grace."""
     pids = tmp_path / "pids"
