@@ -49,8 +49,9 @@ class StopWorkers:
     """A worker of the job hangs. So those of this node that make no progress either are looked at and ended as hung
     workers, if this node watches progress. Their failures tell which worker of the job is to blame."""
     await_exits_s: float = 0.0
-    """So many seconds before the signal. Workers that are about to end by themselves do so, and are reported. The time
-    ends early when all workers have ended, or with a further command for the same round."""
+    """The signal waits until no worker has ended for so many seconds, and for `grace_s` at most. So workers that are
+    about to end by themselves do so, and are reported. The wait ends early when all workers have ended, and with a
+    further command for the same round."""
 
 
 @frozen

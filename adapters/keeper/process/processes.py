@@ -68,8 +68,10 @@ class _Round:
         """Exits that were not reported yet."""
         self.late_stop: Stop | None = None
         """A stop that waits for hung workers to be ended, or for workers that are about to end. None: there is none."""
-        self.late_until = 0.0
-        """How long the late stop waits for workers that are about to end, on the clock's time."""
+        self.late_since = 0.0
+        """When the late stop came, on the clock's time."""
+        self.last_exit_at = 0.0
+        """When a worker was found dead last, on the clock's time. It counts only if that was after `late_since`."""
         self.stopping = False
         self.stopped_at = 0.0
         """When the signal of the stop was sent, on the clock's time. It counts only while `stopping`."""
@@ -240,7 +242,7 @@ class Processes:
             self._look(round_, now)
             if self._watchdog is not None:
                 self._watchdog.find_last(now, hangs=command.hangs)
-            round_.late_stop, round_.late_until = command, now + command.await_exits_s
+            round_.late_stop, round_.late_since = command, now
             if self._is_late(round_, now):
                 return
         round_.release()
@@ -260,10 +262,12 @@ class Processes:
         return self._watchdog is not None and self._watchdog.is_ending
 
     def _awaits_until(self, round_: _Round) -> float | None:
-        """Until when the late stop waits for workers to end by themselves. None: it does not wait for them."""
-        if round_.late_stop is None or self._ends_hung or all(leader.exitcode is not None for leader in round_.leaders):
+        """Until when the late stop waits for workers to end by themselves, if no further one ends. None: it does not
+        wait for them."""
+        stop, since = round_.late_stop, round_.late_since
+        if stop is None or self._ends_hung or all(leader.exitcode is not None for leader in round_.leaders):
             return None
-        return round_.late_until
+        return min(max(since, round_.last_exit_at) + stop.await_exits_s, since + stop.grace_s)
 
     def fence(self, at: float | None) -> None:
         """Kill the workers at this time on the clock if no stop has killed them before. None: there is no such time."""
@@ -357,6 +361,8 @@ class Processes:
 
     def _look(self, round_: _Round, now: float, *, is_last: bool = False) -> None:
         ended = [leader for leader in round_.leaders if leader.look()]
+        if ended:
+            round_.last_exit_at = now
         if self._watchdog is not None:
             if not is_last:
                 self._watchdog.look(now)

@@ -111,6 +111,22 @@ ENDS = 'while ! test -e "$0/$LOCAL_RANK"; do sleep 0.01; done; exit $((LOCAL_RAN
 """A worker that ends by itself when a file says so."""
 
 
+def test_each_exit_lets_the_signal_wait_anew(make: Make, clock: SystemClock, tmp_path: Path) -> None:
+    """Many workers on few cores end one after another, and all together take long."""
+    workers = make("sh", "-c", ENDS, str(tmp_path))
+    start(workers, 2)
+    stop(workers, await_exits_s=FOR_EVER / 2)
+    workers.events(clock.now())
+    first = workers.wakes_at
+    (tmp_path / "0").touch()
+    drive(workers, clock, WorkersExited)
+    assert first is not None
+    assert workers.wakes_at is not None
+    assert workers.wakes_at > first
+    stop(workers)
+    drive(workers, clock, WorkersStopped)
+
+
 def test_workers_that_end_before_the_signal_are_told(make: Make, clock: SystemClock, tmp_path: Path) -> None:
     """They have failed by themselves. The answer comes as soon as the last one has ended, however long the wait is."""
     workers = make("sh", "-c", ENDS, str(tmp_path))
@@ -125,14 +141,17 @@ def test_workers_that_end_before_the_signal_are_told(make: Make, clock: SystemCl
     assert [(failure.local_rank, failure.exitcode) for failure in failures(seen)] == [(1, 4), (0, 3), (2, 5)]
 
 
-def test_the_wait_for_exits_is_bounded(make: Make, clock: SystemClock, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("grace_s", "await_exits_s"), [(0.2, 0.1), (0.15, FOR_EVER)])
+def test_the_wait_for_exits_is_bounded(
+    grace_s: float, await_exits_s: float, make: Make, clock: SystemClock, tmp_path: Path
+) -> None:
     """Most workers wait in a collective, and never end by themselves. Their grace begins with the signal."""
     pids = tmp_path / "pids"
     workers = make(sys.executable, STUBBORN, str(pids), "ignore")
     start(workers)
     read_pids(pids, 1)
     before = clock.now()
-    stop(workers, 0.1, await_exits_s=0.2)
+    stop(workers, grace_s, await_exits_s=await_exits_s)
     seen = drive(workers, clock, WorkersStopped)
     assert (failures(seen), stopped(seen).killed) == ([], (1,))
     assert clock.now() >= before + 0.3
