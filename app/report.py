@@ -190,7 +190,7 @@ def _typed(folder: str) -> str:
 def _ending(
     result: Result, restarts: int, ran_s: float | None, *, is_alone: bool, names_options: bool, shown: int
 ) -> Iterator[str]:
-    from reknit.core.text.describe import failure_text, hang_lines, reason_text, spent_text, time_text
+    from reknit.core.text.describe import hang_lines, others_text, reason_text, spent_text, time_text
 
     if isinstance(result.why, own.AlreadyFinished):
         advice = "; to run it again, give another --rdzv-id" if names_options else ""
@@ -220,9 +220,9 @@ def _ending(
     if lines := list(hang_lines(root)):
         yield "  where the workers stood that hung:"
         yield from (f"  {line}" for line in lines)
-    for failure in result.failures.values():
-        if failure != root.failure and (not lines or not isinstance(failure.cause, NoProgress)):
-            yield f"  likewise {failure_text(failure)}"
+    others = [failure for failure in result.failures.values() if failure != root.failure]
+    told = [("", failure) for failure in others if not lines or not isinstance(failure.cause, NoProgress)]
+    yield from (f"  {line}" for line in others_text(told))
 
 
 _TERMS = {

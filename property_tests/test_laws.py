@@ -21,11 +21,11 @@ from reknit.app.testing.script import Script
 from reknit.app.testing.weather import scripts
 from reknit.core.agent import events, worker_words
 from reknit.core.agent.agent import Agent, Contact, Spec
+from reknit.core.agent.lifecycle import sequel
 from reknit.core.agent.states import WorkerState
 from reknit.core.agent.step import step
 from reknit.core.agent.timers import next_wake
 from reknit.core.agent.worker_words import StartWorkers
-from reknit.core.agent.workers import sequel
 from reknit.core.job import entries as said
 from reknit.core.job import memory
 from reknit.core.job.entries import Entry, Joined, Node, NodeId, Terms

@@ -37,8 +37,10 @@ from __future__ import annotations
 
 from attrs import evolve
 
+from reknit.core.job import restart
 from reknit.core.job.job import Outcome, Verdict
 from reknit.core.job.reasons import BudgetSpent, Refusal
+from reknit.core.job.restart import Sequel
 
 from .agent import Agent, Causes, Done, Ending, Parting, Serving, Stopping, StopRequest, Timer, caused
 from .commands import SIGKILL, Command, Finish, Result
@@ -201,3 +203,8 @@ def _of_outcome(agent: Agent, outcome: Outcome) -> Result:
             return Result(WorkerState.FAILED, outcome.why, failures=failures)
         case Verdict.ABORTED:
             return Result(WorkerState.STOPPED, outcome.why)
+
+
+def sequel(agent: Agent) -> Sequel:
+    """What follows for this node if its workers are stopped before they have succeeded, as far as this agent knows."""
+    return restart.sequel(agent.job, agent.workers.round) if agent.is_working else Sequel.END

@@ -4,18 +4,18 @@
 2. The next round's workers start only after `WorkersStopped`.
 3. Once workers are being stopped, the reason stays, and the grace can only get shorter. If several reasons come in one
    step, the first in `_why_stop` is given.
-4. A failure stops the other workers at once, unless it looks like the echo of a failure that is still to come.
+4. A failure stops the other workers at once, unless it looks like the echo of a failure that is still to come. If no
+   restart is left, the others may end by themselves before the signal (`AWAIT_EXITS_S`).
 """
 
 from __future__ import annotations
 
 from attrs import evolve
 
-from reknit.core.job import restart
 from reknit.core.job.job import Running
 from reknit.core.job.ranks import assign
 from reknit.core.job.reasons import AllSucceeded, Refusal, WorkerFailed
-from reknit.core.job.restart import Sequel, are_echoes, blaming, root_cause_of, suggests_hang
+from reknit.core.job.restart import are_echoes, blaming, is_last, root_cause_of, suggests_hang
 from reknit.core.job.workers import WorkerFailure
 
 from .agent import Agent, NodeWorkers, Timer, caused
@@ -30,7 +30,7 @@ QUICK_S = 1.0
 """In seconds. A failure counts as quick if the workers failed earlier than this after their start, or before all of
 them ran."""
 AWAIT_EXITS_S = 0.3
-"""`StopWorkers.await_exits_s` after a failure that no further round follows. Workers that fail at the same time end one
+"""`StopWorkers.await_exits_s` after a failure for which no restart is left. Workers that fail at the same time end one
 after another: with torch imported, a Python takes up to 0.2 s for its end."""
 
 
@@ -134,11 +134,6 @@ def is_held(agent: Agent) -> bool:
     return are_echoes(failures(workers)) and not is_due(agent, Timer.ECHO)
 
 
-def sequel(agent: Agent) -> Sequel:
-    """What follows for this node if its workers are stopped before they have succeeded, as far as this agent knows."""
-    return restart.sequel(agent.job, agent.workers.round) if agent.is_working else Sequel.END
-
-
 def drive_workers(agent: Agent) -> tuple[Agent, list[Command]]:
     """Bring the workers closer to what they should do, by at most one command."""
     if agent.workers.alive:
@@ -195,9 +190,12 @@ def _stop(agent: Agent) -> tuple[Agent, list[Command]]:
 
 
 def _can_wait(agent: Agent, signal: int) -> bool:
-    """The stop that follows a failure has time for workers that are about to end. A restart has none."""
-    is_hurry = agent.workers.stopping is not None or agent.causes.request is not None or signal == SIGKILL
-    return not is_hurry and sequel(agent) is not Sequel.ROUND
+    """The stop that follows a failure has time for workers that are about to end: no restart waits for it, and nobody
+    hurries."""
+    if agent.workers.stopping is not None or agent.causes.request is not None or signal == SIGKILL:
+        return False
+    bears_none = agent.max_restarts is not None and not agent.restarts_left
+    return is_last(agent.job, agent.workers.round) or (bears_none and len(agent.job.members) == 1)
 
 
 def _must_be_gone(agent: Agent, why: StopReason) -> bool:

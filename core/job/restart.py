@@ -168,6 +168,12 @@ def sequel(job: Job, round: int) -> Sequel:
     return Sequel.ROUND if afforded.pop() else Sequel.END
 
 
+def is_last(job: Job, round: int) -> bool:
+    """Whether no restart is left for a failure in `round`, which is not judged yet. Another round follows only if
+    something excuses the failure."""
+    return Cost.RESTART in _possible(job, round) and not affords(job, Cost.RESTART)
+
+
 def _possible(job: Job, round: int) -> tuple[Cost, ...]:
     """What the end of `round` can still be counted as. Empty: it was judged, and the job may go on without the node
     that asks."""

@@ -124,6 +124,23 @@ def failure_text(failure: WorkerFailure, node: object = "") -> str:
     return f"rank {failure.rank}{where} {verb}: {how_text(failure)}"
 
 
+MOST_FAILURES = 8
+"""Failures that are told one by one."""
+
+
+def others_text(failures: Sequence[tuple[object, WorkerFailure]]) -> Iterator[str]:
+    """The failures besides the one that is blamed, each with its node as in `failure_text`. The consequences of another
+    worker's end are one line, and so are the many that remain."""
+    echoes = sorted(failure.rank for _, failure in failures if is_echo(failure))
+    own = [(node, failure) for node, failure in failures if not is_echo(failure)]
+    for node, failure in own[:MOST_FAILURES]:
+        yield f"likewise {failure_text(failure, node)}"
+    if len(own) > MOST_FAILURES:
+        yield f"likewise {ranks_text(sorted(failure.rank for _, failure in own[MOST_FAILURES:]))} failed"
+    if echoes:
+        yield f"{ranks_text(echoes)} failed as a consequence: a connection to another worker broke or timed out"
+
+
 def killed_text(stopped: WorkersStopped) -> str:
     """`ranks 1,3 did not end within 30 s: killed by SIGKILL`. There is at least one such rank."""
     return f"{ranks_text(stopped.killed)} did not end within {stopped.grace_s:.3g} s: {exit_text(-SIGKILL)}"

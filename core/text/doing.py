@@ -189,8 +189,9 @@ def command_text(command: Command) -> str:
         case StartWorkers(round, assignment):
             ranks = [w.rank for w in assignment.workers]
             return f"start workers of round {round}, ranks {ranks[0]}..{ranks[-1]} of {assignment.world_size}"
-        case StopWorkers(round, signal, grace_s, why, _):
-            return f"stop workers of round {round}: {signal_name(signal)}, {grace_s:g} s, {reason_text(why)}"
+        case StopWorkers(round, signal, grace_s, why, _, await_exits_s):
+            wait = f"{await_exits_s:g} s for exits, " if await_exits_s else ""
+            return f"stop workers of round {round}: {wait}{signal_name(signal)}, {grace_s:g} s, {reason_text(why)}"
         case ReservePort():
             return "reserve another port"
         case Beat(_, _, watch):

@@ -12,7 +12,7 @@ from reknit.core.job.job import Verdict
 from reknit.core.job.restart import is_echo
 from reknit.core.job.workers import NoProgress
 
-from .describe import early_text, failure_text, hang_lines, ranks_text, reason_text, signal_name, spent_text, time_text
+from .describe import early_text, failure_text, hang_lines, others_text, reason_text, signal_name, spent_text, time_text
 from .doing import Doing
 from .story import KINDS, Key, RoundStory, Story, round_name, time_spent
 
@@ -27,8 +27,6 @@ _LEAST_S = 0.05
 """A kind of time of which there is less is left out of the table, in a job that has run for some seconds."""
 _MOST_NAMED = 8
 """If there are more nodes, they are counted and not named."""
-_MOST_FAILURES = 8
-"""Failures that are told one by one."""
 
 
 def told(story: Story, name: str, when: When, *, live: Collection[str], shows_all: bool) -> Iterator[str]:
@@ -236,15 +234,7 @@ def _details(round: RoundStory) -> Iterator[str]:
         if failure.log:
             yield f"its output: {failure.log}"
     others = [(node, f) for node, f in round.failures if blamed is None or f != blamed.failure]
-    echoes = [f.rank for _, f in others if is_echo(f)]
-    hung = [f.rank for _, f in others if isinstance(f.cause, NoProgress)]
-    own = [(node, f) for node, f in others if f.rank not in echoes and f.rank not in hung]
-    for node, failure in own[:_MOST_FAILURES]:
-        yield f"likewise {failure_text(failure, node)}"
-    if len(own) > _MOST_FAILURES:
-        yield f"likewise {ranks_text(sorted(f.rank for _, f in own[_MOST_FAILURES:]))} failed"
-    if echoes:
-        yield f"{ranks_text(sorted(echoes))} failed as a consequence: a connection to another worker broke or timed out"
+    yield from others_text([(node, f) for node, f in others if not isinstance(f.cause, NoProgress)])
 
 
 def _rule(round: RoundStory, terms: Terms) -> str:

@@ -67,7 +67,8 @@ class _Round:
         self.exits: list[WorkerExit] = []
         """Exits that were not reported yet."""
         self.late_stop: Stop | None = None
-        """A stop that waits for hung workers to be ended, or for workers that are about to end. None: there is none."""
+        """A stop that waits, or has waited, for hung workers to be ended, and for workers that are about to end. None:
+        there is none."""
         self.late_since = 0.0
         """When the late stop came, on the clock's time."""
         self.last_exit_at = 0.0
@@ -395,7 +396,7 @@ class Processes:
     def wakes_at(self) -> float | None:
         """When `events` must be called at the latest, on the clock's time. After a command: at once. During a stop:
         when SIGKILL is due, or when its survivors are given up. Otherwise: when a worker may be hung, or the end of a
-        hung worker goes on. None: there is no such time."""
+        hung worker goes on, or a stop has waited for long enough. None: there is no such time."""
         times = (
             self._wakes_at,
             self._launcher.wakes_at,

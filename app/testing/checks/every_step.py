@@ -19,6 +19,7 @@ from reknit.core.agent.agent import Agent, Stage
 from reknit.core.agent.commands import SIGKILL, SIGTERM, Append, Beat, Command, Finish, StopWorkers
 from reknit.core.agent.contact import is_entry_late
 from reknit.core.agent.events import EntriesRead, Event, Started, Woken
+from reknit.core.agent.lifecycle import sequel
 from reknit.core.agent.reasons import JournalRefused, Replaced, StoreLost, TermsDiffer
 from reknit.core.agent.states import WorkerState
 from reknit.core.agent.step import Step, step
@@ -31,7 +32,7 @@ from reknit.core.agent.worker_words import (
     WorkersStarted,
     WorkersStopped,
 )
-from reknit.core.agent.workers import QUICK_S, sequel
+from reknit.core.agent.workers import QUICK_S
 from reknit.core.job.entries import Admit, Entry, Failed, Joined, Leaving, Left, Lost, Node, Opened, Steady
 from reknit.core.job.founding import Origin
 from reknit.core.job.job import Closed, Gathering, Job, Running, Unopened, Verdict
@@ -172,17 +173,22 @@ def foresees(proc: CheckedProc, before: Agent, commands: Sequence[Command]) -> N
     if outcome is not None and isinstance(outcome.why, BudgetSpent | Unstable):
         last = job.epoch, job.round - 1
         demand(last not in proc.foreseen, "sequel", f"{proc.name} has foreseen another round after {last[1]}")
-        demand(last not in proc.hasty, "exits", f"{proc.name} has waited for nobody in the last round, {last[1]}")
+        is_hasty = last in proc.hasty and isinstance(outcome.why, BudgetSpent)
+        demand(not is_hasty, "exits", f"{proc.name} has waited for nobody in the last round, {last[1]}")
 
 
 def awaits(proc: CheckedProc, before: Agent, command: StopWorkers) -> None:
     """The report of a failed job names all who have failed. Before a restart, nobody reads one."""
     agent, has_failed = proc.agent, isinstance(command.why, WorkerFailed)
     if command.await_exits_s:
+        # An agent that bears no further failure learns in the same step that no round follows for it.
         is_right = has_failed and command.signal != SIGKILL and sequel(agent) is not Sequel.ROUND
         demand(is_right, "exits", f"{proc.name} waits for exits of round {command.round}: {command.why}")
     elif has_failed and command.signal != SIGKILL and not (before.workers.stopping or agent.causes.request):
-        proc.hasty.add((agent.workers.epoch, command.round))
+        phase = agent.job.phase
+        is_unjudged = isinstance(phase, Gathering) and phase.round == command.round + 1 and phase.excuse is None
+        if phase == Running(command.round) or is_unjudged:
+            proc.hasty.add((agent.workers.epoch, command.round))
 
 
 def note(world: CheckedWorld, proc: CheckedProc, before: Agent, event: Event) -> None:

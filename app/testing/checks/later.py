@@ -16,8 +16,8 @@ from reknit.app.testing.violation import demand
 from reknit.core.agent.agent import Agent, Contact, Heard, Spec, Timer
 from reknit.core.agent.commands import Beat, Command
 from reknit.core.agent.events import Counters, EntriesRead, Event
+from reknit.core.agent.lifecycle import sequel
 from reknit.core.agent.step import step
-from reknit.core.agent.workers import sequel
 from reknit.core.job.entries import Node, Opened, Terms
 from reknit.core.job.job import Job, Unopened
 from reknit.core.job.workers import WorkerFailure, WorkerRanks

@@ -12,12 +12,12 @@ import subprocess
 import sys
 import textwrap
 import threading
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
-from attrs import evolve
 
 from reknit import CannotStart, Meeting, Prevented, RestartPolicy, Settings, Terms
 from reknit.adapters.keeper.client import start as keeper_start
@@ -208,27 +208,40 @@ IN_TURN = """
     while not all((folder / str(each)).exists() for each in range(int(os.environ["WORLD_SIZE"]))):
         time.sleep(0.001)
     if rank:
+        while not (folder / ("stops " + {name!r})).exists():
+            time.sleep(0.001)
         stat = pathlib.Path(f"/proc/{{(folder / str(rank - 1)).read_text()}}/stat")
         while stat.exists() and stat.read_text().rpartition(")")[2].split()[0] != "Z":
             time.sleep(0.001)
     os._exit(rank + 3)
 """
-"""Workers that all run, and then fail one after another: each has seen that the one before it is dead."""
+"""Workers that all run, and then fail one after another. Each has seen that the one before it is dead, and that its
+node stops its workers."""
 
 
 @pytest.mark.parametrize("nodes", [1, 2])
 def test_all_who_fail_at_the_same_time_are_named(nodes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The same mistake on all ranks. None is stopped before it has ended, on no node."""
     monkeypatch.setattr(agent_workers, "AWAIT_EXITS_S", PATIENCE_S)  # no machine is so slow
-    settings = python(
-        IN_TURN.format(folder=str(tmp_path)),
-        local_world_size=4 // nodes,
-        terms=Terms(nodes, nodes, RestartPolicy(max_restarts=0)),
-        meeting=Meeting("file", folder=str(tmp_path / "journal")),
-        run_id="together",
-    )
+    meeting = Meeting("file", folder=str(tmp_path / "journal"))
+
+    def node(name: str) -> Session:
+        def see(before: object, event: object, after: object, commands: Sequence[object]) -> None:
+            if any(isinstance(command, StopWorkers) for command in commands):
+                (tmp_path / f"stops {name}").touch()
+
+        settings = python(
+            IN_TURN.format(folder=str(tmp_path), name=name),
+            node_id=name,
+            local_world_size=4 // nodes,
+            terms=Terms(nodes, nodes, RestartPolicy(max_restarts=0)),
+            meeting=meeting,
+            run_id="together",
+        )
+        return start(settings, observers=[see])
+
     with contextlib.ExitStack() as opened:
-        agents = [opened.enter_context(contextlib.closing(start(evolve(settings, node_id=i)))) for i in "ab"[:nodes]]
+        agents = [opened.enter_context(contextlib.closing(node(name))) for name in "ab"[:nodes]]
         results = [agent.join(PATIENCE_S) for agent in agents]
     for result in results:
         assert result is not None

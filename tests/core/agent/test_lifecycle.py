@@ -7,10 +7,10 @@ import pytest
 from reknit.core.agent.agent import Spec
 from reknit.core.agent.commands import Append, Finish, Result, StopWorkers
 from reknit.core.agent.events import Counters, EntriesRead
+from reknit.core.agent.lifecycle import sequel
 from reknit.core.agent.reasons import JournalRefused, SignalReceived, TermsDiffer
 from reknit.core.agent.states import WorkerState
 from reknit.core.agent.worker_words import StartWorkers
-from reknit.core.agent.workers import sequel
 from reknit.core.job.entries import (
     Aborted,
     Failed,

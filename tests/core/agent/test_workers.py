@@ -268,6 +268,23 @@ def test_who_fails_at_the_same_time_is_waited_for_if_that_delays_no_restart(term
     assert other << stopping(WorkerFailed(N1, failure()), await_exits_s=await_exits_s)
 
 
+def test_a_node_that_bears_no_further_failure_waits_for_exits_if_it_is_alone() -> None:
+    """Nobody else restarts, so its report is the last one. Otherwise the others would wait for its goodbye."""
+    asks = failure(0, message="EOFError: EOF when reading a line")
+    alone = playing("n0", ALONE, local_world_size=2) >> exits(asks)
+    stop = stopping(WorkerFailed(ME, asks), await_exits_s=AWAIT_EXITS_S)
+    assert alone << stop << Placeholder(Append) << Placeholder(Append)
+    with_others = playing("n0", TRIO, joined("n1"), local_world_size=2) >> exits(asks)
+    assert with_others << stopping(WorkerFailed(ME, asks)) << Placeholder(Append) << Placeholder(Append)
+
+
+def test_a_restart_that_nothing_may_excuse_waits_for_no_exits() -> None:
+    """No member may vanish any more (`max_unspent`), but a restart is left for a failure."""
+    terms = Terms(restarts=RestartPolicy(max_restarts=1, max_unspent=0))
+    playbook = playing("n0", terms, local_world_size=2) >> exits(CAUSE)
+    assert playbook << stopping(WorkerFailed(ME, CAUSE)) << Append(failed("n0", 0, CAUSE))
+
+
 def test_who_hurries_waits_for_no_exits() -> None:
     """A second Ctrl-C while the workers are being stopped. The command without the wait ends the wait."""
     playbook = playing("n0", LAST, joined("n1"), local_world_size=2) >> exits(CAUSE)

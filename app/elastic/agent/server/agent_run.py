@@ -26,8 +26,8 @@ from reknit.app.python.session import Session
 from reknit.app.settings import Settings
 from reknit.app.wiring.surroundings import Wired
 from reknit.core.agent.commands import Result, StopWorkers
+from reknit.core.agent.lifecycle import sequel
 from reknit.core.agent.worker_words import StartWorkers
-from reknit.core.agent.workers import sequel
 from reknit.core.job.entries import RestartPolicy, Terms
 from reknit.core.job.restart import Sequel
 from reknit.core.job.workers import Assignment, WorkerFailure

@@ -159,7 +159,7 @@ def test_the_wait_for_exits_is_bounded(
 
 @pytest.mark.parametrize("hurry", ["second stop", "SIGKILL", "fence"])
 def test_the_wait_for_exits_ends_early(make: Make, clock: SystemClock, tmp_path: Path, hurry: str) -> None:
-    """Whoever presses Ctrl-C meanwhile, or is fenced, waits for nobody."""
+    """Whoever presses Ctrl-C twice, or is fenced, waits for nobody."""
     workers = make("sh", "-c", ENDS, str(tmp_path))
     start(workers)
     if hurry == "SIGKILL":
