@@ -141,6 +141,10 @@ def _status_of(failure: WorkerFailure) -> int:
     return failure.exitcode if failure.exitcode > 0 else 128 - failure.exitcode
 
 
+_OUTSIDE = own.TermsDiffer, own.JournalRefused, own.Replaced
+"""Why an agent cannot take part in the job."""
+
+
 def final_lines(
     result: Result,
     restarts: int,
@@ -167,7 +171,7 @@ def final_lines(
         yield f"this worker waited for input (breakpoint(), input()), and has no terminal: {how}"
     if isinstance(result.why, reasons.BudgetSpent) and _lacks_socket(result.why.root.failure):
         yield "this worker could not make the socket for its flight recorder; what to do: docs/watchdog.md#recorder"
-    if trace and result.state is WorkerState.FAILED and isinstance(result.why, reasons.JobEnd):
+    if trace and result.state is not WorkerState.SUCCEEDED and not isinstance(result.why, _OUTSIDE):
         yield f"the whole story: reknit explain {_typed(trace)}"
     if names_options and (line := origin(result)):  # the program that called chooses its own
         yield line
@@ -196,7 +200,7 @@ def _ending(
         advice = "; to run it again, give another --rdzv-id" if names_options else ""
         yield f"the job had succeeded before this node came: nothing was run{advice}"
         return
-    if isinstance(result.why, own.TermsDiffer | own.JournalRefused | own.Replaced):
+    if isinstance(result.why, _OUTSIDE):
         yield _outside_text(result.why, names_options=names_options)
         return
     if isinstance(result.why, own.StoreLost):
@@ -265,7 +269,7 @@ def _details(failure: WorkerFailure, node: str, shown: int) -> Iterator[str]:
     has_shown = shown > 0 and _holds([line for line in failure.stderr if line.startswith(mark)], failure.traceback)
     if failure.traceback:
         if has_shown and mark:
-            yield f"  its traceback stands above, in the lines that begin with {mark}"
+            yield f"  its traceback stands above, in the last lines that begin with {mark.rstrip(':')}"
         elif not has_shown:
             yield "  its traceback:" if failure.cause is None else "  what it was doing, innermost call first:"
             yield from (f"    {line}" for line in failure.traceback.splitlines())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TypeVar
@@ -26,6 +27,8 @@ WORDS = (
 )
 _NOT_WRITTEN = 74
 """EX_IOERR."""
+_LONG = 200
+"""A command line of more characters is cut."""
 UNREADABLE = 65
 """The exit status for a trace of which nothing can be read: EX_DATAERR."""
 
@@ -172,7 +175,8 @@ def _story(trace: StoredTrace, troubles: list[str]) -> NodeStory | None:
         troubles.append(f"{trace.path}: a part is missing")
     told: Iterator[Resumed | Told] = readable(trace, by_part(trace, told_by), troubles)
     agents_and_steps = (each.agent if isinstance(each, Resumed) else each for each in told)
-    return node_story(agents_and_steps)
+    story = node_story(agents_and_steps)
+    return story if story is None or trace.about is None else evolve(story, command=command_text(trace.about.command))
 
 
 T = TypeVar("T")
@@ -211,6 +215,12 @@ def readable(trace: StoredTrace, found: Iterable[T | Unreadable], troubles: list
         if isinstance(each, Resumed) and each.has_lost:
             troubles.append(f"{trace.path}: some steps are missing")
         yield each
+
+
+def command_text(command: Sequence[str]) -> str:
+    """`python3 -u train.py '--name=two words'`"""
+    text = shlex.join(command)
+    return text if len(text) <= _LONG else f"{text[:_LONG]} …"
 
 
 def clock_of(began: float, ended: float) -> Callable[[float], str]:

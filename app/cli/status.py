@@ -31,7 +31,7 @@ from reknit.core.text.story import merged
 from reknit.core.text.telling import head_lines
 
 from .arguments import Parsed, Table
-from .looking import HELP, clock_of, fail, latest_run, main, no_agent, show, words_of
+from .looking import HELP, clock_of, command_text, fail, latest_run, main, no_agent, show, words_of
 from .options import Option, UsageError, borrowed
 
 if TYPE_CHECKING:
@@ -260,15 +260,19 @@ def _agent_lines(now: Now) -> Iterator[str]:
     text, pid = agent_picture(agent)["text"], now.about.agent.pid
     stopped = ", its process is stopped" if is_stopped(pid) else ""
     yield f"  this node, {node}, {text}, for {time_text(now.for_s)} (agent: pid {pid}{stopped})"
+    if now.about.command:
+        yield f"    workers: {command_text(now.about.command)}"
     ranks = with_progress(workers_picture(agent), now.progress) if agent.workers.alive else []
+    calls = any(worker["progress_s"] is not None for worker in ranks)
     steps = [worker["step"] for worker in ranks if worker["step"] is not None]
     for worker in ranks:
         who = f"pid {worker['pid']}" if worker["pid"] else "not started"
         behind = max(steps) - worker["step"] if worker["step"] is not None else 0
-        yield f"    rank {worker['rank']}  {who}  {_progress(worker)}" + (f", {behind} behind" if behind else "")
+        yield f"    rank {worker['rank']}  {who}  {_progress(worker, calls)}" + (f", {behind} behind" if behind else "")
 
 
-def _progress(worker: Mapping[str, Any]) -> str:
+def _progress(worker: Mapping[str, Any], others_call: bool) -> str:
+    """`others_call`: some worker of this node has called `reknit.progress`."""
     if worker["failure"]:
         return str(worker["failure"])
     if worker["state"] == "succeeded":
@@ -277,7 +281,7 @@ def _progress(worker: Mapping[str, Any]) -> str:
         return "has returned, and waits for the other workers"
     stopped = "its process is stopped, " if worker["stopped"] else ""
     if worker["progress_s"] is None:
-        return f"{stopped}has not called reknit.progress()"
+        return f"{stopped}has not called reknit.progress()" if others_call else f"{stopped}{worker['state']}"
     step = "" if worker["step"] is None else f"step {worker['step']}, "
     return f"{stopped}{step}progress {worker['progress_s']:.1f} s ago"
 

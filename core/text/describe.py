@@ -197,7 +197,9 @@ def terms_text(why: own.TermsDiffer, names: Mapping[str, str]) -> str:
 
 
 def time_text(seconds: float) -> str:
-    """`12 s`, `2 min 5 s`, `3 h 40 min`, `2 d 4 h`"""
+    """`0.4 s`, `12 s`, `2 min 5 s`, `3 h 40 min`, `2 d 4 h`"""
+    if seconds < 1:
+        return f"{seconds:.1f} s"
     whole = round(seconds)
     for unit_s, unit, next_s, next_unit in ((86400, "d", 3600, "h"), (3600, "h", 60, "min"), (60, "min", 1, "s")):
         if whole >= unit_s:
@@ -241,7 +243,7 @@ def decisions(before: Agent, after: Agent, commands: Sequence[Command]) -> Itera
             yield f"{reason_text(why_leaving)}; this node takes part in no further round"
     for command in commands:
         match command:
-            case StopWorkers(round, signal, grace_s, why, _) if not isinstance(why, reasons.AllSucceeded):
+            case StopWorkers(round, signal, grace_s, why, _, wait_s) if not isinstance(why, reasons.AllSucceeded):
                 if round == before.workers.round and before.workers.stopping is not None:
                     when = f"in {grace_s:g} s" if grace_s else "now"
                     yield f"asked again to stop: the workers get SIGKILL {when}"
@@ -249,7 +251,8 @@ def decisions(before: Agent, after: Agent, commands: Sequence[Command]) -> Itera
                     yield reason_text(why)  # no worker is left that could be stopped
                 else:
                     kill = f", SIGKILL after {grace_s:g} s" if grace_s else ""
-                    yield f"{reason_text(why)}; stopping this node's workers ({signal_name(signal)}{kill})"
+                    first = f"{wait_s:g} s for others that fail as well, " if wait_s else ""
+                    yield f"{reason_text(why)}; stopping this node's workers ({first}{signal_name(signal)}{kill})"
                 yield from _early_ends(before.workers, why)
     if causes.unable is None:
         yield from _job_news(before, after)
@@ -307,17 +310,17 @@ def _hung(workers: NodeWorkers) -> list[WorkerFailure]:
 
 
 def _verdict(before: Agent, why: reasons.WorkerFailed) -> Iterator[str]:
-    """The failure that is blamed, now that all failures of the round are known, unless it is the only one that was told
-    before."""
+    """The failure that is blamed, now that all failures of the round are known, unless it is the one that was told when
+    the round ended."""
     if len(before.job.members) > 1 and (lines := list(hang_lines(why))):
         yield "the workers of all nodes that hung:"
         yield from lines
         return
     if why.hang is not None and len(before.job.members) == 1:
         return  # the lines about where the workers stood have named it
-    own, ended = failures(before.workers), before.job.why
-    told = own or ((ended.failure,) if isinstance(ended, reasons.WorkerFailed) else ())
-    if told != (why.failure,):
+    ran_here = before.workers.round == before.job.round - isinstance(before.job.phase, Gathering)
+    told = (ran_here and before.workers.stopping) or before.job.why
+    if not isinstance(told, reasons.WorkerFailed) or told.failure != why.failure:
         yield f"to blame: {reason_text(why)}"
 
 

@@ -128,6 +128,8 @@ class NodeStory:
     """What it did last."""
     end: RunEnd | None = None
     """Why the agent has ended. None: it runs, or was killed."""
+    command: str = ""
+    """The command line of the workers. Empty: they call a function, or it is not known."""
 
     @property
     def has_ended(self) -> bool:

@@ -58,6 +58,8 @@ def told(story: Story, name: str, when: When, *, live: Collection[str], shows_al
         yield from _remarks(list(remarks), when)
     yield ""
     yield from _table(story)
+    if any(_rule(round, story.terms) for round in rounds):
+        yield "the rules are those of docs/protocol.md"
 
 
 def _remarks(remarks: Sequence[tuple[float, str, str]], when: When) -> Iterator[str]:
@@ -77,6 +79,7 @@ def head_lines(story: Story, name: str, when: When, live: Collection[str]) -> It
     yield f'job "{name}": {"runs" if live and story.outcome is None else verdict_text(story)}'
     lasted = time_text(story.ended - story.began)
     yield f"from {when(story.began)} to {when(story.ended)} ({lasted}), as seen by {_nodes(_names(story))}"
+    yield from _commands(story)
     for node, ahead_s in story.skews.items():
         which = "ahead of" if ahead_s > 0 else "behind"
         yield f"the clock of node {node} is {abs(ahead_s):.1f} s {which} the others; its times are corrected here"
@@ -91,6 +94,17 @@ def head_lines(story: Story, name: str, when: When, live: Collection[str]) -> It
                 else gone
             )
             yield f"the agent of node {one.node} {now}"
+
+
+def _commands(story: Story) -> Iterator[str]:
+    """What the workers are. The nodes are named if their workers have different command lines."""
+    nodes: dict[str, list[str]] = {}
+    for node in story.nodes:
+        nodes.setdefault(node.command, []).append(node.node)
+    for command, names in list(nodes.items())[:_MOST_NAMED]:
+        whose = f" of {_nodes(sorted(set(names)))}" if len(nodes) > 1 else ""
+        if command:
+            yield f"workers{whose}: {command}"
 
 
 def verdict_text(story: Story) -> str:

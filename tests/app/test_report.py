@@ -126,12 +126,18 @@ def test_success_is_one_line() -> None:
     assert list(final_lines(good, 2)) == ["the job succeeded after 2 restarts"]
 
 
-def test_a_failed_job_leads_to_its_story() -> None:
-    """Before the origin of the status, which scripts look for in the last line. Whoever stops a job knows why."""
+def test_a_job_that_has_not_succeeded_leads_to_its_story() -> None:
+    """Before the origin of the status, which scripts look for in the last line. A node that was refused has no
+    story."""
     told = [*final_lines(result(failed(exitcode=71)), 0, trace="/a b/trace")]
     assert told[-2:] == ["the whole story: reknit explain '/a b/trace'", "exit status 71: from the worker of rank 0"]
     stopped = Result(WorkerState.STOPPED, own.SignalReceived(15))
-    assert [*final_lines(stopped, 0, trace="/t")] == ["the job stopped: SIGTERM received"]
+    story = "the whole story: reknit explain /t"
+    assert [*final_lines(stopped, 0, trace="/t")] == ["the job stopped: SIGTERM received", story]
+    good = Result(WorkerState.SUCCEEDED, reasons.AllSucceeded())
+    refused = Result(WorkerState.FAILED, own.JournalRefused(reasons.Refusal.SECRET, "wrong secret"))
+    for silent in (good, refused):
+        assert story not in final_lines(silent, 0, trace="/t")
 
 
 def test_a_stop_is_no_failure() -> None:
@@ -264,10 +270,11 @@ def test_a_traceback_without_record(tmp_path: Path) -> None:
     script = "import os, signal\nif os.environ['RANK'] == '0': signal.pause()\nraise ValueError('no')"
     status, job = run(tmp_path, "--nproc-per-node=2", "w.py", script=script)
     how = "exit code 1, ValueError: no"
+    stop = "stopping this node's workers (0.3 s for others that fail as well, SIGTERM, SIGKILL after 30 s)"
     assert (status, job.said[2:]) == (
         1,
         [
-            f"rank 1 on node N failed: {how}; stopping this node's workers (SIGTERM, SIGKILL after 30 s)",
+            f"rank 1 on node N failed: {how}; {stop}",
             "the job failed: rank 1 failed, and --max-restarts=0 allows no restart; it had run for T s",
             f"  rank 1 failed first (node N, local rank 1, pid P): {how}",
             "  its traceback:",
@@ -306,7 +313,7 @@ def test_a_traceback_with_the_rank_before_each_line_is_shown_once(tmp_path: Path
     _, job = run(tmp_path, "--nproc-per-node=2", "w.py", "RANK", script=script)
     assert job.err.count("Traceback (most recent call last):") == 1
     at = job.said.index("  rank 1 failed first (node N, local rank 1, pid P): exit code 1, ValueError: no")
-    assert job.said[at + 1 :] == ["  its traceback stands above, in the lines that begin with [rank1]:", STORY]
+    assert job.said[at + 1 :] == ["  its traceback stands above, in the last lines that begin with [rank1]", STORY]
     for options in (["--redirects=2"], ["--local-ranks-filter=0"]):
         _, job = run(tmp_path, "--nproc-per-node=2", *options, "w.py", "RANK", script=script)
         assert "  its traceback:" in job.said

@@ -88,7 +88,7 @@ def test_the_host_of_the_store_vanishes(tmp_path: Path) -> None:
         assert ended(b, c) == [74, 74]
         for run in (b, c):
             assert len(run.ups) == 1
-            assert run.said[-2].startswith("this node has given up: the store cannot be reached: 127.0.0.1:PORT: ")
+            assert run.said[-3].startswith("this node has given up: the store cannot be reached: 127.0.0.1:PORT: ")
 
 
 def test_any_node_vanishes_at_etcd(tmp_path: Path) -> None:

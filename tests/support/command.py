@@ -100,7 +100,7 @@ class Run:
         host = re.escape(os.uname().nodename)
         told = (
             (r"pid \d+", "pid P"),
-            (r"(had run for) \d+ s", r"\1 T s"),
+            (r"(had run for) [\d.]+ s", r"\1 T s"),
             (r"(127\.0\.0\.1):\d+", r"\1:PORT"),
             (r"(reknit explain) .+", r"\1 DIR"),
             (rf"node {host}\b", "node N"),

@@ -32,6 +32,8 @@ def test_the_latest_job_is_explained(tmp_path: Path) -> None:
     assert (status, err) == (0, "")
     lines = out.splitlines()
     assert lines[1] == 'job "digits": succeeded after 1 restart'
+    assert lines[3].startswith("workers: ")
+    assert lines[3].endswith(" -u w.py")
     (cause,) = [line for line in lines if "failed: exit code 1" in line]
     assert cause.endswith("rank 1 on node " + os.uname().nodename + " failed: exit code 1, ValueError: no such file")
     assert "    so all workers were stopped and started again: restart 1 of 3 (rule 2)" in lines

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from reknit.app.cli.looking import clock_of, runs
+from reknit.app.cli.looking import clock_of, command_text, runs
 from reknit.app.cli.options import UsageError
 from tests.support import places
 from tests.support.command import REKNIT, run
@@ -30,6 +30,12 @@ def test_a_name_means_the_latest_run_and_a_folder_means_all(tmp_path: Path, monk
     assert latest.live == frozenset()
     with pytest.raises(UsageError, match="nix is no folder"):
         runs(["nix"])
+
+
+def test_a_command_line_is_written_as_one_types_it() -> None:
+    """An endless one is cut."""
+    assert command_text(("python3", "-u", "train.py", "--name=two words")) == "python3 -u train.py '--name=two words'"
+    assert command_text(("train", "x" * 300)) == f"train {'x' * 194} …"
 
 
 def test_the_day_is_left_out_if_it_is_one_day() -> None:

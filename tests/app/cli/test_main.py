@@ -17,7 +17,7 @@ import pytest
 
 from reknit.app.cli.main import VERBS
 from tests.support import meeting
-from tests.support.command import REKNIT, STUBBORN, Run, refusal, run
+from tests.support.command import REKNIT, STORY, STUBBORN, Run, refusal, run
 from tests.support.stores import free_port
 from tests.support.waiting import PATIENCE_S, is_alive, processor_share, read_pids, until
 
@@ -234,7 +234,7 @@ def test_a_signal_ends_the_job_in_order(tmp_path: Path, signum: signal.Signals, 
     assert (tmp_path / "told1").exists()
     assert "Traceback" not in job.err
     assert job.said[2] == f"{signum.name} received; stopping this node's workers ({signum.name}, SIGKILL after 30 s)"
-    assert job.said[-1] == f"the job stopped: {signum.name} received"
+    assert job.said[-2:] == [f"the job stopped: {signum.name} received", STORY]
 
 
 def test_a_worker_that_ignores_the_signal_is_killed(tmp_path: Path) -> None:
@@ -247,6 +247,7 @@ def test_a_worker_that_ignores_the_signal_is_killed(tmp_path: Path) -> None:
         "SIGTERM received; stopping this node's workers (SIGTERM, SIGKILL after 0.2 s)",
         "rank 0 did not end within 0.2 s: killed by SIGKILL",
         "the job stopped: SIGTERM received",
+        STORY,
     ]
 
 
@@ -359,7 +360,7 @@ def test_chosen_signals_are_handled_instead(tmp_path: Path) -> None:
         started(tmp_path)
         job.signal(signal.SIGUSR1)
         assert job.end() == 128 + signal.SIGUSR1
-    assert job.said[-1] == "the job stopped: SIGUSR1 received"
+    assert job.said[-2:] == ["the job stopped: SIGUSR1 received", STORY]
 
 
 # ---- nothing is left ----

@@ -234,6 +234,26 @@ def test_a_run_whose_worker_fails_because_a_node_is_lost() -> None:
     ]
 
 
+def test_the_failure_to_blame_is_told_once() -> None:
+    """Two workers fail at the same time. The line about the stop has named the first one."""
+    alone = agent(restarts=2)
+    two = Agent(evolve(alone.spec, local_world_size=2))
+    again = (after(2), exits(failure(0, 7), failure(1, 7)), echo(), stopped(), echo(), up())
+    assert [line for line in told(two, *ALONE, *again) if "failed" in line] == ["rank 0 on node n0 failed: exit code 7"]
+
+
+def test_another_failure_than_the_first_is_to_blame() -> None:
+    """A worker of this node has lost its peer. The failure of the peer is read while the workers of this node are being
+    stopped, and is told as well."""
+    reset = failure(0, 1, message="RuntimeError: Connection closed by peer")
+    fails = (after(2), ack(n1=1), exits(reset), after(1), ack(n1=2), echo(failed("n1", 0, failure(0, 3, rank=1))))
+    lines = told(agent(2, 2, 2), *WITH_N1, *fails, stopped(), echo(joined("n1", 1)), ack(n1=3), up())
+    assert [line for line in lines if "failed" in line] == [
+        "rank 0 on node n0 failed: exit code 1, RuntimeError: Connection closed by peer",
+        "to blame: rank 1 on node n1 failed: exit code 3",
+    ]
+
+
 def test_a_run_that_a_node_comes_late_to() -> None:
     """A node that the job has no room for says so as soon as it sees the round, before it has joined."""
     terms = Terms(min_nodes=2, max_nodes=2)
@@ -571,7 +591,8 @@ def test_every_event_has_a_text(event: Event, text: str) -> None:
 @pytest.mark.parametrize(
     ("seconds", "text"),
     [
-        (0.2, "0 s"),
+        (0.24, "0.2 s"),
+        (1, "1 s"),
         (59.4, "59 s"),
         (60, "1 min"),
         (125, "2 min 5 s"),

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
+from attrs import evolve
+
 from reknit.core.job.entries import Node, NodeId, RestartPolicy, Terms
 from reknit.core.job.job import Job, Outcome, Verdict
 from reknit.core.job.reasons import (
@@ -82,6 +84,7 @@ def test_a_small_story() -> None:
         "  training       1 min 10 s   89.7 %",
         "  stopping            4.0 s    5.1 %   most on node n0: 2.0 s",
         "  meeting             4.0 s    5.1 %   most on node n0: 2.0 s",
+        "the rules are those of docs/protocol.md",
     ]
 
 
@@ -136,7 +139,24 @@ def test_a_job_for_which_too_few_nodes_came() -> None:
         "",
         "where the time went",
         "  meeting            30.0 s  100.0 %",
+        "the rules are those of docs/protocol.md",
     ]
+
+
+def test_the_workers_are_named_by_their_command_line() -> None:
+    """Once, if it is the same on all nodes."""
+
+    def told(*commands: str) -> list[str]:
+        span = Span(Doing.RUNNING, (0, 0), 3.0, 20.0)
+        nodes = (evolve(node(f"n{i}", span), command=each) for i, each in enumerate(commands))
+        return [line for line in lines(Story(tuple(nodes), (first(),), TERMS)) if line.startswith("workers")]
+
+    assert told("python3 train.py", "python3 train.py") == ["workers: python3 train.py"]
+    assert told("python3 train.py", "./run", "./run") == [
+        "workers of node n0: python3 train.py",
+        "workers of 2 nodes (n1, n2): ./run",
+    ]
+    assert told("", "") == []
 
 
 def test_many_rounds_are_counted() -> None:
