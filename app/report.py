@@ -44,10 +44,11 @@ class Reporter:
         self._say = say
         self._verbose = verbose
         self._names_options = names_options
+        self._told: reasons.WorkerFailed | None = None
 
     def __call__(self, before: Agent, event: Event, after: Agent, commands: Sequence[Command]) -> None:
         # Imported here, because a command that ends before it has an agent does not need it.
-        from reknit.core.text.describe import decisions, killed_text
+        from reknit.core.text.describe import decisions, failure_told, killed_text
         from reknit.core.text.doing import command_text, event_text
 
         if self._verbose:
@@ -60,8 +61,9 @@ class Reporter:
         if isinstance(why, own.TermsDiffer) and before.causes.unable is None and after.result is None:
             # The host of the store stays for the other nodes. Its last lines, which tell this again, come much later.
             self._say(PREFIX + _outside_text(why, names_options=self._names_options))
-        for line in decisions(before, after, commands):
+        for line in decisions(before, after, commands, self._told):
             self._say(PREFIX + line)
+        self._told = failure_told(before, after, commands) or self._told
 
 
 def write(fd: int, text: str) -> None:
@@ -152,7 +154,7 @@ def final_lines(
     ran_s: float | None = None,
     is_alone: bool = True,
     names_options: bool = True,
-    has_terminal: bool = False,
+    terminal: int | None = None,
     shown: int = 0,
     trace: str = "",
 ) -> Iterator[str]:
@@ -162,19 +164,31 @@ def final_lines(
     they are not told. `is_alone`: no other node can go on with the job.
     `names_options`: the reader has called `reknit run`. False: the reader's program has made the settings, and chooses
     its exit status itself.
-    `has_terminal`: a worker has the terminal. `shown`: the number of workers of the job, if all their lines were shown.
-    0: this is not known. `trace`: the folder with the trace of this agent. Empty: there is none.
+    `terminal`: the local rank of the worker that has the terminal. None: no worker has it. `shown`: the number of
+    workers of the job, if all their lines were shown. 0: this is not known. `trace`: the folder with the trace of this
+    agent. Empty: there is none.
     """
     yield from _ending(result, restarts, ran_s, is_alone=is_alone, names_options=names_options, shown=shown)
-    if isinstance(result.why, reasons.BudgetSpent) and asks_somebody(result.why.root.failure) and not has_terminal:
-        how = "run one worker on a terminal, or give --stdin=RANK" if names_options else "use reknit run --stdin=RANK"
-        yield f"this worker waited for input (breakpoint(), input()), and has no terminal: {how}"
-    if isinstance(result.why, reasons.BudgetSpent) and _lacks_socket(result.why.root.failure):
-        yield "this worker could not make the socket for its flight recorder; what to do: docs/watchdog.md#recorder"
+    if isinstance(result.why, reasons.BudgetSpent):
+        yield from _advice(result.why.root.failure, names_options=names_options, terminal=terminal)
     if trace and result.state is not WorkerState.SUCCEEDED and not isinstance(result.why, _OUTSIDE):
         yield f"the whole story: reknit explain {_typed(trace)}"
     if names_options and (line := origin(result)):  # the program that called chooses its own
         yield line
+
+
+def _advice(failure: WorkerFailure, *, names_options: bool, terminal: int | None) -> Iterator[str]:
+    """What to do about a failure of this kind."""
+    if asks_somebody(failure) and failure.local_rank != terminal:
+        alone = "run one worker on a terminal without --tee, --redirects, --warm and --hang-after"
+        how = f"{alone}, or give --stdin={failure.local_rank}" if names_options else "use reknit run --stdin=RANK"
+        yield f"this worker waited for input (breakpoint(), input()), and has no terminal: {how}"
+    if isinstance(failure.cause, NoProgress) and failure.cause.since_start:
+        longer = "--start-timeout" if names_options else "start_timeout_s"
+        slow = f"a slow start needs a longer {longer}"
+        yield f"this worker has never called reknit.progress(): does the script call it? If so, {slow}"
+    if _lacks_socket(failure):
+        yield "this worker could not make the socket for its flight recorder; what to do: docs/watchdog.md#recorder"
 
 
 def _lacks_socket(failure: WorkerFailure) -> bool:
@@ -226,7 +240,7 @@ def _ending(
         yield from (f"  {line}" for line in lines)
     others = [failure for failure in result.failures.values() if failure != root.failure]
     told = [("", failure) for failure in others if not lines or not isinstance(failure.cause, NoProgress)]
-    yield from (f"  {line}" for line in others_text(told))
+    yield from (f"  {line}" for line in others_text(told, root))
 
 
 _TERMS = {

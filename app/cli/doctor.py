@@ -146,6 +146,6 @@ def _verdict(found: Sequence[Finding], apart: int) -> str:
     warnings = sum(finding.level is Level.WARNING for finding in found)
     told = [f"{len(found) + apart} things were looked at"]
     told += [f"{failures} will make a job fail"] if failures else []
-    told += [f"{warnings} may"] if warnings and failures else [f"{warnings} may make a job fail"] if warnings else []
+    told += [f"{warnings} warning{'s' * (warnings != 1)}"] if warnings else []
     well = f", all is well{' for a job with one node' * bool(apart)} (--all lists them)"
     return ", ".join(told) + ("" if failures or warnings else well)

@@ -116,13 +116,11 @@ def _run(
 
 
 def _final(settings: Settings, result: Result, loop: Loop, began: float, trace: str) -> Iterator[str]:
-    ran_s, is_alone, has_terminal = loop.agent.at - began, settings.meeting is None, settings.terminal is not None
+    ran_s, is_alone, terminal = loop.agent.at - began, settings.meeting is None, settings.terminal
     restarts = loop.agent.job.restarts
     streams = settings.streams
     shown = settings.local_world_size if is_alone and not (streams.redirects or streams.shown) else 0
-    return final_lines(
-        result, restarts, ran_s=ran_s, is_alone=is_alone, has_terminal=has_terminal, shown=shown, trace=trace
-    )
+    return final_lines(result, restarts, ran_s=ran_s, is_alone=is_alone, terminal=terminal, shown=shown, trace=trace)
 
 
 def _unsaid(line: str) -> None:

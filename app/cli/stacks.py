@@ -35,6 +35,7 @@ TABLE = Table(
 _NONE = 1
 _LOOK_S = 10.0
 """Time for py-spy to look into one process. Seconds."""
+_MISSING = "it is not installed (pip install py-spy)"
 
 
 @frozen
@@ -122,5 +123,5 @@ def _lines(now: Now, looked: Sequence[_Looked], *, shows_all: bool) -> Iterator[
     if not any(one.threads for one in looked):
         yield ""
         is_there = any(py_spy_for(one.pid) for one in looked)
-        why = "it may not look into the workers (kernel.yama.ptrace_scope)" if is_there else "it is not installed"
+        why = "it may not look into the workers (kernel.yama.ptrace_scope)" if is_there else _MISSING
         yield f"no stacks: they are py-spy's, and {why}"

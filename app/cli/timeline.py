@@ -14,12 +14,10 @@ from reknit.core.text.telling import head_lines
 from reknit.core.text.timeline_data import page_data, perfetto
 
 from .arguments import Parsed, Table
-from .looking import HELP, UNREADABLE, WORDS, clock_of, fail, main, put, runs, words_of
+from .looking import HELP, UNREADABLE, WORDS, NotWritten, clock_of, fail, main, put, runs, words_of
 from .options import Option, UsageError
 
 _DATA = "/*DATA*/"
-_CANNOT_WRITE = 73
-"""EX_CANTCREAT."""
 TABLE = Table(
     "reknit timeline",
     (
@@ -74,7 +72,7 @@ def _timeline(parsed: Parsed) -> int:
         with open(path, "w", encoding="utf-8", errors="backslashreplace") as file:
             file.write(text)
     except OSError as error:
-        return fail(f"--output={path}: {error.strerror}", _CANNOT_WRITE)
+        raise NotWritten(f"--output={path}: {error.strerror}") from None
     put(f"{path}\n")
     return 0
 

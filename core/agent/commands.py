@@ -36,7 +36,7 @@ class Append:
 
 @frozen
 class StopWorkers:
-    """End every process of the round: `signal`, then SIGKILL after `grace_s` seconds. Answered by `WorkersStopped`.
+    """End every process of the round: `signal`, then SIGKILL `grace_s` seconds later. Answered by `WorkersStopped`.
 
     The command may be given again for the same round. SIGKILL then comes at the earlier of the two times.
     """
@@ -49,9 +49,9 @@ class StopWorkers:
     """A worker of the job hangs. So those of this node that make no progress either are looked at and ended as hung
     workers, if this node watches progress. Their failures tell which worker of the job is to blame."""
     await_exits_s: float = 0.0
-    """The signal waits until no worker has ended for so many seconds, and for `grace_s` at most. So workers that are
-    about to end by themselves do so, and are reported. The wait ends early when all workers have ended, and with a
-    further command for the same round."""
+    """The signal waits until no worker has ended for so many seconds, and for `MOST_AWAITED` times as long at most. So
+    workers that are about to end by themselves do so, and are reported. The wait ends early when all workers have
+    ended, and with a further command for the same round."""
 
 
 @frozen

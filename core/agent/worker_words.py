@@ -10,6 +10,9 @@ from attrs import frozen
 
 from reknit.core.job.workers import Assignment, WorkerFailure
 
+MOST_AWAITED = 5
+"""The longest wait for exits, as a multiple of `StopWorkers.await_exits_s`."""
+
 
 @frozen
 class StartWorkers:

@@ -24,14 +24,15 @@ from .contact import is_fenced, is_fresh
 from .reasons import CutOff, DeclaredLost, JournalRefused, StopReason
 from .states import WorkerState
 from .timers import is_due
-from .worker_words import PortReserved, StartWorkers, WorkersExited, WorkersStarted, WorkersStopped
+from .worker_words import MOST_AWAITED, PortReserved, StartWorkers, WorkersExited, WorkersStarted, WorkersStopped
 
 QUICK_S = 1.0
 """In seconds. A failure counts as quick if the workers failed earlier than this after their start, or before all of
 them ran."""
-AWAIT_EXITS_S = 0.3
-"""`StopWorkers.await_exits_s` after a failure for which no restart is left. Workers that fail at the same time end one
-after another: with torch imported, a Python takes up to 0.2 s for its end."""
+AWAIT_EXITS_S = 1.0
+"""`StopWorkers.await_exits_s` after a failure for which no restart is left, or the grace if that is shorter. Workers
+that fail at the same time end one after another: with torch imported, a Python takes 0.2 s of a processor for its
+end."""
 
 
 def started(agent: Agent, event: WorkersStarted) -> Agent:
@@ -175,17 +176,22 @@ def _stop(agent: Agent) -> tuple[Agent, list[Command]]:
     why = workers.stopping or _why_stop(agent)
     if why is None:
         return agent, []
-    signal = request.signal if request is not None else SIGTERM
-    kill_at = request.kill_at if request is not None else agent.at + agent.spec.grace_s
     if _must_be_gone(agent, why):
         signal, kill_at = SIGKILL, agent.at
+    elif request is not None:
+        signal, kill_at = request.signal, request.kill_at
+    elif workers.kill_at is None:
+        signal, kill_at = SIGTERM, agent.at + agent.spec.grace_s
+    else:
+        return agent, []
     if workers.kill_at is not None and kill_at >= workers.kill_at:
-        return agent, []  # the workers are being stopped already, and another reason can only shorten the grace
+        return agent, []  # the workers are being stopped already, and another reason can only shorten the time
     failure = why.failure if isinstance(why, WorkerFailed) else None
     hangs = failure is not None and suggests_hang(failure)
-    await_exits_s = AWAIT_EXITS_S if failure is not None and _can_wait(agent, signal) else 0.0
-    workers = evolve(workers, stopping=why, kill_at=kill_at)
-    command = StopWorkers(workers.round, signal, max(0.0, kill_at - agent.at), why, hangs, await_exits_s)
+    grace_s = max(0.0, kill_at - agent.at)
+    await_exits_s = min(AWAIT_EXITS_S, grace_s) if failure is not None and _can_wait(agent, signal) else 0.0
+    workers = evolve(workers, stopping=why, kill_at=kill_at + MOST_AWAITED * await_exits_s)
+    command = StopWorkers(workers.round, signal, grace_s, why, hangs, await_exits_s)
     return evolve(agent, workers=workers), [command]
 
 
@@ -195,7 +201,7 @@ def _can_wait(agent: Agent, signal: int) -> bool:
     if agent.workers.stopping is not None or agent.causes.request is not None or signal == SIGKILL:
         return False
     bears_none = agent.max_restarts is not None and not agent.restarts_left
-    return is_last(agent.job, agent.workers.round) or (bears_none and len(agent.job.members) == 1)
+    return is_last(agent.job, agent.workers.round) or (bears_none and len(agent.job.live) == 1)
 
 
 def _must_be_gone(agent: Agent, why: StopReason) -> bool:

@@ -86,10 +86,12 @@ def hang_lines(why: reasons.WorkerFailed) -> Iterator[str]:
 def _blame_text(why: reasons.WorkerFailed, hang: Hang) -> str:
     named = f"rank {why.failure.rank} on node {why.node}"
     ranks = hang.spots[0].ranks
+    has_step = isinstance(why.failure.cause, NoProgress) and why.failure.cause.step is not None
+    rest = f"{named} is the furthest behind" if has_step else f"{named} is named in their place"
     if hang.certainty is Certainty.UNKNOWN:
-        return f"it cannot be told which worker holds up the others; {named} is the furthest behind"
+        return f"it cannot be told which worker holds up the others; {rest}"
     if len(hang.spots) == 1:
-        return f"all of them stand there; {named} is the furthest behind"
+        return f"all of them stand there; {rest}"
     probably = "probably " if hang.certainty is Certainty.PROBABLE else ""
     if len(ranks) == 1:
         return f"{probably}{named} holds up the others"
@@ -128,17 +130,26 @@ MOST_FAILURES = 8
 """Failures that are told one by one."""
 
 
-def others_text(failures: Sequence[tuple[object, WorkerFailure]]) -> Iterator[str]:
-    """The failures besides the one that is blamed, each with its node as in `failure_text`. The consequences of another
-    worker's end are one line, and so are the many that remain."""
-    echoes = sorted(failure.rank for _, failure in failures if is_echo(failure))
-    own = [(node, failure) for node, failure in failures if not is_echo(failure)]
+_ECHO_LENGTH = 160
+"""Characters of the text of a consequence that are shown."""
+
+
+def others_text(failures: Sequence[tuple[object, WorkerFailure]], blamed: reasons.WorkerFailed | None) -> Iterator[str]:
+    """The failures besides the one that is blamed, each with its node as in `failure_text`. What looks like the
+    consequence of another worker's end is one line, and so are the many that remain. If the blamed failure looks like
+    one as well, nothing tells them apart."""
+    all_alike = blamed is not None and is_echo(blamed.failure)
+    own = [(node, failure) for node, failure in failures if all_alike or not is_echo(failure)]
+    echoes = sorted((f for _, f in failures if not all_alike and is_echo(f)), key=lambda f: f.rank)
     for node, failure in own[:MOST_FAILURES]:
         yield f"likewise {failure_text(failure, node)}"
     if len(own) > MOST_FAILURES:
         yield f"likewise {ranks_text(sorted(failure.rank for _, failure in own[MOST_FAILURES:]))} failed"
     if echoes:
-        yield f"{ranks_text(echoes)} failed as a consequence: a connection to another worker broke or timed out"
+        how = how_text(echoes[0])
+        how = how if len(how) <= _ECHO_LENGTH else f"{how[:_ECHO_LENGTH]} …"
+        whose = f"rank {echoes[0].rank} with " if len(echoes) > 1 else ""
+        yield f"{ranks_text([f.rank for f in echoes])} failed, probably as a consequence: {whose}{how}"
 
 
 def killed_text(stopped: WorkersStopped) -> str:
@@ -198,7 +209,7 @@ def terms_text(why: own.TermsDiffer, names: Mapping[str, str]) -> str:
 
 def time_text(seconds: float) -> str:
     """`0.4 s`, `12 s`, `2 min 5 s`, `3 h 40 min`, `2 d 4 h`"""
-    if seconds < 1:
+    if seconds < 0.95:
         return f"{seconds:.1f} s"
     whole = round(seconds)
     for unit_s, unit, next_s, next_unit in ((86400, "d", 3600, "h"), (3600, "h", 60, "min"), (60, "min", 1, "s")):
@@ -224,13 +235,16 @@ def _budget_text(max_restarts: int, failure: WorkerFailure, none: str) -> str:
     return "the only restart is spent" if max_restarts == 1 else f"all {max_restarts} restarts are spent"
 
 
-def decisions(before: Agent, after: Agent, commands: Sequence[Command]) -> Iterator[str]:
-    """Lines that tell the operator of this agent what one step has decided. Most steps have none."""
+def decisions(
+    before: Agent, after: Agent, commands: Sequence[Command], told: reasons.WorkerFailed | None = None
+) -> Iterator[str]:
+    """Lines that tell the operator of this agent what one step has decided. Most steps have none. `told`: the failure
+    that was told last (`failure_told`)."""
     yield from _store_news(before, after)
     yield from _name_news(before, after)
     if after.me in after.job.succeeded and after.me not in before.job.succeeded and after.causes.outcome is None:
         yield "all workers of this node succeeded; it waits for the other nodes (a signal ends the wait)"
-    yield from _hang_news(before, after)
+    yield from _hang_news(before, after, told)
     causes, why_leaving = after.causes, after.causes.why_leaving
     if after.is_serving and causes.outcome is None and not before.is_serving:
         if isinstance(causes.unable, own.Replaced) and not before.workers.alive:
@@ -238,26 +252,49 @@ def decisions(before: Agent, after: Agent, commands: Sequence[Command]) -> Itera
         which = "a" if causes.request is None else "another"
         yield f"this node hosts the store, and stays until the other nodes have ended; {which} signal ends it at once"
     if why_leaving is not None and before.causes.why_leaving is None:
-        is_told = isinstance(why_leaving, own.SignalReceived)
-        if not is_told or before.workers.stopping is not None:
-            yield f"{reason_text(why_leaving)}; this node takes part in no further round"
+        is_told = isinstance(why_leaving, own.SignalReceived) and any(isinstance(c, StopWorkers) for c in commands)
+        if not is_told and (before.workers.stopping is not None or not isinstance(why_leaving, own.SignalReceived)):
+            yield f"{_leaving_text(why_leaving)}; this node takes part in no further round"
     for command in commands:
-        match command:
-            case StopWorkers(round, signal, grace_s, why, _, wait_s) if not isinstance(why, reasons.AllSucceeded):
-                if round == before.workers.round and before.workers.stopping is not None:
-                    when = f"in {grace_s:g} s" if grace_s else "now"
-                    yield f"asked again to stop: the workers get SIGKILL {when}"
-                elif len(after.workers.exits) == after.spec.local_world_size:
-                    yield reason_text(why)  # no worker is left that could be stopped
-                else:
-                    kill = f", SIGKILL after {grace_s:g} s" if grace_s else ""
-                    first = f"{wait_s:g} s for others that fail as well, " if wait_s else ""
-                    yield f"{reason_text(why)}; stopping this node's workers ({first}{signal_name(signal)}{kill})"
-                yield from _early_ends(before.workers, why)
+        if isinstance(command, StopWorkers) and not isinstance(command.why, reasons.AllSucceeded):
+            yield _stop_text(before, after, command)
+            yield from _early_ends(before.workers, command.why)
     if causes.unable is None:
         yield from _job_news(before, after)
         yield from _rank_news(before, after)
         yield from _pause_news(before, after)
+
+
+def failure_told(before: Agent, after: Agent, commands: Sequence[Command]) -> reasons.WorkerFailed | None:
+    """The failure that the lines of this step name as the reason of a stop, or of the end of a round. None: they name
+    none."""
+    whys: list[Reason] = [after.job.why] if after.job.why is not None and _tells_end(before, after) else []
+    whys += [each.why for each in commands if isinstance(each, StopWorkers) and before.workers.stopping is None]
+    return next((why for why in whys if isinstance(why, reasons.WorkerFailed)), None)
+
+
+def _leaving_text(why: Reason) -> str:
+    """Why this node leaves. The failure itself is told with the stop of the workers."""
+    if isinstance(why, reasons.BudgetSpent):
+        return _budget_text(why.max_restarts, why.root.failure, "no restarts are allowed here")
+    return reason_text(why)
+
+
+def _stop_text(before: Agent, after: Agent, command: StopWorkers) -> str:
+    grace_s = command.grace_s
+    if command.round == before.workers.round and before.workers.stopping is not None:
+        asked = after.causes.request
+        first = f"{signal_name(asked.signal)} received" if asked is not None else "no time is left"
+        why = "asked again to stop" if before.causes.request is not None else first
+        return f"{why}: the workers get SIGKILL {f'in {grace_s:g} s' if grace_s else 'now'}"
+    why = reason_text(command.why)
+    if isinstance(command.why, reasons.WorkerFailed) and is_echo(command.why.failure):
+        why += " (probably a consequence of another worker's end)"
+    if len(after.workers.exits) == after.spec.local_world_size:
+        return why  # no worker is left that could be stopped
+    when = " once no other fails" if command.await_exits_s else ""
+    kill = f", SIGKILL after {grace_s:g} s" if grace_s else ""
+    return f"{why}; stopping this node's workers{when} ({signal_name(command.signal)}{kill})"
 
 
 def _early_ends(workers: NodeWorkers, why: Reason) -> Iterator[str]:
@@ -284,7 +321,7 @@ _MOST_STACKS = 4
 """Number of workers of this node whose stacks are shown when they hang."""
 
 
-def _hang_news(before: Agent, after: Agent) -> Iterator[str]:
+def _hang_news(before: Agent, after: Agent, told: reasons.WorkerFailed | None) -> Iterator[str]:
     """Workers of this node were found to hang: where they stand, and the stacks of those that tell most. And once the
     hang is judged, where the workers of all nodes stood."""
     old, new = before.workers, after.workers
@@ -293,15 +330,16 @@ def _hang_news(before: Agent, after: Agent) -> Iterator[str]:
         why = why_failed(new)
         if all(isinstance(failure.cause, NoProgress) and failure.cause.since_start for failure in hung):
             yield _NO_CALL
-        if lines := list(hang_lines(why)):
+        # The last line blames a worker. With several nodes, that is one of the job, which is not known yet.
+        if lines := list(hang_lines(why))[: -1 if len(after.job.members) > 1 else None]:
             yield f"{_count(len(hung), 'worker')} of this node hung:"
             yield from lines
-        told = why.hang is not None and why.hang.certainty is not Certainty.UNKNOWN
-        shown = [why.failure] if told else _one_of_each(hung)
+        is_known = why.hang is not None and why.hang.certainty is not Certainty.UNKNOWN
+        shown = [why.failure] if is_known else _one_of_each(hung)
         for failure in shown[:_MOST_STACKS]:
             yield from stacks_lines(failure)
     if after.job.spent > before.job.spent and isinstance(after.job.why, reasons.WorkerFailed):
-        yield from _verdict(before, after.job.why)
+        yield from _verdict(before, after.job.why, told)
 
 
 def _hung(workers: NodeWorkers) -> list[WorkerFailure]:
@@ -309,18 +347,15 @@ def _hung(workers: NodeWorkers) -> list[WorkerFailure]:
     return [f for f in failures(workers) if f.cause is not None]
 
 
-def _verdict(before: Agent, why: reasons.WorkerFailed) -> Iterator[str]:
-    """The failure that is blamed, now that all failures of the round are known, unless it is the one that was told when
-    the round ended."""
+def _verdict(before: Agent, why: reasons.WorkerFailed, told: reasons.WorkerFailed | None) -> Iterator[str]:
+    """The failure that is blamed, now that all failures of the round are known, unless it was told last."""
     if len(before.job.members) > 1 and (lines := list(hang_lines(why))):
         yield "the workers of all nodes that hung:"
         yield from lines
         return
     if why.hang is not None and len(before.job.members) == 1:
         return  # the lines about where the workers stood have named it
-    ran_here = before.workers.round == before.job.round - isinstance(before.job.phase, Gathering)
-    told = (ran_here and before.workers.stopping) or before.job.why
-    if not isinstance(told, reasons.WorkerFailed) or told.failure != why.failure:
+    if told is None or told.failure != why.failure:
         yield f"to blame: {reason_text(why)}"
 
 
@@ -377,7 +412,7 @@ def _job_news(before: Agent, after: Agent) -> Iterator[str]:
         case Running() if not isinstance(old.phase, Running) or old.round != new.round:
             stands_by = after.me not in new.member_nodes and not new.is_gone(after.me)
             yield sealed_text(new) + "; this node stands by" * stands_by
-        case Gathering() if isinstance(old.phase, Running) and new.why is not None and not _is_told(after, new.why):
+        case Gathering() if new.why is not None and _tells_end(before, after):
             yield f"round {old.round} ended: {reason_text(new.why)}"
         case Gathering(expected=expected) if new.is_live(after.me) and not expected:
             if has_come or not _was_waiting(old, new):
@@ -441,9 +476,11 @@ def _runs_for_s(agent: Agent, timer: Timer, round: int) -> float:
     return agent.at - running[1] if running is not None and running[0] == round else 0.0
 
 
-def _is_told(agent: Agent, why: Reason) -> bool:
-    """The line about the stop of this node's workers tells the reason, in this step or in a later one."""
-    return agent.workers.alive or getattr(why, "node", None) == agent.me
+def _tells_end(before: Agent, after: Agent) -> bool:
+    """A line tells why the round has ended: no line about the stop of this node's workers does, in this step or in a
+    later one."""
+    ends = isinstance(before.job.phase, Running) and isinstance(after.job.phase, Gathering)
+    return ends and not after.workers.alive and getattr(after.job.why, "node", None) != after.me
 
 
 def sealed_text(job: Job) -> str:

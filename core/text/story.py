@@ -19,11 +19,18 @@ from attrs import define, evolve, field, frozen
 from reknit.core.agent.agent import Agent
 from reknit.core.agent.events import EntriesRead, StopRequested
 from reknit.core.agent.lifecycle import REPEAT_S
-from reknit.core.agent.reasons import RunEnd, SignalReceived
+from reknit.core.agent.reasons import (
+    AlreadyFinished,
+    JournalRefused,
+    Replaced,
+    RunEnd,
+    SignalReceived,
+    TermsDiffer,
+)
 from reknit.core.agent.worker_words import WorkerExit, WorkersExited, WorkersStopped
 from reknit.core.job.entries import Entry, Joined, Lost, Terms
 from reknit.core.job.fold import fold, fold_all
-from reknit.core.job.job import EMPTY, Closed, Gathering, Job, Outcome, Running, Unopened
+from reknit.core.job.job import EMPTY, Closed, Gathering, Job, Outcome, Running, Unopened, Verdict
 from reknit.core.job.reasons import BudgetSpent, Departure, NodeGone, RoundEnd, Unstable, blamed_failure
 from reknit.core.job.workers import NoProgress, WorkerFailure
 
@@ -148,6 +155,11 @@ class Story:
     stopped_by: tuple[int, ...] = ()
     """The signals that have stopped the agents that were left, so that nobody goes on with the job. Empty: somebody may
     go on, or the job has an outcome."""
+
+    @property
+    def latest(self) -> Key:
+        """The last round that was formed."""
+        return next((round.key for round in reversed(self.rounds) if round.members), (0, -1))
 
     @property
     def began(self) -> float:
@@ -378,6 +390,8 @@ def merged(nodes: Sequence[NodeStory]) -> Story:
     why = known[-1].why if known else None
     if stopped_by and isinstance(why, NodeGone) and why.how in (Departure.LEAVING, Departure.LEFT):
         known[-1] = evolve(known[-1], stopped_by=stopped_by)
+    if known and (end := _gave_up(nodes, latest.job)) is not None:
+        known[-1] = evolve(known[-1], outcome=Outcome(Verdict.FAILED, end))
     return Story(tuple(nodes), tuple(known), latest.job.terms, skews, stopped_by)
 
 
@@ -389,9 +403,24 @@ def _is_ahead(rounds: Mapping[Key, RoundStory], key: Key) -> bool:
     return before is not None and bool(before.members) and before.why is None and not rounds[key].members
 
 
+def _ends(nodes: Sequence[NodeStory]) -> dict[str, RunEnd | None]:
+    """By node: why its last agent has ended. None: it runs, or was killed. Agents that never took part are left out."""
+    refused = TermsDiffer, JournalRefused, Replaced, AlreadyFinished
+    return {node.node: node.end for node in nodes if not isinstance(node.end, refused)}
+
+
+def _gave_up(nodes: Sequence[NodeStory], job: Job) -> BudgetSpent | None:
+    """Why the last agents have ended, if they bore no further failure and nobody goes on with the job. `job`: as it was
+    read last. In it, an agent that has left is not live any more."""
+    ends = _ends(nodes)
+    spent = [end for end in ends.values() if isinstance(end, BudgetSpent)]
+    is_over = not isinstance(job.phase, Closed) and None not in ends.values() and ends.keys() >= job.live.keys()
+    return spent[-1] if spent and is_over else None
+
+
 def _stopped_by(nodes: Sequence[NodeStory], job: Job) -> tuple[int, ...]:
     """See `Story.stopped_by`. `job`: as it was read last. In it, an agent that has left is not live any more."""
-    ends = {node.node: node.end for node in nodes}  # of several agents of one node, that of the last
+    ends = _ends(nodes)
     stopped = {node: end.signal for node, end in ends.items() if isinstance(end, SignalReceived)}
     others = [end for node, end in ends.items() if end is not None and node not in stopped]
     is_over = not others and not isinstance(job.phase, Closed) and stopped.keys() >= job.live.keys()

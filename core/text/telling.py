@@ -6,6 +6,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import assert_never
 
+from reknit.core.agent.workers import asks_somebody
 from reknit.core.job import reasons
 from reknit.core.job.entries import Admission, Terms
 from reknit.core.job.job import Verdict
@@ -51,14 +52,15 @@ def told(story: Story, name: str, when: When, *, live: Collection[str], shows_al
         yield from _beginning(round, rounds[number - 1] if number else None, story.terms, when)
         noticed = [remark for remark in own if round.ended_at is None or remark[0] <= round.ended_at]
         yield from _remarks(noticed, when)
-        yield from _ending(round, story.terms, when, stops.get(round.key, (0.0, "")))
+        slowest, goes_on = stops.get(round.key, (0.0, "")), round.key < story.latest
+        yield from _ending(round, story.terms, when, slowest, goes_on=goes_on)
         yield from _remarks(own[len(noticed) :], when)
     if remarks:
         yield ""
         yield from _remarks(list(remarks), when)
     yield ""
     yield from _table(story)
-    if any(_rule(round, story.terms) for round in rounds):
+    if any(_rule(round, story.terms, goes_on=True) for round in rounds):
         yield "the rules are those of docs/protocol.md"
 
 
@@ -86,14 +88,15 @@ def head_lines(story: Story, name: str, when: When, live: Collection[str]) -> It
     latest = {one.node: one.began for one in story.nodes}  # in the order in which they began
     for one in story.nodes:
         if not one.has_ended:
-            runs = one.node in live and latest[one.node] == one.began
+            is_last = latest[one.node] == one.began
+            runs = one.node in live and is_last
             gone = f"ended without a word some time after {when(one.ended)}: it was killed, or its host died"
             now = (
                 f"runs: now {one.last.doing.value}, round {round_name((one.last.epoch, one.last.round))}"
                 if runs
                 else gone
             )
-            yield f"the agent of node {one.node} {now}"
+            yield f"{'the' if is_last else 'an earlier'} agent of node {one.node} {now}"
 
 
 def _commands(story: Story) -> Iterator[str]:
@@ -170,10 +173,13 @@ def _beginning(round: RoundStory, before: RoundStory | None, terms: Terms, when:
     yield from (f"  {line}" for line in _waits(round, round.sealed_at, before, terms))
 
 
-def round_lines(round: RoundStory, before: RoundStory | None, terms: Terms, when: When) -> Iterator[str]:
-    """The story of one round. `before`: the round before it. None: there is none, or it is not known."""
+def round_lines(
+    round: RoundStory, before: RoundStory | None, terms: Terms, when: When, *, goes_on: bool = True
+) -> Iterator[str]:
+    """The story of one round. `before`: the round before it. None: there is none, or it is not known. `goes_on`: a
+    later round was formed."""
     yield from _beginning(round, before, terms, when)
-    yield from _ending(round, terms, when, (0.0, ""))
+    yield from _ending(round, terms, when, (0.0, ""), goes_on=goes_on)
 
 
 def _waits(round: RoundStory, sealed_at: float, before: RoundStory | None, terms: Terms) -> Iterator[str]:
@@ -203,14 +209,14 @@ def _slowest_stops(story: Story) -> dict[Key, tuple[float, str]]:
     return found
 
 
-def _ending(round: RoundStory, terms: Terms, when: When, slowest: tuple[float, str]) -> Iterator[str]:
+def _ending(round: RoundStory, terms: Terms, when: When, slowest: tuple[float, str], *, goes_on: bool) -> Iterator[str]:
     """`slowest`: how long stopping the workers took where it took longest, and on which node."""
     if round.ended_at is None:
         return
     ran = "" if round.sealed_at is None else f" after {_length(round.ended_at - round.sealed_at)}"
     yield f"  {when(round.ended_at)}  ended{ran}: {_why(round)}"
     yield from (f"    {line}" for line in _details(round))
-    if rule := _rule(round, terms):
+    if rule := _rule(round, terms, goes_on=goes_on):
         yield f"    {rule}"
     late_s = 0.0 if round.failed_at is None else round.ended_at - round.failed_at
     if late_s > _NOTEWORTHY_S:
@@ -231,9 +237,9 @@ def _why(round: RoundStory) -> str:
 def _details(round: RoundStory) -> Iterator[str]:
     """More about the failure that is blamed, and the other failures."""
     blamed = reasons.blamed_failure(round.why if round.outcome is None else round.outcome.why)
+    lines = [] if blamed is None else list(hang_lines(blamed))
     if blamed is not None:
         failure = blamed.failure
-        lines = list(hang_lines(blamed))
         yield from (line.strip() for line in lines)
         early = round.early.get(blamed.node.id)
         if early and is_echo(failure):
@@ -248,28 +254,25 @@ def _details(round: RoundStory) -> Iterator[str]:
         if failure.log:
             yield f"its output: {failure.log}"
     others = [(node, f) for node, f in round.failures if blamed is None or f != blamed.failure]
-    yield from others_text([(node, f) for node, f in others if not isinstance(f.cause, NoProgress)])
+    yield from others_text(
+        [(node, f) for node, f in others if not lines or not isinstance(f.cause, NoProgress)], blamed
+    )
 
 
-def _rule(round: RoundStory, terms: Terms) -> str:
-    """What was decided, and by which rule of docs/protocol.md."""
+def _rule(round: RoundStory, terms: Terms, *, goes_on: bool) -> str:
+    """What was decided, and by which rule of docs/protocol.md. `goes_on`: a later round was formed."""
     most = terms.restarts.max_restarts
     if round.stopped_by:
         return ""
     if round.outcome is not None:
-        match round.outcome.why:
-            case reasons.BudgetSpent():
-                return f"so the job failed: a failed worker costs a restart (rule 2), and --max-restarts={most}"
-            case reasons.Unstable():
-                return "so the job failed: too many rounds in a row ended without a failure of a worker (rule 2)"
-            case reasons.TooFewNodes():
-                waited = f"{terms.join_timeout_s:g} s (--rdzv-conf=join_timeout)"
-                return f"so the job failed: a round waits for enough nodes for {waited} (rule 9)"
-            case _:
-                return ""
+        return _last_rule(round.outcome.why, terms)
     match round.why:
+        case reasons.WorkerFailed() if not goes_on:
+            return "so all workers were stopped (rule 2)"
         case reasons.WorkerFailed():
             return f"so all workers were stopped and started again: restart {round.spent} of {most} (rule 2)"
+        case reasons.NodeGone() if len(round.members) == 1:
+            return ""  # there are no others
         case reasons.NodeGone(_, how, _):
             return f"{_GONE[how].format(silence_s=terms.silence_s)} This costs no restart (rule 2)."
         case reasons.NodesAdmitted():
@@ -279,6 +282,23 @@ def _rule(round: RoundStory, terms: Terms) -> str:
             return ""
         case why:
             assert_never(why)
+
+
+def _last_rule(why: reasons.JobEnd, terms: Terms) -> str:
+    """Why the job has ended, and by which rule."""
+    match why:
+        case reasons.BudgetSpent(_, root) if asks_somebody(root.failure):
+            return "so the job failed: a worker that waits for input is not started again"
+        case reasons.BudgetSpent():
+            most = terms.restarts.max_restarts
+            return f"so the job failed: a failed worker costs a restart (rule 2), and --max-restarts={most}"
+        case reasons.Unstable():
+            return "so the job failed: too many rounds in a row ended without a failure of a worker (rule 2)"
+        case reasons.TooFewNodes():
+            waited = f"{terms.join_timeout_s:g} s (--rdzv-conf=join_timeout)"
+            return f"so the job failed: a round waits for enough nodes for {waited} (rule 9)"
+        case _:
+            return ""
 
 
 _GONE = {

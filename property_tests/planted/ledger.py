@@ -25,7 +25,7 @@ BUGS = (
         "isinstance(job.phase, Closed)",
         "False",
         "S6",
-        "setup budget=0\nfail a\nwait 0.4\nwait 0.4\nabort",
+        "setup budget=0\nfail a\nwait 0.4\nwait 1.2\nabort",
     ),
     Bug(
         "said-once",
@@ -458,6 +458,15 @@ BUGS = (
         "is_last(agent.job, agent.workers.round) or ",
         "",
         "exits",
+        "setup nodes=1 formed=1 min=1 max=1 budget=0 sizes=2\nwait 1.2\nfail a\nwait 2",
+    ),
+    Bug(
+        "wait-for-exits-is-not-noted",
+        14,
+        "agent.workers._stop",
+        "kill_at=kill_at + MOST_AWAITED * await_exits_s",
+        "kill_at=kill_at",
+        "stop",
         "setup nodes=1 formed=1 min=1 max=1 budget=0 sizes=2\nwait 1.2\nfail a\nwait 2",
     ),
     Bug(

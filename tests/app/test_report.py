@@ -19,7 +19,7 @@ from reknit.core.agent.events import Woken
 from reknit.core.agent.states import WorkerState
 from reknit.core.job import reasons
 from reknit.core.job.entries import Filler, Node, NodeId, Opened, RestartPolicy, Terms
-from reknit.core.job.workers import WorkerFailure
+from reknit.core.job.workers import NoProgress, WorkerFailure
 from tests.support.command import REKNIT, STORY, run
 from tests.support.playbook import Playbook, joined, read, start
 from tests.support.waiting import PATIENCE_S, until
@@ -116,6 +116,23 @@ def test_an_exit_code_that_no_process_has_ended_with_is_not_the_workers() -> Non
 
 
 # ---- the report ----
+
+
+def test_a_worker_that_never_told_of_progress() -> None:
+    """The last lines ask the likeliest question: does the script call it at all?"""
+    silent = failed(exitcode=-9, cause=NoProgress(30.0, since_start=True))
+    asks = "this worker has never called reknit.progress(): does the script call it?"
+    (line,) = [line for line in report(silent) if line.startswith(asks)]
+    assert line.endswith("--start-timeout")
+    assert not [line for line in report(evolve(silent, cause=NoProgress(30.0, 4))) if line.startswith(asks)]
+
+
+def test_a_terminal_helps_the_worker_that_has_it() -> None:
+    """Another worker that asks has none."""
+    asks = failed(message="EOFError: EOF when reading a line")
+    for terminal, count in ((None, 1), (1, 1), (0, 0)):
+        lines = final_lines(result(asks), 0, terminal=terminal)
+        assert sum("and has no terminal" in line for line in lines) == count
 
 
 def test_success_is_one_line() -> None:
@@ -270,7 +287,7 @@ def test_a_traceback_without_record(tmp_path: Path) -> None:
     script = "import os, signal\nif os.environ['RANK'] == '0': signal.pause()\nraise ValueError('no')"
     status, job = run(tmp_path, "--nproc-per-node=2", "w.py", script=script)
     how = "exit code 1, ValueError: no"
-    stop = "stopping this node's workers (0.3 s for others that fail as well, SIGTERM, SIGKILL after 30 s)"
+    stop = "stopping this node's workers once no other fails (SIGTERM, SIGKILL after 30 s)"
     assert (status, job.said[2:]) == (
         1,
         [

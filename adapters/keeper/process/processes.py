@@ -26,6 +26,7 @@ from reknit.adapters.keeper.failures.failing import failure_of, killed, unread
 from reknit.adapters.keeper.output.streams import Streams
 from reknit.adapters.keeper.protocol.wire import Configure, Happened, StartProcesses, Stop, Warm, workers_of
 from reknit.core.agent.worker_words import (
+    MOST_AWAITED,
     PortReserved,
     StartWorkers,
     WorkerExit,
@@ -268,7 +269,8 @@ class Processes:
         stop, since = round_.late_stop, round_.late_since
         if stop is None or self._ends_hung or all(leader.exitcode is not None for leader in round_.leaders):
             return None
-        return min(max(since, round_.last_exit_at) + stop.await_exits_s, since + stop.grace_s)
+        awaits_s = stop.await_exits_s
+        return min(max(since, round_.last_exit_at) + awaits_s, since + MOST_AWAITED * awaits_s)
 
     def fence(self, at: float | None) -> None:
         """Kill the workers at this time on the clock if no stop has killed them before. None: there is no such time."""

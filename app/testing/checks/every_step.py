@@ -25,6 +25,7 @@ from reknit.core.agent.states import WorkerState
 from reknit.core.agent.step import Step, step
 from reknit.core.agent.timers import ECHO_S, PAUSE_S
 from reknit.core.agent.worker_words import (
+    MOST_AWAITED,
     PortReserved,
     StartWorkers,
     WorkerExit,
@@ -360,8 +361,8 @@ def may_stop(world: CheckedWorld, proc: CheckedProc, command: StopWorkers) -> No
     agent, why, request = proc.agent, command.why, proc.agent.causes.request
     demand(agent.workers.alive, "stop", f"{proc.name} stops workers that it has not")
     demand(command.round == agent.workers.round, "stop", f"{proc.name} stops another round's workers")
-    kill_at = agent.workers.kill_at
-    is_noted = kill_at is not None and abs(kill_at - agent.at - command.grace_s) < SLACK
+    kill_at, latest_s = agent.workers.kill_at, MOST_AWAITED * command.await_exits_s + command.grace_s
+    is_noted = kill_at is not None and abs(kill_at - agent.at - latest_s) < SLACK
     demand(is_noted, "stop", f"{proc.name} has not noted when its workers are killed")
     rhythm.has_a_fence(proc, why)
     most_s, signal = proc.spec.grace_s, SIGTERM if request is None else request.signal

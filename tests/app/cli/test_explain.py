@@ -57,6 +57,30 @@ def test_a_job_that_was_stopped(tmp_path: Path) -> None:
     assert not [line for line in lines if "others" in line or "is leaving" in line]
 
 
+def test_a_job_whose_worker_asks_nobody(tmp_path: Path) -> None:
+    """It has no terminal, and is not started again. That is the end of the job, although a restart is left."""
+    status, job = run(tmp_path, "--max-restarts=2", "--rdzv-id=digits", "w.py", script="input()")
+    assert status == 1
+    assert sum("EOFError" in line for line in job.said) == 2, "when it happens, and in the report"
+    lines = ask(job, "explain")[1].splitlines()
+    assert lines[1] == 'job "digits": failed: rank 0 failed, and a worker that waits for input is not started again'
+    assert "    so the job failed: a worker that waits for input is not started again" in lines
+
+
+def test_a_node_that_was_refused_does_not_go_on(tmp_path: Path) -> None:
+    """Of an agent with other terms nobody expects that it ends the job, or that it goes on with it."""
+    with Nodes(tmp_path, "--nnodes=1:2", "--log-dir=logs", *at_file(tmp_path)) as nodes:
+        (a,) = nodes.start("a")
+        nodes.formed(a)
+        (b,) = nodes.start("b", argv=("--max-restarts=7",))
+        assert b.end() == 78
+        a.signal(signal.SIGTERM)
+        assert a.end() == 128 + signal.SIGTERM
+        out = ask(a, "explain", str(tmp_path / "logs"))[1]
+    assert 'job "j": stopped by SIGTERM' in out
+    assert "others go on" not in out
+
+
 def test_several_nodes_are_one_story(tmp_path: Path) -> None:
     """One worker fails, later one node is killed: each is told once, with its rule."""
     with Nodes(tmp_path, "--nnodes=2:3", "--max-restarts=1", "--log-dir=logs", *at_file(tmp_path)) as nodes:

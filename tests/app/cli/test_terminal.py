@@ -287,5 +287,5 @@ def test_without_a_terminal_a_debugger_says_how_to_get_one(tmp_path: Path) -> No
     status, job = run(tmp_path, "--max-restarts=3", "w.py", script=DEBUGS)
     assert status == 1
     assert "round 1" not in job.err
-    how = "run one worker on a terminal, or give --stdin=RANK"
+    how = "run one worker on a terminal without --tee, --redirects, --warm and --hang-after, or give --stdin=0"
     assert f"this worker waited for input (breakpoint(), input()), and has no terminal: {how}" in job.said

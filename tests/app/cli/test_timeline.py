@@ -98,7 +98,7 @@ def test_where_it_cannot_be_written(job: Run, tmp_path: Path) -> None:
     expected = "a file that ends in .html or .json expected"
     for status, path, why in (
         (2, "picture.png", expected),
-        (73, f"{tmp_path}/no/page.html", "No such file or directory"),
+        (74, f"{tmp_path}/no/page.html", "No such file or directory"),
     ):
         assert ask(job, "timeline", "-o", path) == (status, "", f"reknit: --output={path}: {why}\n")
     assert ask(job, "timeline", "nojob")[0] == 2

@@ -8,7 +8,7 @@ from reknit.core.agent.commands import Append, Finish, StopWorkers
 from reknit.core.agent.lifecycle import HURRY_S
 from reknit.core.agent.reasons import CannotStop, CutOff, DeclaredLost, JournalRefused, SignalReceived, StopReason
 from reknit.core.agent.states import WorkerState
-from reknit.core.agent.worker_words import ReservePort, StartWorkers
+from reknit.core.agent.worker_words import MOST_AWAITED, ReservePort, StartWorkers
 from reknit.core.agent.workers import AWAIT_EXITS_S
 from reknit.core.job.entries import Aborted, Admit, Entry, Failed, Joined, RestartPolicy, Succeeded, Terms
 from reknit.core.job.reasons import (
@@ -286,11 +286,28 @@ def test_a_restart_that_nothing_may_excuse_waits_for_no_exits() -> None:
 
 
 def test_who_hurries_waits_for_no_exits() -> None:
-    """A second Ctrl-C while the workers are being stopped. The command without the wait ends the wait."""
+    """Ctrl-C while the workers are being stopped. The command without the wait ends the wait. Another one shortens the
+    grace."""
     playbook = playing("n0", LAST, joined("n1"), local_world_size=2) >> exits(CAUSE)
     assert playbook << Placeholder(StopWorkers, await_exits_s=AWAIT_EXITS_S) << Placeholder(Append)
-    playbook = playbook >> ask_to_leave() << Placeholder(Append) >> after(1.0) >> ask_to_leave()
-    assert playbook << stopping(WorkerFailed(ME, CAUSE), grace_s=HURRY_S)
+    playbook = playbook >> after(0.5) >> ask_to_leave(2)
+    assert playbook << stopping(WorkerFailed(ME, CAUSE), signal=2) << Placeholder(Append)
+    playbook = playbook >> after(1.0) >> ask_to_leave(2)
+    assert playbook << stopping(WorkerFailed(ME, CAUSE), signal=2, grace_s=HURRY_S)
+
+
+@pytest.mark.parametrize("grace_s", [0.0, 0.5])
+def test_a_short_grace_shortens_the_wait_for_exits(grace_s: float) -> None:
+    """Whoever gives workers no time to end has no time for them either."""
+    playbook = playing("n0", LAST, joined("n1"), local_world_size=2, grace_s=grace_s) >> exits(CAUSE)
+    assert playbook << stopping(WorkerFailed(ME, CAUSE), grace_s=grace_s, await_exits_s=grace_s) << Placeholder(Append)
+
+
+def test_an_agent_knows_how_long_the_wait_for_exits_may_be() -> None:
+    """Otherwise a node whose workers end one by one would fall silent (rule 6), and its failure would be excused."""
+    playbook = playing("n0", LAST, joined("n1"), local_world_size=2) >> exits(CAUSE)
+    assert playbook << Placeholder(StopWorkers) << Placeholder(Append)
+    assert playbook.agent.workers.kill_at == playbook.at + MOST_AWAITED * AWAIT_EXITS_S + 30.0
 
 
 def test_a_stop_without_a_reason_to_report_waits_for_no_exits() -> None:

@@ -51,6 +51,7 @@ from reknit.core.text.describe import (
     decisions,
     exit_text,
     failure_text,
+    failure_told,
     hang_lines,
     killed_text,
     reason_text,
@@ -91,12 +92,14 @@ def agent(least: int = 1, most: int = 1, restarts: int = 0) -> Agent:
 
 def told(agent: Agent, *builders: Builder) -> list[str]:
     """What an operator reads while these things happen."""
-    play, lines = Playbook(agent), []
+    play, lines = Playbook(agent), list[str]()
+    last: reasons.WorkerFailed | None = None
     for build in builders:
         event = build(play)
         play.at = max(play.at, event.at)
         result = step(play.agent, event)
-        lines += decisions(play.agent, result.agent, result.commands)
+        lines += decisions(play.agent, result.agent, result.commands, last)
+        last = failure_told(play.agent, result.agent, result.commands) or last
         play.agent = result.agent
         play.appended += [c.entry for c in result.commands if isinstance(c, Append)]
     return lines
@@ -242,6 +245,21 @@ def test_the_failure_to_blame_is_told_once() -> None:
     assert [line for line in told(two, *ALONE, *again) if "failed" in line] == ["rank 0 on node n0 failed: exit code 7"]
 
 
+def test_a_failure_that_the_job_blames_is_told_if_this_node_has_told_its_own() -> None:
+    """Both nodes fail at the same time, and each tells its own failure. The one in the journal first is blamed."""
+    own_first = (after(2), ack(n1=1), exits(failure(0, 6)))
+    later = (stopped(), echo(joined("n1", 1)), ack(n1=2), up())
+    theirs = failed("n1", 0, failure(0, 5, rank=1))
+    lines = told(agent(2, 2, 2), *WITH_N1, *own_first, read(theirs), echo(), *later)
+    assert [line for line in lines if "failed" in line] == [
+        "rank 0 on node n0 failed: exit code 6",
+        "to blame: rank 1 on node n1 failed: exit code 5",
+    ]
+    reset = failed("n1", 0, failure(0, 1, rank=1, message="RuntimeError: Connection reset by peer"))
+    lines = told(agent(2, 2, 2), *WITH_N1, *own_first, read(reset), echo(), *later)
+    assert [line for line in lines if "failed" in line] == ["rank 0 on node n0 failed: exit code 6"]
+
+
 def test_another_failure_than_the_first_is_to_blame() -> None:
     """A worker of this node has lost its peer. The failure of the peer is read while the workers of this node are being
     stopped, and is told as well."""
@@ -249,7 +267,7 @@ def test_another_failure_than_the_first_is_to_blame() -> None:
     fails = (after(2), ack(n1=1), exits(reset), after(1), ack(n1=2), echo(failed("n1", 0, failure(0, 3, rank=1))))
     lines = told(agent(2, 2, 2), *WITH_N1, *fails, stopped(), echo(joined("n1", 1)), ack(n1=3), up())
     assert [line for line in lines if "failed" in line] == [
-        "rank 0 on node n0 failed: exit code 1, RuntimeError: Connection closed by peer",
+        f"rank 0 on node n0 failed: exit code 1, {reset.message} (probably a consequence of another worker's end)",
         "to blame: rank 1 on node n1 failed: exit code 3",
     ]
 

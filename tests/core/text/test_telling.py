@@ -72,7 +72,7 @@ def test_a_small_story() -> None:
         "round 0  3.0  2 nodes (n0, n1), 4 workers, master a:1",
         "  node n1 came last, 2.0 s after the first, which waited for it",
         "  20.0  ended after 17.0 s: rank 1 on node n1 failed: exit code 1, ValueError: no such file",
-        "    rank 0 failed as a consequence: a connection to another worker broke or timed out",
+        "    rank 0 failed, probably as a consequence: exit code 1, RuntimeError: Connection closed by peer",
         "    so all workers were stopped and started again: restart 1 of 2 (rule 2)",
         "    stopping the workers took 2.0 s on node n1",
         "",
@@ -113,6 +113,19 @@ def test_why_a_round_ended() -> None:
     assert ends["a growth"][-1] == (
         "    so a new round began with them 1 s after the first of them came (--admission=soon, rule 11)"
     )
+
+
+def test_nothing_is_said_of_a_restart_that_was_not_seen() -> None:
+    """The job ends with this round, or its traces do."""
+    only = first(ended_at=60.0, failed_at=60.0, why=failed())
+    assert [*round_lines(only, None, TERMS, when, goes_on=False)][-1] == "    so all workers were stopped (rule 2)"
+
+
+def test_a_node_that_ran_alone_has_left_nobody() -> None:
+    """Nothing is said of others."""
+    left = NodeGone(N0, Departure.LEAVING)
+    only = first(members=("n0",), ended_at=60.0, failed_at=60.0, why=left)
+    assert "others" not in " ".join(round_lines(only, None, TERMS, when))
 
 
 def test_a_job_that_failed() -> None:
@@ -157,6 +170,15 @@ def test_the_workers_are_named_by_their_command_line() -> None:
         "workers of 2 nodes (n1, n2): ./run",
     ]
     assert told("", "") == []
+
+
+def test_an_agent_that_was_started_again_is_told_apart() -> None:
+    """Both have the name of the node."""
+    gone = node("n0", Span(Doing.RUNNING, (0, 0), 3.0, 20.0), last=Doing.RUNNING)
+    lives = node("n0", Span(Doing.RUNNING, (0, 0), 30.0, 40.0), last=Doing.RUNNING)
+    told_lines = lines(Story((gone, lives), (first(),), TERMS), live={"n0"})
+    assert any(line.startswith("an earlier agent of node n0 ended without a word") for line in told_lines)
+    assert "the agent of node n0 runs: now running, round 0" in told_lines
 
 
 def test_many_rounds_are_counted() -> None:

@@ -6,13 +6,15 @@ import os
 import signal
 import sys
 import textwrap
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from reknit.adapters.keeper.output.streams import StreamSettings
 from reknit.adapters.runtime.clock import SystemClock
-from reknit.core.agent.worker_words import WorkersExited, WorkersStopped
+from reknit.core.agent.events import Event
+from reknit.core.agent.worker_words import MOST_AWAITED, WorkersExited, WorkersStarted, WorkersStopped
 from tests.support.alone import STUBBORN, run_alone
 from tests.support.processes import FOR_EVER, Make, drive, failures, start, stop, stopped
 from tests.support.waiting import PATIENCE_S, is_alive, read_pids, until
@@ -141,17 +143,34 @@ def test_workers_that_end_before_the_signal_are_told(make: Make, clock: SystemCl
     assert [(failure.local_rank, failure.exitcode) for failure in failures(seen)] == [(1, 4), (0, 3), (2, 5)]
 
 
-@pytest.mark.parametrize(("grace_s", "await_exits_s"), [(0.2, 0.1), (0.15, FOR_EVER)])
-def test_the_wait_for_exits_is_bounded(
-    grace_s: float, await_exits_s: float, make: Make, clock: SystemClock, tmp_path: Path
-) -> None:
-    """Most workers wait in a collective, and never end by themselves. Their grace begins with the signal."""
+def test_the_wait_for_exits_is_bounded(make: Make, clock: SystemClock, tmp_path: Path) -> None:
+    """Workers that end one by one could put the signal off for ever. Their agent knows when SIGKILL comes at the
+    latest."""
+    workers = make("sh", "-c", ENDS, str(tmp_path))
+    start(workers, MOST_AWAITED + 2)
+    drive(workers, clock, WorkersStarted)
+    stop(workers, await_exits_s=FOR_EVER)
+    before, seen = clock.now(), list[Event]()
+    for rank in range(MOST_AWAITED):
+        (tmp_path / str(rank)).touch()
+        at = before + 0.9 * (rank + 1) * FOR_EVER
+        seen += until(partial(workers.events, at), f"the end of worker {rank}")
+    latest = before + MOST_AWAITED * FOR_EVER
+    assert workers.wakes_at is not None
+    assert workers.wakes_at <= latest
+    seen += until(partial(workers.events, latest), "the end of the others")
+    assert stopped(seen)
+    assert [failure.local_rank for failure in failures(seen)] == [*range(MOST_AWAITED)]
+
+
+def test_the_grace_begins_with_the_signal(make: Make, clock: SystemClock, tmp_path: Path) -> None:
+    """Most workers wait in a collective, and never end by themselves."""
     pids = tmp_path / "pids"
     workers = make(sys.executable, STUBBORN, str(pids), "ignore")
     start(workers)
     read_pids(pids, 1)
     before = clock.now()
-    stop(workers, grace_s, await_exits_s=await_exits_s)
+    stop(workers, 0.2, await_exits_s=0.1)
     seen = drive(workers, clock, WorkersStopped)
     assert (failures(seen), stopped(seen).killed) == ([], (1,))
     assert clock.now() >= before + 0.3
