@@ -141,7 +141,7 @@ def launch(
     )
     try:
         with start(settings, say=say) as running:
-            _await_end(running)
+            _await_end(running, settings)
             return _outcome(running, settings)
     except Prevented as error:
         raise _failed(error) from None
@@ -193,9 +193,9 @@ async def launch_async(
         raise _failed(error) from None
 
 
-def _await_end(running: Session) -> None:
+def _await_end(running: Session, settings: Settings) -> None:
     """Wait until the agent has ended. An interrupt stops the workers as it does for `reknit run`, and is raised when
-    they have ended. A second one shortens their time."""
+    they have ended, with the report as a note. A second one shortens their time."""
     with _raised_at_sigterm():
         try:
             running.join()
@@ -203,6 +203,8 @@ def _await_end(running: Session) -> None:
                 pass
         except (KeyboardInterrupt, SystemExit) as interrupt:
             _leave(running, interrupt)
+            if running.loop.result is not None:
+                interrupt.add_note("\n".join(_report(running, settings, running.loop.result)))
             raise
 
 
@@ -233,6 +235,11 @@ def _raised_at_sigterm() -> Iterator[None]:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
+def _report(running: Session, settings: Settings, result: Result) -> list[str]:
+    restarts, is_alone = running.loop.agent.job.restarts, settings.meeting is None
+    return report_lines(result, restarts=restarts, is_alone=is_alone, trace=running.trace)
+
+
 def _outcome(running: Session, settings: Settings) -> dict[int, object]:
     """What the workers have returned. Raises `JobFailed`, and `FunctionError`."""
     result = running.loop.result
@@ -240,8 +247,7 @@ def _outcome(running: Session, settings: Settings) -> dict[int, object]:
         raise AssertionError("the agent has ended without a result")
     if result.state is WorkerState.SUCCEEDED:
         return running.values()
-    restarts, is_alone = running.loop.agent.job.restarts, settings.meeting is None
-    lines = report_lines(result, restarts=restarts, is_alone=is_alone, trace=running.trace)
+    lines = _report(running, settings, result)
     raise JobFailed("\n".join(lines), result)
 
 

@@ -126,25 +126,27 @@ def failure_text(failure: WorkerFailure, node: object = "") -> str:
     return f"rank {failure.rank}{where} {verb}: {how_text(failure)}"
 
 
-MOST_FAILURES = 8
+_MOST_FAILURES = 8
 """Failures that are told one by one."""
-
-
 _ECHO_LENGTH = 160
 """Characters of the text of a consequence that are shown."""
 
 
 def others_text(failures: Sequence[tuple[object, WorkerFailure]], blamed: reasons.WorkerFailed | None) -> Iterator[str]:
-    """The failures besides the one that is blamed, each with its node as in `failure_text`. What looks like the
-    consequence of another worker's end is one line, and so are the many that remain. If the blamed failure looks like
-    one as well, nothing tells them apart."""
+    """The failures besides the one that is blamed, each with its node as in `failure_text`. Those with the same text
+    are one line. What looks like the consequence of another worker's end is one line as well, and so are the many that
+    remain. If the blamed failure looks like a consequence too, nothing tells them apart."""
     all_alike = blamed is not None and is_echo(blamed.failure)
-    own = [(node, failure) for node, failure in failures if all_alike or not is_echo(failure)]
+    own: dict[str, list[int]] = {}
+    for node, failure in failures:
+        if all_alike or not is_echo(failure):
+            own.setdefault(failure_text(failure, node).removeprefix(f"rank {failure.rank}"), []).append(failure.rank)
+    told, rest = [*own.items()][:_MOST_FAILURES], [*own.values()][_MOST_FAILURES:]
+    for text, ranks in told:
+        yield f"likewise {ranks_text(sorted(ranks))}{text}"
+    if rest:
+        yield f"likewise {ranks_text(sorted(rank for ranks in rest for rank in ranks))} failed"
     echoes = sorted((f for _, f in failures if not all_alike and is_echo(f)), key=lambda f: f.rank)
-    for node, failure in own[:MOST_FAILURES]:
-        yield f"likewise {failure_text(failure, node)}"
-    if len(own) > MOST_FAILURES:
-        yield f"likewise {ranks_text(sorted(failure.rank for _, failure in own[MOST_FAILURES:]))} failed"
     if echoes:
         how = how_text(echoes[0])
         how = how if len(how) <= _ECHO_LENGTH else f"{how[:_ECHO_LENGTH]} …"

@@ -173,6 +173,12 @@ def test_the_culprit_comes_first_and_others_after_it() -> None:
     ]
 
 
+def test_failures_with_the_same_text_are_one_line() -> None:
+    """A mistake that all ranks make."""
+    lines = report(*(failed(rank, message="" if rank else "E: x") for rank in (3, 0, 2, 1)))
+    assert lines[2:] == ["  likewise rank 0 failed: exit code 3, E: x", "  likewise ranks 1-2 failed: exit code 3"]
+
+
 def test_all_that_is_known_is_told() -> None:
     """Traceback, last lines, where the rest is."""
     failure = failed(message="E: x", traceback="Traceback …\nE: x\n", stderr=("a", "later"), log="/logs/0")

@@ -292,7 +292,8 @@ def test_a_coroutine_that_is_cancelled_gives_the_workers_time(tmp_path: Path) ->
 
 @pytest.mark.alone
 def test_an_interrupt_from_the_keyboard(tmp_path: Path) -> None:
-    """Ctrl-C, or the stop button of a notebook. The workers end, and KeyboardInterrupt is raised."""
+    """Ctrl-C, or the stop button of a notebook. The workers end, and KeyboardInterrupt is raised. What is shown of it
+    names the command that tells more."""
 
     def interrupt() -> None:
         read_pids(tmp_path / "pids", 1)
@@ -300,9 +301,11 @@ def test_an_interrupt_from_the_keyboard(tmp_path: Path) -> None:
 
     thread = threading.Thread(target=interrupt)
     thread.start()
-    with pytest.raises(KeyboardInterrupt):
+    with pytest.raises(KeyboardInterrupt) as raised:
         launch(called.note_and_pause, (str(tmp_path / "pids"),), say=quiet)
     thread.join()
+    (note,) = raised.value.__notes__
+    assert note.startswith("the job stopped: SIGINT received\nthe whole story: reknit explain /")
     assert not children()
 
 
