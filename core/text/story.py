@@ -410,19 +410,20 @@ def _ends(nodes: Sequence[NodeStory]) -> dict[str, RunEnd | None]:
 
 
 def _gave_up(nodes: Sequence[NodeStory], job: Job) -> BudgetSpent | None:
-    """Why the last agents have ended, if they bore no further failure and nobody goes on with the job. `job`: as it was
-    read last. In it, an agent that has left is not live any more."""
+    """Why the last agent has ended, if all agents bore no further failure, so that nobody goes on with the job. `job`:
+    as it was read last. In it, an agent that has left is not live any more."""
     ends = _ends(nodes)
-    spent = [end for end in ends.values() if isinstance(end, BudgetSpent)]
-    is_over = not isinstance(job.phase, Closed) and None not in ends.values() and ends.keys() >= job.live.keys()
-    return spent[-1] if spent and is_over else None
+    last = max(nodes, key=lambda node: node.ended).end
+    is_over = not isinstance(job.phase, Closed) and ends.keys() >= job.live.keys()
+    all_spent = all(isinstance(end, BudgetSpent) for end in ends.values())
+    return last if is_over and all_spent and isinstance(last, BudgetSpent) else None
 
 
 def _stopped_by(nodes: Sequence[NodeStory], job: Job) -> tuple[int, ...]:
     """See `Story.stopped_by`. `job`: as it was read last. In it, an agent that has left is not live any more."""
     ends = _ends(nodes)
     stopped = {node: end.signal for node, end in ends.items() if isinstance(end, SignalReceived)}
-    others = [end for node, end in ends.items() if end is not None and node not in stopped]
+    others = [end for end in ends.values() if not isinstance(end, SignalReceived | BudgetSpent | None)]
     is_over = not others and not isinstance(job.phase, Closed) and stopped.keys() >= job.live.keys()
     return tuple(sorted({*stopped.values()})) if is_over else ()
 

@@ -14,13 +14,13 @@ from reknit.adapters.simulated.hosts import Proc
 from reknit.adapters.simulated.world import World
 from reknit.core.agent.agent import Spec
 from reknit.core.agent.worker_words import WorkerExit, WorkersExited
-from reknit.core.job.entries import NodeId, RestartPolicy, Terms
+from reknit.core.job.entries import Node, NodeId, RestartPolicy, Terms
 from reknit.core.job.job import Verdict
 from reknit.core.job.reasons import BudgetSpent, Departure, NodeGone, TooFewNodes, WorkerFailed
-from reknit.core.job.workers import NoProgress
+from reknit.core.job.workers import NoProgress, WorkerFailure
 from reknit.core.text.doing import Doing
 from reknit.core.text.story import DETECTING, NodeStory, Told, lasting, merged, node_story, time_spent
-from reknit.core.text.telling import round_lines
+from reknit.core.text.telling import round_lines, verdict_text
 from reknit.core.text.telling import told as tell
 from reknit.core.text.timeline_data import page_data
 from tests.support.traces import Watching, simulated
@@ -171,10 +171,16 @@ def test_a_job_whose_nodes_were_all_stopped(tmp_path: Path, nodes: int) -> None:
             world.ask_to_leave(proc, 15)  # `timeout` signals the agent, and then its group
         assert world.run_for(120.0, until=lambda: not any(proc.up for proc in world.procs))
 
-    story = merged(told(simulated(tmp_path / "t", Terms(1, 3, last_call_s=5.0), nodes, play)))
+    stories = told(simulated(tmp_path / "t", Terms(1, 3, last_call_s=5.0), nodes, play))
+    story = merged(stories)
     assert (story.outcome, story.stopped_by) == (None, (15,))
     lines = list(tell(story, "j", str, live=(), shows_all=True))
     assert lines[0] == 'job "j": stopped by SIGTERM'
+    spent = BudgetSpent(0, WorkerFailed(Node(NodeId("n0")), WorkerFailure(0, 0, 3)))
+    gave_up = [evolve(each, end=spent) for each in stories]
+    assert verdict_text(merged(gave_up)) == "failed: rank 0 failed, and --max-restarts=0 allows no restart"
+    if nodes > 1:
+        assert merged([*gave_up[:1], *stories[1:]]).stopped_by == (15,), "the others have gone on until then"
     assert sum("asked to stop: SIGTERM" in line for line in lines) == 1, "a repetition is the same request"
     assert not [line for line in lines if "The others" in line]
 
