@@ -92,7 +92,7 @@ OPTIONS = (
     Option("shutdown-timeout", "seconds between the stop signal and SIGKILL", "S", "30", readers.seconds, group=_END),
     Option(
         "hang-after",
-        "a worker that has not called reknit.progress() for S seconds has failed",
+        "a worker fails after S s without reknit.progress()",
         "S",
         "",
         readers.optional(readers.seconds_from(LEAST_HANG_S, LONGEST_S)),
@@ -100,7 +100,7 @@ OPTIONS = (
     ),
     _rare(
         "start-timeout",
-        "as --hang-after, for a worker that has not called it since its start",
+        "as --hang-after, for a worker that has never called it",
         "S",
         "",
         readers.optional(readers.seconds_from(LEAST_HANG_S, LONGEST_S)),

@@ -67,9 +67,9 @@ def test_a_job_of_this_host(tmp_path: Path) -> None:
     second = next(pid for pid in pids if pid != first)
     ago = r"progress \d+\.\d s ago"
     wanted = [
-        r'job "digits": round 0 runs, 0 of 3 restarts spent, its agent here has run for \d+ s',
+        r'job "digits": round 0 runs, 0 of 3 restarts spent, its agent here has run for [\d.]+ s',
         rf"  members: {HOST} \(ranks 0-1\)",
-        rf"  this node, {HOST}, runs the workers of round 0, ranks 0 to 1 of 2, for \d+ s \(agent: pid {job.pid}\)",
+        rf"  this node, {HOST}, runs the workers of round 0, ranks 0 to 1 of 2, for [\d.]+ s \(agent: pid {job.pid}\)",
         r"    workers: \S*python\S* -u w\.py",
         rf"    rank 0  pid {first}  step 20, {ago}, 10 behind",
         rf"    rank 1  pid {second}  step 30, {ago}",
