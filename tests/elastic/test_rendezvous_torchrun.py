@@ -140,7 +140,7 @@ def test_a_node_that_is_told_to_end_says_goodbye(tmp_path: Path, endpoint: str) 
     with torchrun(tmp_path, "a", "reknit", endpoint, "1:2") as a:
         a.up(1)
         with torchrun(tmp_path, "b", "reknit", endpoint, "1:2") as b:
-            b.up(1)
+            assert (a.up(2).world, b.up(1).world) == (2, 2)  # otherwise a's worker may be ended before it has said so
             b.signal(signal.SIGTERM)
             assert b.ends() == 1
             assert a.up(3)[:2] == (0, 1)
