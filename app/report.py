@@ -15,6 +15,7 @@ from reknit.core.agent.states import WorkerState
 from reknit.core.agent.worker_words import WorkersStopped
 from reknit.core.agent.workers import asks_somebody
 from reknit.core.job import reasons
+from reknit.core.job.job import Running
 from reknit.core.job.restart import is_echo
 from reknit.core.job.workers import NoProgress, WorkerFailure
 
@@ -63,7 +64,8 @@ class Reporter:
             self._say(PREFIX + _outside_text(why, names_options=self._names_options))
         for line in decisions(before, after, commands, self._told):
             self._say(PREFIX + line)
-        self._told = failure_told(before, after, commands) or self._told
+        begins = isinstance(after.job.phase, Running) and after.job.round != before.job.round
+        self._told = None if begins else failure_told(before, after, commands) or self._told
 
 
 def write(fd: int, text: str) -> None:
@@ -144,7 +146,7 @@ def _status_of(failure: WorkerFailure) -> int:
 
 
 _OUTSIDE = own.TermsDiffer, own.JournalRefused, own.Replaced
-"""Why an agent cannot take part in the job."""
+"""Why an agent cannot take part in the job, or can do so no longer."""
 
 
 def final_lines(

@@ -116,8 +116,9 @@ def _run(
 
 
 def _final(settings: Settings, result: Result, loop: Loop, began: float, trace: str) -> Iterator[str]:
-    ran_s, is_alone, terminal = loop.agent.at - began, settings.meeting is None, settings.terminal
-    restarts = loop.agent.job.restarts
+    ran_s, is_alone, restarts = loop.agent.at - began, settings.meeting is None, loop.agent.job.restarts
+    is_own = isinstance(result.why, BudgetSpent) and result.why.root.node.id == loop.agent.me.id
+    terminal = settings.terminal if is_own else None  # a worker of another node has another one
     streams = settings.streams
     shown = settings.local_world_size if is_alone and not (streams.redirects or streams.shown) else 0
     return final_lines(result, restarts, ran_s=ran_s, is_alone=is_alone, terminal=terminal, shown=shown, trace=trace)

@@ -24,6 +24,7 @@ from reknit.core.agent.events import (
 )
 from reknit.core.agent.timers import next_wake
 from reknit.core.agent.worker_words import (
+    MOST_AWAITED,
     PortReserved,
     ReservePort,
     StartWorkers,
@@ -176,7 +177,7 @@ class _Debts:
         if round is None or round.is_over:
             return
         if round.stop is not None:
-            waits_s = at - round.stop_at - round.stop.grace_s
+            waits_s = at - round.stop_at - MOST_AWAITED * round.stop.await_exits_s - round.stop.grace_s
             _owes(waits_s <= most_s, 8, f"{self.name} waits for the stop of round {round.command.round}")
         elif not round.is_answered:
             _owes(at - round.asked_at <= most_s, 9, f"{self.name} waits for the workers of {round.command.round}")

@@ -58,7 +58,7 @@ UNSAID = "this node gets no answers, or its entries do not appear in the journal
 REPEAT_S = 0.5
 """The same signal again within this many seconds is the same request: schedulers signal an agent and its parent."""
 HURRY_S = 5.0
-"""Seconds that a second request leaves of the grace. A third leaves nothing."""
+"""Seconds that a second request leaves of a longer grace. A third leaves nothing."""
 
 
 # ---- what makes the agent end ----------------------------------------------------------------------------------------
@@ -74,7 +74,7 @@ def asked_to_stop(agent: Agent, event: StopRequested) -> Agent:
     if event.signal == SIGKILL or count > 2:
         grace_s = 0.0
     else:
-        grace_s = agent.spec.grace_s if count == 1 else HURRY_S
+        grace_s = agent.spec.grace_s if count == 1 else min(HURRY_S, agent.spec.grace_s)
     kill_at = agent.at + grace_s
     if before is None:
         is_late = causes.outcome is not None

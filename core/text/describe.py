@@ -16,7 +16,7 @@ from reknit.core.agent.workers import QUICK_S, asks_somebody, failures, why_fail
 from reknit.core.job import reasons
 from reknit.core.job.hanging import Certainty, Hang
 from reknit.core.job.job import Closed, Gathering, Job, Running, has_enough
-from reknit.core.job.restart import backoff_s, is_echo
+from reknit.core.job.restart import backoff_s, is_echo, is_last
 from reknit.core.job.workers import UNSEEN, Activity, Collective, NoProgress, Stance, TimerExpired, WorkerFailure
 
 
@@ -241,7 +241,8 @@ def decisions(
     before: Agent, after: Agent, commands: Sequence[Command], told: reasons.WorkerFailed | None = None
 ) -> Iterator[str]:
     """Lines that tell the operator of this agent what one step has decided. Most steps have none. `told`: the failure
-    that was told last (`failure_told`)."""
+    of this round that was told last (`failure_told`)."""
+    told = failure_told(before, after, commands) or told
     yield from _store_news(before, after)
     yield from _name_news(before, after)
     if after.me in after.job.succeeded and after.me not in before.job.succeeded and after.causes.outcome is None:
@@ -253,14 +254,13 @@ def decisions(
             yield reason_text(causes.unable)
         which = "a" if causes.request is None else "another"
         yield f"this node hosts the store, and stays until the other nodes have ended; {which} signal ends it at once"
+    stops = [each for each in commands if isinstance(each, StopWorkers)]
+    for stop in stops:
+        if not isinstance(stop.why, reasons.AllSucceeded):
+            yield _stop_text(before, after, stop)
+            yield from _early_ends(before.workers, stop.why)
     if why_leaving is not None and before.causes.why_leaving is None:
-        is_told = isinstance(why_leaving, own.SignalReceived) and any(isinstance(c, StopWorkers) for c in commands)
-        if not is_told and (before.workers.stopping is not None or not isinstance(why_leaving, own.SignalReceived)):
-            yield f"{_leaving_text(why_leaving)}; this node takes part in no further round"
-    for command in commands:
-        if isinstance(command, StopWorkers) and not isinstance(command.why, reasons.AllSucceeded):
-            yield _stop_text(before, after, command)
-            yield from _early_ends(before.workers, command.why)
+        yield from _leaving_news(before, why_leaving, has_stopped=bool(stops))
     if causes.unable is None:
         yield from _job_news(before, after)
         yield from _rank_news(before, after)
@@ -275,20 +275,25 @@ def failure_told(before: Agent, after: Agent, commands: Sequence[Command]) -> re
     return next((why for why in whys if isinstance(why, reasons.WorkerFailed)), None)
 
 
-def _leaving_text(why: Reason) -> str:
-    """Why this node leaves. The failure itself is told with the stop of the workers."""
-    if isinstance(why, reasons.BudgetSpent):
-        return _budget_text(why.max_restarts, why.root.failure, "no restarts are allowed here")
-    return reason_text(why)
+def _leaving_news(before: Agent, why: Reason, *, has_stopped: bool) -> Iterator[str]:
+    """`has_stopped`: the line about the stop of the workers has told the failure or the signal."""
+    text = reason_text(why)
+    if isinstance(why, own.SignalReceived) and (has_stopped or before.workers.stopping is None):
+        return
+    if isinstance(why, reasons.BudgetSpent) and has_stopped:
+        text = _budget_text(why.max_restarts, why.root.failure, "no restarts are allowed here")
+    yield f"{text}; this node takes part in no further round"
 
 
 def _stop_text(before: Agent, after: Agent, command: StopWorkers) -> str:
     grace_s = command.grace_s
     if command.round == before.workers.round and before.workers.stopping is not None:
-        asked = after.causes.request
-        first = f"{signal_name(asked.signal)} received" if asked is not None else "no time is left"
-        why = "asked again to stop" if before.causes.request is not None else first
-        return f"{why}: the workers get SIGKILL {f'in {grace_s:g} s' if grace_s else 'now'}"
+        asked, asked_before = after.causes.request, before.causes.request
+        when = f"within {grace_s:g} s" if grace_s else "now"
+        if asked is None or asked is asked_before:
+            return f"no time is left: the workers get SIGKILL {when}"
+        why = f"{signal_name(asked.signal)} received" if asked_before is None else "asked again to stop"
+        return f"{why}: the workers get SIGKILL {when}"
     why = reason_text(command.why)
     if isinstance(command.why, reasons.WorkerFailed) and is_echo(command.why.failure):
         why += " (probably a consequence of another worker's end)"
@@ -330,7 +335,8 @@ def _hang_news(before: Agent, after: Agent, told: reasons.WorkerFailed | None) -
     hung = _hung(new) if new.exits is not old.exits else []  # in most steps no worker ends
     if hung and new.round == old.round and len(hung) > len(_hung(old)):
         why = why_failed(new)
-        if all(isinstance(failure.cause, NoProgress) and failure.cause.since_start for failure in hung):
+        silent = all(isinstance(failure.cause, NoProgress) and failure.cause.since_start for failure in hung)
+        if silent and not is_last(before.job, new.round):  # otherwise the report says it
             yield _NO_CALL
         # The last line blames a worker. With several nodes, that is one of the job, which is not known yet.
         if lines := list(hang_lines(why))[: -1 if len(after.job.members) > 1 else None]:

@@ -390,7 +390,8 @@ def merged(nodes: Sequence[NodeStory]) -> Story:
     why = known[-1].why if known else None
     if stopped_by and isinstance(why, NodeGone) and why.how in (Departure.LEAVING, Departure.LEFT):
         known[-1] = evolve(known[-1], stopped_by=stopped_by)
-    if known and (end := _gave_up(nodes, latest.job)) is not None:
+    end = _last_end(nodes, latest.job)
+    if known and isinstance(end, BudgetSpent):
         known[-1] = evolve(known[-1], outcome=Outcome(Verdict.FAILED, end))
     return Story(tuple(nodes), tuple(known), latest.job.terms, skews, stopped_by)
 
@@ -403,29 +404,27 @@ def _is_ahead(rounds: Mapping[Key, RoundStory], key: Key) -> bool:
     return before is not None and bool(before.members) and before.why is None and not rounds[key].members
 
 
-def _ends(nodes: Sequence[NodeStory]) -> dict[str, RunEnd | None]:
-    """By node: why its last agent has ended. None: it runs, or was killed. Agents that never took part are left out."""
+def _last_agents(nodes: Sequence[NodeStory]) -> dict[str, NodeStory]:
+    """By node: its last agent that was not refused."""
     refused = TermsDiffer, JournalRefused, Replaced, AlreadyFinished
-    return {node.node: node.end for node in nodes if not isinstance(node.end, refused)}
+    return {node.node: node for node in nodes if not isinstance(node.end, refused)}
 
 
-def _gave_up(nodes: Sequence[NodeStory], job: Job) -> BudgetSpent | None:
-    """Why the last agent has ended, if all agents bore no further failure, so that nobody goes on with the job. `job`:
-    as it was read last. In it, an agent that has left is not live any more."""
-    ends = _ends(nodes)
-    last = max(nodes, key=lambda node: node.ended).end
-    is_over = not isinstance(job.phase, Closed) and ends.keys() >= job.live.keys()
-    all_spent = all(isinstance(end, BudgetSpent) for end in ends.values())
-    return last if is_over and all_spent and isinstance(last, BudgetSpent) else None
+def _last_end(nodes: Sequence[NodeStory], job: Job) -> RunEnd | None:
+    """Why the last agent has ended, if the job has no outcome and nobody goes on with it. None: otherwise. `job`: as it
+    was read last. In it, an agent that has left is not live any more."""
+    ended = {name: node for name, node in _last_agents(nodes).items() if node.end is not None}
+    if isinstance(job.phase, Closed) or not ended or not ended.keys() >= job.live.keys():
+        return None
+    return max(ended.values(), key=lambda node: node.ended).end
 
 
 def _stopped_by(nodes: Sequence[NodeStory], job: Job) -> tuple[int, ...]:
-    """See `Story.stopped_by`. `job`: as it was read last. In it, an agent that has left is not live any more."""
-    ends = _ends(nodes)
-    stopped = {node: end.signal for node, end in ends.items() if isinstance(end, SignalReceived)}
-    others = [end for end in ends.values() if not isinstance(end, SignalReceived | BudgetSpent | None)]
-    is_over = not others and not isinstance(job.phase, Closed) and stopped.keys() >= job.live.keys()
-    return tuple(sorted({*stopped.values()})) if is_over else ()
+    """See `Story.stopped_by`. `job`: as for `_last_end`."""
+    if not isinstance(_last_end(nodes, job), SignalReceived):
+        return ()
+    ends = [node.end for node in _last_agents(nodes).values()]
+    return tuple(sorted({end.signal for end in ends if isinstance(end, SignalReceived)}))
 
 
 def _ahead_s(node: NodeStory, reference: NodeStory) -> float:

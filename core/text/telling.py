@@ -60,7 +60,7 @@ def told(story: Story, name: str, when: When, *, live: Collection[str], shows_al
         yield from _remarks(list(remarks), when)
     yield ""
     yield from _table(story)
-    if any(_rule(round, story.terms, goes_on=True) for round in rounds):
+    if any("(rule " in _rule(round, story.terms, goes_on=True) for round in rounds):
         yield "the rules are those of docs/protocol.md"
 
 
@@ -271,7 +271,7 @@ def _rule(round: RoundStory, terms: Terms, *, goes_on: bool) -> str:
             return "so all workers were stopped (rule 2)"
         case reasons.WorkerFailed():
             return f"so all workers were stopped and started again: restart {round.spent} of {most} (rule 2)"
-        case reasons.NodeGone() if len(round.members) == 1:
+        case reasons.NodeGone(_, how, _) if not goes_on and how is not reasons.Departure.REPLACED:
             return ""  # there are no others
         case reasons.NodeGone(_, how, _):
             return f"{_GONE[how].format(silence_s=terms.silence_s)} This costs no restart (rule 2)."
@@ -289,8 +289,7 @@ def _last_rule(why: reasons.JobEnd, terms: Terms) -> str:
     match why:
         case reasons.BudgetSpent(_, root) if asks_somebody(root.failure):
             return "so the job failed: a worker that waits for input is not started again"
-        case reasons.BudgetSpent():
-            most = terms.restarts.max_restarts
+        case reasons.BudgetSpent(most, _):
             return f"so the job failed: a failed worker costs a restart (rule 2), and --max-restarts={most}"
         case reasons.Unstable():
             return "so the job failed: too many rounds in a row ended without a failure of a worker (rule 2)"

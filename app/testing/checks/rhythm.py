@@ -41,14 +41,14 @@ def keeps(world: CheckedWorld, proc: CheckedProc, event: Event) -> None:
 
 
 def _is_hurried(proc: CheckedProc) -> None:
-    """The first request leaves the grace, the second 5 s, and each later one nothing. None makes the grace longer."""
-    kill_at, requests = inf, list[StopRequested]()
+    """The first request leaves the grace, the second 5 s of it, and each later one nothing. None makes it longer."""
+    kill_at, requests, most_s = inf, list[StopRequested](), proc.spec.grace_s
     for event in (traced.event for traced in proc.trace):
         if not isinstance(event, StopRequested):
             continue
         if requests and event.signal == requests[-1].signal and event.at - requests[-1].at < REPEAT_S:
             continue
-        left_s = 0.0 if event.signal == SIGKILL else [proc.spec.grace_s, HURRY_S, 0.0][min(len(requests), 2)]
+        left_s = 0.0 if event.signal == SIGKILL else [most_s, min(HURRY_S, most_s), 0.0][min(len(requests), 2)]
         kill_at = min(kill_at, event.at + left_s)
         requests.append(event)
     request = proc.agent.causes.request

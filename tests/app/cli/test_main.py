@@ -286,7 +286,7 @@ def test_every_further_signal_shortens_the_grace(tmp_path: Path) -> None:
         assert job.end() == 128 + signal.SIGTERM
     assert job.said[1:3] == [
         "SIGTERM received; stopping this node's workers (SIGTERM, SIGKILL after 3600 s)",
-        "asked again to stop: the workers get SIGKILL in 5 s",
+        "asked again to stop: the workers get SIGKILL within 5 s",
     ]
 
 

@@ -296,6 +296,17 @@ def test_who_hurries_waits_for_no_exits() -> None:
     assert playbook << stopping(WorkerFailed(ME, CAUSE), signal=2, grace_s=HURRY_S)
 
 
+@pytest.mark.parametrize("grace_s", [0.25, 3.0])
+def test_no_request_makes_a_short_grace_longer(grace_s: float) -> None:
+    """The worker waits for input, so this node leaves anyway, and the request counts as the second one. It ends the
+    wait for exits."""
+    asks = failure(0, message="EOFError: EOF when reading a line")
+    playbook = playing("n0", ALONE, local_world_size=2, grace_s=grace_s) >> exits(asks)
+    assert playbook << Placeholder(StopWorkers, grace_s=grace_s) << Placeholder(Append) << Placeholder(Append)
+    playbook = playbook >> after(0.125) >> ask_to_leave(2)
+    assert playbook << stopping(WorkerFailed(ME, asks), signal=2, grace_s=grace_s)
+
+
 @pytest.mark.parametrize("grace_s", [0.0, 0.5])
 def test_a_short_grace_shortens_the_wait_for_exits(grace_s: float) -> None:
     """Whoever gives workers no time to end has no time for them either."""

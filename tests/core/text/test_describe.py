@@ -73,6 +73,7 @@ from tests.support.playbook import (
     failed,
     failure,
     joined,
+    limit,
     lost,
     node,
     read,
@@ -169,7 +170,7 @@ def test_a_run_that_is_stopped() -> None:
     assert told(agent(), *ALONE, *asked) == [
         FIRST_ALONE,
         f"SIGTERM received; {STOPPING}",
-        "asked again to stop: the workers get SIGKILL in 5 s",
+        "asked again to stop: the workers get SIGKILL within 5 s",
         "asked again to stop: the workers get SIGKILL now",
     ]
 
@@ -258,6 +259,33 @@ def test_a_failure_that_the_job_blames_is_told_if_this_node_has_told_its_own() -
     reset = failed("n1", 0, failure(0, 1, rank=1, message="RuntimeError: Connection reset by peer"))
     lines = told(agent(2, 2, 2), *WITH_N1, *own_first, read(reset), echo(), *later)
     assert [line for line in lines if "failed" in line] == ["rank 0 on node n0 failed: exit code 6"]
+
+
+def test_a_node_that_leaves_because_of_a_failure_names_it() -> None:
+    """The failure is in the line about the stop. If the workers were being stopped already, there is no such line."""
+    spec = evolve(agent(2, 2, 3).spec, local_world_size=2)
+    fails = (after(2), ack(n1=1), exits(failure(0, 7)))
+    lines = told(Agent(spec), *WITH_N1, limit(0), *fails)
+    assert lines[-2:] == [
+        f"rank 0 on node n0 failed: exit code 7; {STOPPING}",
+        "no restarts are allowed here; this node takes part in no further round",
+    ]
+    lines = told(Agent(spec), *WITH_N1, limit(0), echo(failed("n1")), *fails)
+    assert lines[-1] == (
+        "rank 0 on node n0 failed: exit code 7, and no restarts are allowed; this node takes part in no further round"
+    )
+
+
+def test_only_who_was_asked_twice_was_asked_again() -> None:
+    """The second line about a stop says why the time is shorter."""
+    alone = agent()
+    two = Agent(evolve(alone.spec, local_world_size=2))
+    lines = told(two, *ALONE, exits(failure(0, 7)), ask_to_leave(2), after(1), ask_to_leave(2))
+    assert lines[1:] == [
+        "rank 0 on node n0 failed: exit code 7; " + STOPPING.replace("workers ", "workers once no other fails "),
+        "SIGINT received: the workers get SIGKILL within 30 s",
+        "asked again to stop: the workers get SIGKILL within 5 s",
+    ]
 
 
 def test_another_failure_than_the_first_is_to_blame() -> None:
@@ -520,12 +548,13 @@ def test_why_a_job_has_failed() -> None:
 
 
 def test_workers_that_never_called_progress() -> None:
-    """The limit may not fit the script. Nobody else would say so."""
+    """The limit may not fit the script. In the last round the report says so (`app.report`)."""
     hung = evolve(failure(0, -6), cause=NoProgress(30, since_start=True))
     asked = "does the script call it? A slow start needs --start-timeout"
-    lines = told(agent(), *ALONE, exits(hung))
+    lines = told(agent(restarts=1), *ALONE, exits(hung))
     assert lines[1] == f"no worker of this node has called reknit.progress() since its start: {asked}"
-    assert asked not in " ".join(told(agent(), *ALONE, exits(evolve(hung, cause=NoProgress(30, step=3)))))
+    assert asked not in " ".join(told(agent(restarts=1), *ALONE, exits(evolve(hung, cause=NoProgress(30, step=3)))))
+    assert asked not in " ".join(told(agent(), *ALONE, exits(hung)))
 
 
 def test_a_worker_that_ended_too_early_is_named() -> None:

@@ -13,6 +13,7 @@ from reknit.adapters.simulated import workers as staff
 from reknit.adapters.simulated.hosts import Proc
 from reknit.adapters.simulated.world import World
 from reknit.core.agent.agent import Spec
+from reknit.core.agent.reasons import AlreadyFinished
 from reknit.core.agent.worker_words import WorkerExit, WorkersExited
 from reknit.core.job.entries import Node, NodeId, RestartPolicy, Terms
 from reknit.core.job.job import Verdict
@@ -176,13 +177,32 @@ def test_a_job_whose_nodes_were_all_stopped(tmp_path: Path, nodes: int) -> None:
     assert (story.outcome, story.stopped_by) == (None, (15,))
     lines = list(tell(story, "j", str, live=(), shows_all=True))
     assert lines[0] == 'job "j": stopped by SIGTERM'
-    spent = BudgetSpent(0, WorkerFailed(Node(NodeId("n0")), WorkerFailure(0, 0, 3)))
-    gave_up = [evolve(each, end=spent) for each in stories]
-    assert verdict_text(merged(gave_up)) == "failed: rank 0 failed, and --max-restarts=0 allows no restart"
-    if nodes > 1:
-        assert merged([*gave_up[:1], *stories[1:]]).stopped_by == (15,), "the others have gone on until then"
     assert sum("asked to stop: SIGTERM" in line for line in lines) == 1, "a repetition is the same request"
     assert not [line for line in lines if "The others" in line]
+
+
+@pytest.mark.parametrize("nodes", [1, 2])
+def test_the_last_agent_says_how_a_job_without_an_outcome_ended(tmp_path: Path, nodes: int) -> None:
+    """Some agents were stopped. Others bore no further failure, and have left. A refused one has not taken part."""
+
+    def play(world: World) -> None:
+        world.run_for(30.0)
+        for proc in world.procs:
+            world.ask_to_leave(proc, 15)
+            world.run_for(30.0)
+        assert not any(proc.up for proc in world.procs)
+
+    stories = told(simulated(tmp_path / "t", Terms(1, 2, last_call_s=5.0), nodes, play))
+    spent = BudgetSpent(0, WorkerFailed(Node(NodeId("n0")), WorkerFailure(0, 0, 3)))
+    late = evolve(stories[0], node="late", end=AlreadyFinished(), began=stories[-1].ended, ended=stories[-1].ended + 9)
+    by_end = sorted(stories, key=lambda node: node.ended)
+    failed = merged([*by_end[:-1], evolve(by_end[-1], end=spent), late])
+    assert (verdict_text(failed), failed.stopped_by) == (
+        "failed: rank 0 failed, and --max-restarts=0 allows no restart",
+        (),
+    )
+    stopped = merged([*(evolve(each, end=spent) for each in by_end[:-1]), by_end[-1], late])
+    assert (stopped.outcome, stopped.stopped_by) == (None, (15,))
 
 
 def test_a_job_that_one_node_has_left_goes_on(tmp_path: Path) -> None:

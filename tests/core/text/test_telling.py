@@ -125,7 +125,8 @@ def test_a_node_that_ran_alone_has_left_nobody() -> None:
     """Nothing is said of others."""
     left = NodeGone(N0, Departure.LEAVING)
     only = first(members=("n0",), ended_at=60.0, failed_at=60.0, why=left)
-    assert "others" not in " ".join(round_lines(only, None, TERMS, when))
+    assert "others" not in " ".join(round_lines(only, None, TERMS, when, goes_on=False))
+    assert "rule 11" in " ".join(round_lines(only, None, TERMS, when)), "a standby went on"
 
 
 def test_a_job_that_failed() -> None:
