@@ -62,10 +62,11 @@ class Reporter:
         if isinstance(why, own.TermsDiffer) and before.causes.unable is None and after.result is None:
             # The host of the store stays for the other nodes. Its last lines, which tell this again, come much later.
             self._say(PREFIX + _outside_text(why, names_options=self._names_options))
-        for line in decisions(before, after, commands, self._told):
+        told = failure_told(before, after, commands) or self._told
+        for line in decisions(before, after, commands, told):
             self._say(PREFIX + line)
         begins = isinstance(after.job.phase, Running) and after.job.round != before.job.round
-        self._told = None if begins else failure_told(before, after, commands) or self._told
+        self._told = None if begins else told
 
 
 def write(fd: int, text: str) -> None:

@@ -189,6 +189,11 @@ class Meeting:
         hosts = (f"[{host}]:{port}" if ":" in host else f"{host}:{port}" for host, port in self.endpoints)
         return f"{self.backend}://{self.folder or ','.join(hosts)}"
 
+    @property
+    def shown(self) -> str:
+        """The same without `c10d://`. `static` is `c10d` with a fixed number of nodes, so the text names neither."""
+        return self.place.removeprefix("c10d://")
+
 
 @frozen
 class HealthCheck:

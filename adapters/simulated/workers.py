@@ -143,8 +143,8 @@ def stop(world: Scene, proc: Proc, command: StopWorkers) -> None:
         world.after(1.0, partial(stop, world, proc, command))
         return
     is_slow, is_stuck = proc.host in world.slow, proc.host in world.stuck and group.running
-    # The longest wait is that of workers which end one by one until it is over.
-    awaits_s = command.await_exits_s * (MOST_AWAITED if command.await_exits_s and world.luck("await", 3) == 2 else 1)
+    # Workers that end one by one make the wait for exits as long as it may be.
+    awaits_s = command.await_exits_s * (MOST_AWAITED if world.luck("await", 3) == 2 else 1)
     takes = awaits_s + 0.1 + 0.4 * world.luck("stop", 4)
     killed = awaits_s + command.grace_s + 0.05
     takes = killed if is_slow or is_stuck else min(takes, killed)

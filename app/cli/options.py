@@ -100,7 +100,7 @@ OPTIONS = (
     ),
     _rare(
         "start-timeout",
-        "as --hang-after, for a worker that has never called it",
+        "as --hang-after, for a worker that has never called reknit.progress()",
         "S",
         "",
         readers.optional(readers.seconds_from(LEAST_HANG_S, LONGEST_S)),

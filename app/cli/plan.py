@@ -61,7 +61,7 @@ def _job(settings: Settings, *, is_named: bool) -> Iterator[str]:
     yield f"name of the job: {name}"
     yield f"nodes: {least if least == most else f'{least} to {most}'}"
     yield f"workers of this node: {settings.local_world_size}"
-    yield f"store: {'none, because the job has one node' if meeting is None else meeting.place.removeprefix('c10d://')}"
+    yield f"store: {'none, because the job has one node' if meeting is None else meeting.shown}"
     policy = terms.restarts
     renewal = f", given back by a round that has run for {policy.steady_s:g} s" if policy.renews else ""
     yield f"restarts: {policy.max_restarts}{renewal}"

@@ -89,7 +89,7 @@ def wire_several(settings: Settings, meeting: Meeting, world: Surroundings, nonc
             stack.callback(link.close)
             stack.callback(workers.close)  # a second time, so that the workers are ended before the journal is closed
             whose = "" if host is None else "; this node hosts the job's store"
-            notes.append(f'node {lock.node} ({address}) joins job "{settings.run_id}" at {_shown(meeting)}{whose}')
+            notes.append(f'node {lock.node} ({address}) joins job "{settings.run_id}" at {meeting.shown}{whose}')
             spec = evolve(
                 spec_of(settings, world, lock.node, address),
                 hosts_journal=host is not None,
@@ -124,11 +124,6 @@ def _lock_place(meeting: Meeting) -> str:
     lock on this host is named by it."""
     endpoints = sorted(("localhost" if is_here(host, port) else host, port) for host, port in meeting.endpoints)
     return evolve(meeting, endpoints=tuple(endpoints), folder=meeting.folder and os.path.realpath(meeting.folder)).place
-
-
-def _shown(meeting: Meeting) -> str:
-    """Where the nodes meet. `static` is `c10d` with a fixed number of nodes, so the line names neither."""
-    return meeting.place.removeprefix("c10d://")
 
 
 def _hosted(meeting: Meeting, env: Mapping[str, str]) -> Host | None:

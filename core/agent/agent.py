@@ -73,7 +73,7 @@ class NodeWorkers:
     """When the adapter reported that all of them run. None until then."""
     stopping: StopReason | None = None
     kill_at: float | None = None
-    """When SIGKILL follows at the latest. None: nothing is being stopped."""
+    """The latest time at which SIGKILL follows. None: nothing is being stopped."""
     exits: Mapping[int, WorkerExit] = EMPTY
     """The workers that ended by themselves, by local rank."""
     assignment: Assignment | None = None

@@ -129,7 +129,7 @@ def failure_text(failure: WorkerFailure, node: object = "") -> str:
 _MOST_FAILURES = 8
 """Failures that are told one by one."""
 _ECHO_LENGTH = 160
-"""Characters of the text of a consequence that are shown."""
+"""Number of characters that are shown of the text of a consequence."""
 
 
 def others_text(failures: Sequence[tuple[object, WorkerFailure]], blamed: reasons.WorkerFailed | None) -> Iterator[str]:
@@ -241,8 +241,7 @@ def decisions(
     before: Agent, after: Agent, commands: Sequence[Command], told: reasons.WorkerFailed | None = None
 ) -> Iterator[str]:
     """Lines that tell the operator of this agent what one step has decided. Most steps have none. `told`: the failure
-    of this round that was told last (`failure_told`)."""
-    told = failure_told(before, after, commands) or told
+    of this round that was told last, by this step or an earlier one (`failure_told`)."""
     yield from _store_news(before, after)
     yield from _name_news(before, after)
     if after.me in after.job.succeeded and after.me not in before.job.succeeded and after.causes.outcome is None:
@@ -276,7 +275,7 @@ def failure_told(before: Agent, after: Agent, commands: Sequence[Command]) -> re
 
 
 def _leaving_news(before: Agent, why: Reason, *, has_stopped: bool) -> Iterator[str]:
-    """`has_stopped`: the line about the stop of the workers has told the failure or the signal."""
+    """`has_stopped`: this step stops the workers, and the line about that names the failure or the signal."""
     text = reason_text(why)
     if isinstance(why, own.SignalReceived) and (has_stopped or before.workers.stopping is None):
         return

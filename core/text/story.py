@@ -157,11 +157,6 @@ class Story:
     go on, or the job has an outcome."""
 
     @property
-    def latest(self) -> Key:
-        """The last round that was formed."""
-        return next((round.key for round in reversed(self.rounds) if round.members), (0, -1))
-
-    @property
     def began(self) -> float:
         return min(node.began for node in self.nodes)
 
@@ -173,6 +168,11 @@ class Story:
     def outcome(self) -> Outcome | None:
         """How the job has ended. None: no agent has read of an end."""
         return self.rounds[-1].outcome if self.rounds else None
+
+    def goes_on_after(self, round: RoundStory) -> bool:
+        """A later round was formed."""
+        formed = next((each.key for each in reversed(self.rounds) if each.members), round.key)
+        return round.key < formed
 
 
 def lasting(node: NodeStory, now: float) -> NodeStory:
@@ -386,11 +386,11 @@ def merged(nodes: Sequence[NodeStory]) -> Story:
             rounds[key] = _both(rounds[key], round) if key in rounds else round
     latest = max(nodes, key=lambda node: (node.job.epoch, node.job.round, node.ended))
     known = [rounds[key] for key in sorted(rounds) if rounds[key] != RoundStory(key) and not _is_ahead(rounds, key)]
-    stopped_by = _stopped_by(nodes, latest.job)
+    end = _last_end(nodes, latest.job)
+    stopped_by = _signals(nodes) if isinstance(end, SignalReceived) else ()
     why = known[-1].why if known else None
     if stopped_by and isinstance(why, NodeGone) and why.how in (Departure.LEAVING, Departure.LEFT):
         known[-1] = evolve(known[-1], stopped_by=stopped_by)
-    end = _last_end(nodes, latest.job)
     if known and isinstance(end, BudgetSpent):
         known[-1] = evolve(known[-1], outcome=Outcome(Verdict.FAILED, end))
     return Story(tuple(nodes), tuple(known), latest.job.terms, skews, stopped_by)
@@ -419,10 +419,8 @@ def _last_end(nodes: Sequence[NodeStory], job: Job) -> RunEnd | None:
     return max(ended.values(), key=lambda node: node.ended).end
 
 
-def _stopped_by(nodes: Sequence[NodeStory], job: Job) -> tuple[int, ...]:
-    """See `Story.stopped_by`. `job`: as for `_last_end`."""
-    if not isinstance(_last_end(nodes, job), SignalReceived):
-        return ()
+def _signals(nodes: Sequence[NodeStory]) -> tuple[int, ...]:
+    """The signals that have stopped the last agents of nodes."""
     ends = [node.end for node in _last_agents(nodes).values()]
     return tuple(sorted({end.signal for end in ends if isinstance(end, SignalReceived)}))
 

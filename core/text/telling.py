@@ -52,15 +52,15 @@ def told(story: Story, name: str, when: When, *, live: Collection[str], shows_al
         yield from _beginning(round, rounds[number - 1] if number else None, story.terms, when)
         noticed = [remark for remark in own if round.ended_at is None or remark[0] <= round.ended_at]
         yield from _remarks(noticed, when)
-        slowest, goes_on = stops.get(round.key, (0.0, "")), round.key < story.latest
-        yield from _ending(round, story.terms, when, slowest, goes_on=goes_on)
+        slowest = stops.get(round.key, (0.0, ""))
+        yield from _ending(round, story.terms, when, slowest, goes_on=story.goes_on_after(round))
         yield from _remarks(own[len(noticed) :], when)
     if remarks:
         yield ""
         yield from _remarks(list(remarks), when)
     yield ""
     yield from _table(story)
-    if any("(rule " in _rule(round, story.terms, goes_on=True) for round in rounds):
+    if any("(rule " in _rule(round, story.terms, goes_on=story.goes_on_after(round)) for round in rounds):
         yield "the rules are those of docs/protocol.md"
 
 
@@ -100,7 +100,7 @@ def head_lines(story: Story, name: str, when: When, live: Collection[str]) -> It
 
 
 def _commands(story: Story) -> Iterator[str]:
-    """What the workers are. The nodes are named if their workers have different command lines."""
+    """The command lines of the workers. Nodes are named if their workers have different ones."""
     nodes: dict[str, list[str]] = {}
     for node in story.nodes:
         nodes.setdefault(node.command, []).append(node.node)

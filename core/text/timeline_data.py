@@ -30,7 +30,7 @@ def perfetto(story: Story, name: str, when: When) -> dict[str, Any]:
         begin = told.sealed_at
         if begin is not None:
             end = story.ended if told.ended_at is None else told.ended_at
-            lines = round_lines(told, before, story.terms, when, goes_on=told.key < story.latest)
+            lines = round_lines(told, before, story.terms, when, goes_on=story.goes_on_after(told))
             text = {"story": "\n".join(lines)}
             events.append(_span(JOB, f"round {round_name(told.key)}", us(begin), us(end), text))
         before = told
@@ -87,7 +87,7 @@ def page_data(story: Story, name: str, when: When, head: list[str]) -> dict[str,
     rounds: list[list[Any]] = [[round_name(key), []] for key in numbers]
     before: RoundStory | None = None
     for told in story.rounds:
-        goes_on = told.key < story.latest
+        goes_on = story.goes_on_after(told)
         rounds[numbers[told.key]][1] = list(round_lines(told, before, story.terms, when, goes_on=goes_on))
         before = told
         for node_name, failure in told.failures:

@@ -41,7 +41,8 @@ def keeps(world: CheckedWorld, proc: CheckedProc, event: Event) -> None:
 
 
 def _is_hurried(proc: CheckedProc) -> None:
-    """The first request leaves the grace, the second 5 s of it, and each later one nothing. None makes it longer."""
+    """The first request leaves the whole grace. The second leaves at most 5 s of it, and each later one leaves nothing.
+    No request makes the time longer."""
     kill_at, requests, most_s = inf, list[StopRequested](), proc.spec.grace_s
     for event in (traced.event for traced in proc.trace):
         if not isinstance(event, StopRequested):

@@ -99,8 +99,8 @@ def told(agent: Agent, *builders: Builder) -> list[str]:
         event = build(play)
         play.at = max(play.at, event.at)
         result = step(play.agent, event)
-        lines += decisions(play.agent, result.agent, result.commands, last)
         last = failure_told(play.agent, result.agent, result.commands) or last
+        lines += decisions(play.agent, result.agent, result.commands, last)
         play.agent = result.agent
         play.appended += [c.entry for c in result.commands if isinstance(c, Append)]
     return lines
